@@ -1,0 +1,46 @@
+"""Celery: what runs beside the requests, and the whole beat schedule in one table.
+
+Nothing here is truth. The events stream and the database rows are; a message only wakes somebody, so a lost or
+doubled one changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
+
+app = Celery("codeq")
+
+
+def configure() -> None:
+    from codeq_site.conf import conf
+
+    app.conf.update(
+        broker_url=conf().broker_url or "redis://127.0.0.1:6379/1",
+        task_ignore_result=True,
+        accept_content=["json"],
+        task_serializer="json",
+        timezone="UTC",
+        worker_hijack_root_logger=False,
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=True,
+        # A tick that has waited this long is worth nothing: the next one does its work.
+        beat_schedule={
+            name: {"task": task, "schedule": seconds, "options": {"expires": max(2 * seconds, 5)}}
+            for name, (task, seconds) in SCHEDULE.items()
+        },
+    )
+
+
+# name -> (task, every so many seconds)
+SCHEDULE: dict[str, tuple[str, float]] = {
+    "drain": ("queues.drain", 1.0),
+    "repair": ("queues.repair", 1.0),
+    "cleanup": ("queues.cleanup", 60.0),
+}
+
+app.on_configure.connect(lambda **_: configure(), weak=False)
+app.autodiscover_tasks(["queues", "webhooks", "pipeline"], related_name="beat")

@@ -1,0 +1,149 @@
+"""codeQ's settings as one frozen, typed, validated object: `conf().queues.lease_seconds`.
+
+Environment -> `env.py` -> `settings.CODEQ` -> here. `CODEQ_<SECTION>_<FIELD>` sets `conf().<section>.<field>`.
+The descriptions below are the reference page (`docs/reference/settings.md` is generated from them).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from codeq_site.errors import ConfigError
+
+BackoffPolicy = Literal["fixed", "linear", "exponential", "exp_full_jitter", "exp_equal_jitter"]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Web(Section):
+    host: Annotated[str, Meta(description="Address the web processes listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535, description="Port of API, docs and console.")] = 8080
+    workers: Annotated[int, Meta(ge=0, description="Web processes; 0 = one per core.")] = 0
+    serve: Annotated[
+        Literal["api", "console", "all"],
+        Meta(description="What a web process answers: the API, the console, or both on one port."),
+    ] = "all"
+    body_bytes: Annotated[Count, Meta(description="Largest request body, in bytes; more is a 413.")] = 8 * 2**20
+    redis_timeout_seconds: Annotated[
+        float, Meta(gt=0, description="A request that Redis has not answered by then is a 503.")
+    ] = 5.0
+    max_waiters: Annotated[
+        Count, Meta(description="Long polls parked in one process at once; more are answered as if nothing came.")
+    ] = 20_000
+
+
+class Queues(Section):
+    partitions: Annotated[
+        int,
+        Meta(ge=1, le=4096, description="Partitions of the key space. Fixed at first start: a change is refused."),
+    ] = 16
+    payload_bytes: Annotated[Count, Meta(description="Largest payload of a task, as compact JSON.")] = 256 * 2**10
+    result_bytes: Annotated[Count, Meta(description="Largest result, as compact JSON.")] = 256 * 2**10
+    artifact_bytes: Annotated[Count, Meta(description="Largest inline artifact, decoded.")] = 5 * 2**20
+    max_attempts: Annotated[Count, Meta(description="Deliveries before a task is dead, where it names none.")] = 5
+    max_attempts_limit: Annotated[Count, Meta(description="The most `maxAttempts` a task may ask for.")] = 1000
+    lease_seconds: Annotated[Count, Meta(description="Lease where the claim names none.")] = 300
+    lease_limit_seconds: Annotated[Count, Meta(description="The longest lease a claim may ask for.")] = 43_200
+    batch: Annotated[int, Meta(ge=1, le=1000, description="Tasks or results in one batch request.")] = 100
+    claim_batch: Annotated[int, Meta(ge=1, le=1000, description="Tasks one claim may take.")] = 10
+    inspect_limit: Annotated[
+        int, Meta(ge=1, le=1000, description="Due tasks promoted, and expired leases repaired, by one claim.")
+    ] = 200
+    horizon_seconds: Annotated[
+        Count, Meta(description="How far ahead a task may be scheduled; later is a 400.")
+    ] = 366 * 86_400
+    retention_seconds: Annotated[Count, Meta(description="How long an ended task stays in Redis.")] = 86_400
+    dead_retention_seconds: Annotated[Count, Meta(description="How long a dead letter stays.")] = 7 * 86_400
+    backoff: Annotated[BackoffPolicy, Meta(description="How the delay before a retry grows.")] = "exp_full_jitter"
+    backoff_base_seconds: Annotated[float, Meta(gt=0, description="The first retry's delay.")] = 5.0
+    backoff_cap_seconds: Annotated[float, Meta(gt=0, description="No retry waits longer than this.")] = 900.0
+    bloom: Annotated[bool, Meta(description="The three in-process Bloom filters. Answers do not depend on them.")] = True
+    durability: Annotated[
+        Literal["fsync", "relaxed"],
+        Meta(description="`fsync` refuses a Redis that acknowledges before the write is on disk (readiness fails)."),
+    ] = "fsync"
+
+
+class Auth(Section):
+    validators: Annotated[
+        list[str], Meta(description="Dotted paths tried in order until one knows the token.")
+    ] = msgspec.field(default_factory=lambda: ["tenants.tokens.JwksValidator", "tenants.tokens.TenantKeyValidator"])
+    issuer: Annotated[str, Meta(description="`iss` of the tokens accepted from `jwks_url`.")] = "codeq"
+    jwks_url: Annotated[
+        str, Meta(description="Where the issuer's keys are. Empty = this installation's own key pair.")
+    ] = ""
+    producer_audience: Annotated[str, Meta(description="`aud` of producers' tokens.")] = "codeq-producer"
+    worker_audience: Annotated[str, Meta(description="`aud` of workers' tokens.")] = "codeq-worker"
+    leeway_seconds: Annotated[int, Meta(ge=0, le=300, description="Clock skew allowed in `exp` and `nbf`.")] = 60
+    cache_seconds: Annotated[
+        int, Meta(ge=0, le=60, description="How long a verified token is not verified again.")
+    ] = 60
+    single_tenant: Annotated[bool, Meta(description="A token without a tenant claim acts for tenant `sub`.")] = False
+    provision_tenants: Annotated[
+        bool, Meta(description="An unknown tenant in a valid token is created. Refused in production.")
+    ] = False
+    producer_as_worker: Annotated[
+        bool, Meta(description="Producers' tokens may claim (development). Refused in production.")
+    ] = False
+
+
+class Webhooks(Section):
+    allow_hosts: Annotated[
+        list[str],
+        Meta(description="Networks (CIDR) that callbacks may reach although they are not public."),
+    ] = msgspec.field(default_factory=list)
+    deadline_seconds: Annotated[float, Meta(gt=0, description="One attempt, from resolving to the last byte.")] = 10.0
+    answer_bytes: Annotated[Count, Meta(description="How much of an answer is read.")] = 64 * 2**10
+
+
+class Pipeline(Section):
+    lake: Annotated[str, Meta(description="Where the lake is: file:// or s3a://. Empty = under CODEQ_HOME.")] = ""
+
+
+class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    home: Annotated[str, Meta(description="Directory of the embedded servers' data, keys and artifacts.")] = "var"
+    production: Annotated[
+        bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")
+    ] = False
+    redis_url: Annotated[str, Meta(description="Valkey or Redis >= 7 of the hot path. Set by REDIS_URL.")] = ""
+    database_url: Annotated[str, Meta(description="PostgreSQL. Set by DATABASE_URL.")] = ""
+    broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
+    spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
+    secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""
+    allowed_hosts: Annotated[
+        list[str], Meta(description="Host names the console answers to; `*` only outside production.")
+    ] = msgspec.field(default_factory=lambda: ["localhost", "127.0.0.1", "[::1]"])
+    log_format: Annotated[Literal["text", "json"], Meta(description="Log lines for people or for machines.")] = "text"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="Least level logged.")] = "INFO"
+    web: Web = Web()
+    queues: Queues = Queues()
+    auth: Auth = Auth()
+    webhooks: Webhooks = Webhooks()
+    pipeline: Pipeline = Pipeline()
+
+    @property
+    def home_path(self) -> Path:
+        return Path(self.home).expanduser().absolute()
+
+
+def build(values: dict[str, object]) -> Conf:
+    """Turn plain values (strings from the environment among them) into a `Conf`, or say which one is wrong."""
+    try:
+        return msgspec.convert(values, type=Conf, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"codeQ's settings: {error}") from error
+
+
+@cache
+def conf() -> Conf:
+    from django.conf import settings
+
+    return build(settings.CODEQ)

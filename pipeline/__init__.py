@@ -1,0 +1,1 @@
+"""History to tables: the marts and how they are seen. `pipeline.spark` computes them and imports nothing of ours."""
