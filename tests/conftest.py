@@ -1,0 +1,159 @@
+"""A real Valkey and a real PostgreSQL for the whole run: one of each per xdist worker, on unix sockets.
+
+Their addresses are known before they run, so the settings can be loaded at once. pytest-django reads DJANGO_SETTINGS_MODULE too early for that; therefore it is set here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import django
+import pytest
+import redis
+from django.conf import settings
+
+from codeq_site import env
+from codeq_site.embedded import DURABLE, PostgreSQL, Valkey
+
+ROOT = Path(tempfile.mkdtemp(prefix="codeq-t"))
+_owner = os.getpid()
+
+_valkey = Valkey(ROOT / "valkey", ROOT / "valkey.log", ROOT / "valkey.sock", {**DURABLE, "appendonly": "no"})
+_postgresql = PostgreSQL(
+    ROOT / "postgresql",
+    ROOT / "postgresql.log",
+    ROOT / "sockets",
+    {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"},
+)
+
+
+def _set_environment() -> None:
+    # A developer's own settings must not decide what the tests see.
+    for name in [*env.names(), *os.environ]:
+        if name in env.names() or (name.startswith("CODEQ_") and not name.startswith(env.NOT_OURS)):
+            os.environ.pop(name, None)
+    os.environ.update(
+        DJANGO_SETTINGS_MODULE="codeq_site.settings",
+        CODEQ_HOME=str(ROOT / "home"),
+        REDIS_URL=_valkey.url,
+        CELERY_BROKER_URL=_valkey.url.replace("db=0", "db=1"),
+        DATABASE_URL=_postgresql.url(),
+        SECRET_KEY="a-key-that-only-the-tests-use-" + "x" * 32,
+    )
+
+
+def _clean_up() -> None:
+    if os.getpid() == _owner:
+        for server in (_valkey, _postgresql):
+            server.kill()
+        shutil.rmtree(ROOT, ignore_errors=True)
+
+
+if settings.configured:
+    raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests name the settings after their servers.")
+_set_environment()
+atexit.register(_clean_up)
+django.setup()
+# xdist's workers inherit this environment, and must not load the settings before this file has run there.
+del os.environ["DJANGO_SETTINGS_MODULE"]
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    """This worker's Valkey: REDIS_URL is its database 0, CELERY_BROKER_URL its database 1. Nothing is kept on disk."""
+    _valkey.start()
+    yield _valkey
+    _valkey.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """This worker's PostgreSQL; tests with `django_db` get it by themselves."""
+    _postgresql.start()
+    yield _postgresql
+    _postgresql.stop()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgresql: PostgreSQL) -> None:
+    """pytest-django's hook before the test database is made: the server must run by then."""
+
+
+@pytest.fixture(scope="session")
+def _flusher(valkey: Valkey) -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(valkey.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty_valkey(_flusher: redis.Redis) -> None:
+    """Every test begins with an empty Valkey."""
+    _flusher.flushall()
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ValkeyFactory(Protocol):
+    def __call__(self, **config: str) -> Valkey: ...
+
+
+@pytest.fixture
+def valkey_server() -> Iterator[ValkeyFactory]:
+    """Start Valkeys of one's own: `server = valkey_server(appendfsync="everysec", cluster_enabled="yes")`.
+
+    Durable as in production unless told otherwise; `port="0"` is a unix socket, another port is TCP on the loopback.
+    `.url .pid .data .log`, `.stop()` orderly, `.kill()` by SIGKILL, `.start()` again on the same data.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="codeq-v"))
+    servers: list[Valkey] = []
+
+    def make(**config: str) -> Valkey:
+        number = len(servers)
+        settings = {**DURABLE, **{name.replace("_", "-"): value for name, value in config.items()}}
+        server = Valkey(
+            directory / f"{number}", directory / f"{number}.log", directory / f"{number}.sock", settings
+        )
+        servers.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in servers:
+        server.kill()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
+    """Start PostgreSQLs of one's own: `server = postgres_server(max_connections="10")`; fsync is on."""
+    directory = Path(tempfile.mkdtemp(prefix="codeq-p"))
+    servers: list[PostgreSQL] = []
+
+    def make(**settings: str) -> PostgreSQL:
+        number = len(servers)
+        server = PostgreSQL(
+            directory / f"{number}", directory / f"{number}.log", directory / f"{number}.s", settings
+        )
+        servers.append(server)
+        server.start()
+        server.ensure_database()
+        return server
+
+    yield make
+    for server in servers:
+        server.stop(2)
+    shutil.rmtree(directory, ignore_errors=True)
