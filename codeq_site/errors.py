@@ -50,6 +50,13 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
 
 
+class RequestTimeout(InvalidRequest):
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
+
+
 class Unauthenticated(CodeqError):
     """Send a valid bearer token: `Authorization: Bearer <jwt>`."""
 
@@ -118,6 +125,12 @@ class AlreadyEnded(Conflict):
     """The task has already ended, with another outcome."""
 
     code = "already_ended"
+
+
+class IdempotencyMismatch(Conflict):
+    """This idempotency key was used for a different request."""
+
+    code = "idempotency_mismatch"
 
 
 class NotDead(Conflict):

@@ -99,7 +99,10 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """What a claim took. Empty: `next_due_ms` says when one of the queues has something due, if it has."""
 
     tasks: list[Task]
+    now_ms: int
     next_due_ms: int | None = None
+    expired: int = 0
+    dead: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +121,16 @@ class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     lease_token: str | None = None
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker said, as it is stored beside the task: compact JSON, never opened by a script."""
+
+    result: bytes | None = None
+    error: str | None = None
+    artifacts: bytes | None = None
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored answer of an ended task, written once and the same on every read."""
+    """The answer of an ended task with its circumstances: the same on every read."""
 
     task_id: str
     status: Status

@@ -1,1 +1,6 @@
 """All that knows Redis: keys, scripts and one function a transition. No Django, no HTTP, no rule about tenants."""
+
+from queues.engine.call import Call
+from queues.engine.engine import Engine, Options
+
+__all__ = ["Call", "Engine", "Options"]

@@ -1,0 +1,550 @@
+"""One function a verb: what a transition needs, bound to its script, and what its answer means.
+
+Inputs are valid here (`queues.services` checks them). A batch is the base case: every verb on tasks takes 1..1,000
+of them, and answers in their order with a value or an error each.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from hashlib import blake2b, sha256
+from typing import Any, TypeVar
+
+import msgspec
+import uuid_utils
+
+from codeq_site import errors
+from queues.engine import keys, replies, scripts
+from queues.engine.call import Call, Command, Runner
+from queues.task import (
+    Answer,
+    Claimed,
+    Enqueued,
+    Lease,
+    Location,
+    NewResult,
+    NewTask,
+    QueueStats,
+    Result,
+    Returned,
+    Spec,
+    Status,
+    Task,
+)
+
+R = TypeVar("R")
+# The most tasks in one script: bounds how long Redis answers nobody else, and stays below Lua's `unpack` limit.
+CHUNK = 1000
+# The most queues one claim looks at: ten lists each.
+CLAIM_QUEUES = 100
+
+encode_answer = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What an installation decides about its queues. Times in milliseconds."""
+
+    partitions: int = 16
+    max_attempts: int = 5
+    inspect_limit: int = 200
+    backoff: str = "exp_full_jitter"
+    backoff_base_ms: int = 5_000
+    backoff_cap_ms: int = 900_000
+    retention_ms: int = 86_400_000
+    dead_retention_ms: int = 7 * 86_400_000
+
+    @property
+    def backoff_line(self) -> str:
+        return f"{self.backoff} {self.backoff_base_ms} {self.backoff_cap_ms}"
+
+
+class Engine:
+    """The verbs. `clock` replaces Redis' own time, in tests only."""
+
+    def __init__(self, runner: Runner, options: Options | None = None, clock: Callable[[], int] | None = None) -> None:
+        self.runner = runner
+        self.options = options or Options()
+        self._clock = clock
+
+    def enqueue(self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int) -> Call[list[Enqueued]]:
+        """Store tasks. One script for those that share a command and a priority, all in one round trip."""
+        root = self._root(tid)
+        groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
+        seen: dict[str, int] = {}
+        for position, new in enumerate(tasks):
+            task_id = str(uuid_utils.uuid7())
+            spec = spec_of(new, tenant)
+            digest = digest_of(new.idempotency_key)
+            # A key that comes twice in a batch goes into a later script, which then finds the first one's task.
+            repeat = seen[digest] = seen.get(digest, -1) + 1 if digest else 0
+            blob = replies.encode_spec(spec)
+            args = [
+                task_id,
+                blob,
+                new.max_attempts or self.options.max_attempts,
+                new.delay_ms,
+                new.run_at_ms or 0,
+                digest,
+                fingerprint_of(new) if digest else "",
+            ]
+            group = groups.setdefault((new.command, new.priority, repeat), [])
+            group.append((position, task_id, spec, args))
+        script = scripts.load("enqueue")
+        partition, commands = keys.of_partition(self.partition_of(tid)), []
+        for (command, priority, _), items in groups.items():
+            queue = keys.of_queue(root, tid, command)
+            bound = script.bind(
+                ready=queue.ready[priority],
+                delayed=queue.delayed,
+                due=partition.due,
+                queues=keys.of_tenant(root, tid).queues,
+                tenants=partition.tenants,
+                waiting=partition.waiting,
+                woken=partition.woken,
+                root=root,
+                tid=tid,
+                queue=queue.name,
+                priority=priority,
+                clock=self._now(),
+                idem_ttl_ms=retention_ms,
+                args=[value for item in items for value in item[3]],
+            )
+            commands.append((script, bound))
+
+        def read(answers: list[Any]) -> list[Enqueued]:
+            done: list[Enqueued | None] = [None] * len(tasks)
+            for ((_, priority, _), items), (now_ms, *lines) in zip(groups.items(), answers, strict=True):
+                for (position, task_id, spec, args), line in zip(items, lines, strict=True):
+                    if isinstance(line, list):
+                        done[position] = known_task(line)
+                        continue
+                    done[position] = Enqueued(
+                        task=Task(
+                            id=task_id,
+                            spec=spec,
+                            priority=priority,
+                            max_attempts=args[2],
+                            status=Status.PENDING,
+                            created_ms=now_ms,
+                            updated_ms=now_ms,
+                            visible_ms=line,
+                            location=Location.DELAYED_ZSET if line > now_ms else Location.PENDING_LIST,
+                        )
+                    )
+            return [item for item in done if item is not None]
+
+        return Call(self.runner, commands, read)
+
+    def known(self, tid: str, tasks: Sequence[NewTask]) -> Call[list[Enqueued | None]]:
+        """The tasks that these tasks' idempotency keys have made already, without sending the tasks."""
+        args = [word for new in tasks for word in (digest_of(new.idempotency_key), fingerprint_of(new))]
+        return self._call(
+            "known",
+            lambda lines: [known_task(line) if line else None for line in lines],
+            due=self._partition(tid).due,
+            root=self._root(tid),
+            tid=tid,
+            args=args,
+        )
+
+    def claim(
+        self,
+        tid: str,
+        commands: Sequence[str],
+        worker: str,
+        *,
+        lease_ms: int,
+        limit: int,
+        wait_ms: int = 0,
+        dead_retention_ms: int | None = None,
+    ) -> Call[Claimed]:
+        """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
+        root, partition = self._root(tid), self._partition(tid)
+        token = secrets.token_hex(16)
+        script = scripts.load("claim")
+        bound = script.bind(
+            due=partition.due,
+            queues=keys.of_tenant(root, tid).queues,
+            ghosts=keys.of_tenant(root, tid).ghosts,
+            waiting=partition.waiting,
+            woken=partition.woken,
+            events=partition.events,
+            expiry=keys.of_tenant(root, tid).expiry,
+            root=root,
+            tid=tid,
+            worker=worker,
+            token=token,
+            lease_ms=lease_ms,
+            limit=limit,
+            inspect_limit=self.options.inspect_limit,
+            wait_ms=wait_ms,
+            seed=_seed(),
+            default_backoff=self.options.backoff_line,
+            dead_retention_ms=dead_retention_ms or self.options.dead_retention_ms,
+            clock=self._now(),
+            keys=[key for command in commands for key in keys.of_queue(root, tid, command).ready],
+            args=commands,
+        )
+
+        def read(answers: list[Any]) -> Claimed | Call[Claimed]:
+            reply = answers[0]
+            if reply[5]:  # only ghosts so far: walk on
+                return self.claim(
+                    tid,
+                    commands,
+                    worker,
+                    lease_ms=lease_ms,
+                    limit=limit,
+                    wait_ms=wait_ms,
+                    dead_retention_ms=dead_retention_ms,
+                )
+            return Claimed(
+                tasks=replies.claimed_tasks(reply, worker, token),
+                now_ms=reply[0],
+                next_due_ms=int(reply[2]) or None,
+                expired=reply[3],
+                dead=reply[4],
+            )
+
+        return Call(self.runner, [(script, bound)], read)
+
+    def heartbeat(
+        self, tid: str, task_id: str, worker: str, *, extend_ms: int, token: str, progress: str
+    ) -> Call[Lease]:
+        return self._call(
+            "heartbeat",
+            lambda reply: Lease(task_id=task_id, until_ms=accepted(reply)[1]),
+            due=self._partition(tid).due,
+            root=self._root(tid),
+            tid=tid,
+            id=task_id,
+            worker=worker,
+            token=token,
+            extend_ms=extend_ms,
+            progress=progress,
+            clock=self._now(),
+        )
+
+    def submit(
+        self, tid: str, worker: str, results: Sequence[NewResult], *, retention_ms: int
+    ) -> Call[list[Result | errors.CodeqError]]:
+        """Hand in results; the same answer again gets the same result back."""
+        args: list[Any] = []
+        for new in results:
+            answer = Answer(result=new.result, error=new.error, artifacts=new.artifacts)
+            blob = encode_answer(answer)
+            args += (new.task_id, new.status.value, new.lease_token or "", blob, new.error or "")
+
+        def read(reply: list[Any]) -> list[Result | errors.CodeqError]:
+            return [
+                replies.refusal(line) or result_of(new, worker, line)
+                for new, line in zip(results, reply[1:], strict=True)
+            ]
+
+        return self._call(
+            "submit",
+            read,
+            events=self._partition(tid).events,
+            expiry=self._tenant(tid).expiry,
+            root=self._root(tid),
+            tid=tid,
+            worker=worker,
+            retention_ms=retention_ms,
+            clock=self._now(),
+            args=args,
+        )
+
+    def nack(
+        self,
+        tid: str,
+        task_id: str,
+        worker: str,
+        *,
+        token: str,
+        delay_ms: int | None,
+        reason: str,
+        dead_retention_ms: int,
+    ) -> Call[Returned]:
+        return self._call(
+            "nack",
+            returned,
+            **self._return_keys(tid),
+            id=task_id,
+            worker=worker,
+            token=token,
+            delay_ms="" if delay_ms is None else delay_ms,
+            reason=reason,
+            seed=_seed(),
+            default_backoff=self.options.backoff_line,
+            dead_retention_ms=dead_retention_ms,
+        )
+
+    def abandon(self, tid: str, task_id: str, worker: str, *, token: str, dead_retention_ms: int) -> Call[Returned]:
+        return self._call(
+            "abandon",
+            returned,
+            **self._return_keys(tid),
+            id=task_id,
+            worker=worker,
+            token=token,
+            default_backoff=self.options.backoff_line,
+            dead_retention_ms=dead_retention_ms,
+        )
+
+    def cancel(self, tid: str, task_id: str, *, retention_ms: int) -> Call[Task]:
+        root, partition = self._root(tid), self._partition(tid)
+        return self._call(
+            "cancel",
+            lambda reply: replies.shown_task(accepted(reply)[1:]),
+            ghosts=keys.of_tenant(root, tid).ghosts,
+            events=partition.events,
+            expiry=keys.of_tenant(root, tid).expiry,
+            root=root,
+            tid=tid,
+            id=task_id,
+            retention_ms=retention_ms,
+            clock=self._now(),
+        )
+
+    def promote(self, tid: str, command: str, limit: int = 500) -> Call[tuple[int, int]]:
+        """Make due tasks ready: how many moved, and when the queue next has something due (0 = nothing)."""
+        root, partition = self._root(tid), self._partition(tid)
+        return self._call(
+            "promote",
+            lambda reply: (int(reply[0]), int(reply[1])),
+            due=partition.due,
+            waiting=partition.waiting,
+            woken=partition.woken,
+            root=root,
+            queue=keys.of_queue(root, tid, command).name,
+            limit=limit,
+            clock=self._now(),
+        )
+
+    def reap(
+        self, tid: str, command: str, limit: int = 500, *, dead_retention_ms: int | None = None
+    ) -> Call[tuple[int, int, int]]:
+        """Give back tasks whose lease is over: expired, of those dead, and when the queue next has something due."""
+        root, partition = self._root(tid), self._partition(tid)
+        return self._call(
+            "reap",
+            lambda reply: (int(reply[0]), int(reply[1]), int(reply[2])),
+            due=partition.due,
+            waiting=partition.waiting,
+            woken=partition.woken,
+            events=partition.events,
+            expiry=keys.of_tenant(root, tid).expiry,
+            root=root,
+            queue=keys.of_queue(root, tid, command).name,
+            limit=limit,
+            seed=_seed(),
+            default_backoff=self.options.backoff_line,
+            dead_retention_ms=dead_retention_ms or self.options.dead_retention_ms,
+            clock=self._now(),
+        )
+
+    def replay(
+        self, tid: str, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
+    ) -> Call[list[Task | errors.CodeqError]]:
+        """Bring dead letters back in line, each with a new spec where `specs` has one."""
+        blobs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
+        return self._call(
+            "replay",
+            lambda reply: [replies.refusal(line) or replies.shown_task(line[1:]) for line in reply],
+            expiry=self._tenant(tid).expiry,
+            waiting=self._partition(tid).waiting,
+            woken=self._partition(tid).woken,
+            root=self._root(tid),
+            tid=tid,
+            clock=self._now(),
+            args=[word for pair in zip(task_ids, blobs, strict=True) for word in pair],
+        )
+
+    def purge(self, tid: str, task_ids: Sequence[str], *, before_ms: int | None = None) -> Call[list[bool]]:
+        """Remove ended tasks; with `before_ms`, only those whose retention was over by then. Which ones went."""
+        return self._call(
+            "purge",
+            lambda reply: [flag == 1 for flag in reply],
+            expiry=self._tenant(tid).expiry,
+            root=self._root(tid),
+            tid=tid,
+            before_ms="" if before_ms is None else before_ms,
+            args=task_ids,
+        )
+
+    def expired(self, tid: str, *, before_ms: int | None = None, limit: int = CHUNK) -> Call[tuple[int, list[str]]]:
+        """Redis' now, and the ended tasks whose retention is over."""
+        return self._call(
+            "expired",
+            lambda reply: (int(reply[0]), [task_id.decode() for task_id in reply[1:]]),
+            expiry=self._tenant(tid).expiry,
+            before_ms="" if before_ms is None else before_ms,
+            limit=limit,
+            clock=self._now(),
+        )
+
+    def visits(self, partition: int, limit: int = CHUNK) -> Call[list[tuple[str, str]]]:
+        """The queues of a partition in which something is due now: tid and command."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, str]]:
+            return [(tid, command) for tid, _, command in (name.decode().partition(":") for name in reply)]
+
+        return self._call("visits", read, due=keys.of_partition(partition).due, limit=limit, clock=self._now())
+
+    def pause(self, tid: str, command: str) -> Call[None]:
+        of = keys.of_tenant(self._root(tid), tid)
+        return self._call("pause", lambda _: None, queues=of.queues, command=command)
+
+    def resume(self, tid: str, command: str) -> Call[None]:
+        root, partition = self._root(tid), self._partition(tid)
+        return self._call(
+            "resume",
+            lambda _: None,
+            queues=keys.of_tenant(root, tid).queues,
+            waiting=partition.waiting,
+            woken=partition.woken,
+            root=root,
+            queue=keys.of_queue(root, tid, command).name,
+            command=command,
+            clock=self._now(),
+        )
+
+    def task(self, tid: str, task_id: str, *, watch: bool = False) -> Call[tuple[Task, Answer | None]]:
+        """One task and its answer. `watch`: the end of the task is to be announced on the wake channel."""
+
+        def read(reply: list[Any]) -> tuple[Task, Answer | None]:
+            if not reply:
+                raise errors.TaskNotFound
+            return replies.shown_task(reply[0]), decode_answer(reply[1]) if reply[1] else None
+
+        return self._call(
+            "task",
+            read,
+            due=self._partition(tid).due,
+            root=self._root(tid),
+            tid=tid,
+            id=task_id,
+            with_answer=1,
+            watch=int(watch),
+        )
+
+    def stats(self, tid: str, commands: Sequence[str] = ()) -> Call[list[QueueStats]]:
+        """What the named queues hold, or all queues of the tenant."""
+        root = self._root(tid)
+
+        def read(reply: list[Any]) -> list[QueueStats]:
+            return [
+                QueueStats(
+                    command=command.decode(),
+                    ready=sum(map(int, ready)),
+                    delayed=delayed,
+                    in_progress=inprog,
+                    dlq=dlq,
+                    is_paused=state == b"paused",
+                    oldest_ready_ms=int(oldest) or None,
+                    ready_by_priority=[int(count) for count in ready],
+                )
+                for command, state, delayed, inprog, dlq, oldest, *ready in reply
+            ]
+
+        of = keys.of_tenant(root, tid)
+        return self._call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
+
+    def partition_of(self, tid: str) -> int:
+        return keys.partition_of(tid, self.options.partitions)
+
+    def _call(self, verb: str, read: Callable[[Any], R], **named: Any) -> Call[R]:
+        script = scripts.load(verb)
+        command: Command = (script, script.bind(**named))
+        return Call(self.runner, [command], lambda answers: read(answers[0]))
+
+    def _partition(self, tid: str) -> keys.PartitionKeys:
+        return keys.of_partition(self.partition_of(tid))
+
+    def _tenant(self, tid: str) -> keys.TenantKeys:
+        return keys.of_tenant(self._root(tid), tid)
+
+    def _root(self, tid: str) -> str:
+        return self._partition(tid).root
+
+    def _now(self) -> int | str:
+        return self._clock() if self._clock else ""
+
+    def _return_keys(self, tid: str) -> dict[str, Any]:
+        partition = self._partition(tid)
+        return {
+            "due": partition.due,
+            "waiting": partition.waiting,
+            "woken": partition.woken,
+            "events": partition.events,
+            "expiry": self._tenant(tid).expiry,
+            "root": partition.root,
+            "tid": tid,
+            "clock": self._now(),
+        }
+
+
+def spec_of(new: NewTask, tenant: str) -> Spec:
+    return Spec(
+        command=new.command,
+        payload=new.payload,
+        tenant=tenant,
+        webhook=new.webhook,
+        trace_parent=new.trace_parent,
+        trace_state=new.trace_state,
+    )
+
+
+def digest_of(key: str | None) -> str:
+    return sha256(key.encode()).hexdigest() if key else ""
+
+
+def fingerprint_of(new: NewTask) -> str:
+    """What makes two requests with one idempotency key the same request: all that the producer asked for."""
+    asked = (
+        new.command,
+        new.payload,
+        new.priority,
+        new.max_attempts,
+        new.webhook,
+        new.run_at_ms,
+        new.delay_ms,
+    )
+    return blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest()
+
+
+def known_task(line: Sequence[Any]) -> Enqueued:
+    return Enqueued(task=replies.shown_task(line[1:]), is_replayed=True, is_mismatch=line[0] == 0)
+
+
+def accepted(reply: Sequence[Any]) -> Sequence[Any]:
+    """The reply, unless its first word is a refusal."""
+    error = replies.refusal(reply)
+    if error:
+        raise error
+    return reply
+
+
+def returned(reply: Sequence[Any]) -> Returned:
+    status, delay_ms = accepted(reply)
+    return Returned(is_dead=status == b"FAILED", delay_ms=int(delay_ms))
+
+
+def result_of(new: NewResult, worker: str, line: Sequence[Any]) -> Result:
+    return Result(
+        task_id=new.task_id,
+        status=new.status,
+        worker=worker,
+        completed_ms=int(line[1]),
+        attempts=int(line[2]),
+        result=msgspec.Raw(new.result) if new.result is not None else None,
+        error=new.error,
+        artifacts=msgspec.Raw(new.artifacts) if new.artifacts is not None else None,
+    )
+
+
+def _seed() -> int:
+    return random.getrandbits(31)

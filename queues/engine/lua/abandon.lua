@@ -1,0 +1,16 @@
+--! abandon: the holder lets go of the task; it is back in line at once, at the back of its priority.
+--! KEYS    due waiting woken events expiry
+--! ARGV    root tid id worker token default_backoff dead_retention_ms clock
+--! RETURNS PENDING | FAILED 0 | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
+--! EFFECTS inprog -1; ready +1 or (attempts = max) dlq +1, expiry +1; attempts +1; events +1
+--! COST    O(log n)
+--! FLAGS   allow-oom
+--@ include keys, write, now, due, wake, ended, give_back, holder
+local now = now_ms()
+local task = call('HMGET', task_key(id), unpack(HELD))
+local refused, deadline = refusal(id, task[13], task[1], task[8], task[14], worker, token, now)
+if refused then return { refused } end
+-- decided; only writes below
+local status = give_back(id, task, deadline, now, 'ABANDONED', '', 0)
+settle(now)
+return { status, 0 }

@@ -1,0 +1,83 @@
+--! claim: take the best ready tasks of some queues of a tenant and open their leases.
+--! KEYS    due queues ghosts waiting woken events expiry {ready[10]}*
+--! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock {command}*
+--! RETURNS now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
+--! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; what is due in these queues is promoted and reaped first
+--! COST    O((limit + inspect_limit) · log n), whatever the backlog
+--! FLAGS   allow-oom
+--@ include keys, write, now, due, wake, ended, give_back, promote, reap
+-- Ids of ended tasks that one claim walks past; what is left of them is the next claim's.
+local GHOSTS_AT_MOST = 200
+local now = now_ms()
+local states = call('HMGET', queues, unpack(ARGV, args_from))
+local asked, first_due, expired, dead = {}, nil, 0, 0
+local budget = tonumber(inspect_limit)
+for n, command in ipairs({ unpack(ARGV, args_from) }) do
+  local queue = tid .. ':' .. command
+  asked[n] = queue
+  if states[n] == 'active' then
+    local at = tonumber(call('ZSCORE', due, queue) or nil)
+    if at and at <= now and budget > 0 then
+      math.randomseed(tonumber(seed))
+      local moved = promote_due(queue, now, budget)
+      local given_back, died = reap_expired(queue, now, budget)
+      expired, dead = expired + given_back, dead + died
+      budget = budget - math.max(moved, given_back)
+      at = reschedule(queue)
+    end
+    if at and (not first_due or at < first_due) then first_due = at end
+  end
+end
+-- Priority before command: every queue's nines, then every queue's eights.
+local lists = {}
+for priority = 9, 0, -1 do
+  for n = 1, #asked do
+    if states[n] == 'active' then lists[#lists + 1] = KEYS[keys_from + (n - 1) * 10 + priority] end
+  end
+end
+local count = #lists
+lists[count + 1], lists[count + 2] = 'RIGHT', 'COUNT'
+
+local deadline = now + lease_ms
+local reply = { now, deadline, 0, expired, dead, 0 }
+local wanted, looked = tonumber(limit), 0
+local leased = {}
+while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
+  lists[count + 3] = wanted
+  local list, ids = pop(count, lists)
+  if not list then break end
+  looked = looked + #ids
+  local queue, priority = string.match(list, ':q:([^:]+:[^:]+):ready:(%d)$')
+  for _, id in ipairs(ids) do
+    local task = call('HMGET', task_key(id), 'status', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
+    if task[1] == 'PENDING' then
+      hash_set(task_key(id), { 'status' }, task, 'status', 'IN_PROGRESS', 'worker', worker, 'token', token,
+        'claimed', now, 'updated', now)
+      wanted = wanted - 1
+      leased[queue] = leased[queue] or {}
+      table.insert(leased[queue], deadline)
+      table.insert(leased[queue], id)
+      for _, value in ipairs({ id, task[2], priority, task[3], task[4] or 0, task[5], task[6] or task[5], task[7] or '' }) do
+        reply[#reply + 1] = value
+      end
+    else -- a ghost: the task was cancelled or deleted while its id stood in line
+      local field = command_of(queue) .. ':' .. priority
+      if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
+    end
+  end
+end
+for queue, held in pairs(leased) do
+  zset_add(queue_key(queue, 'inprog'), held)
+  visit_by(queue, deadline)
+end
+if #reply == 6 then
+  reply[3] = first_due or 0
+  reply[6] = looked > 0 and 1 or 0
+  if tonumber(wait_ms) > 0 then
+    for _, queue in ipairs(asked) do
+      local before = call('ZSCORE', waiting, queue)
+      if not before or tonumber(before) < now + wait_ms then zset_move(waiting, queue, before, now + wait_ms) end
+    end
+  end
+end
+return reply

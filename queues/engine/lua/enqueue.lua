@@ -1,0 +1,57 @@
+--! enqueue: store tasks of one queue and one priority, ready at once or delayed.
+--! KEYS    ready delayed due queues tenants waiting woken
+--! ARGV    root tid queue priority clock idem_ttl_ms {id spec max delay_ms run_at_ms digest fingerprint}*
+--! RETURNS now_ms {visible_ms | {same task…}}*    a list where the idempotency key had made a task before
+--! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is known from now on
+--! COST    O(n), O(n · log delayed) for delayed ones
+--@ include keys, write, now, due, wake, task
+local now = now_ms()
+local reply, new, at_once, later, first = { now }, {}, {}, {}, nil
+for i = args_from, #ARGV, 7 do
+  local id, digest = ARGV[i], ARGV[i + 5]
+  local known = digest ~= '' and call('GET', idem_key(tid, digest))
+  local existing = known and shown(known)
+  if existing then
+    local fingerprint = call('HGET', task_key(known), 'fingerprint')
+    reply[#reply + 1] = { fingerprint == ARGV[i + 6] and 1 or 0, unpack(existing) }
+  else
+    local visible = tonumber(ARGV[i + 4])
+    if visible == 0 then visible = now + ARGV[i + 3] end
+    if visible > now then
+      later[#later + 1], later[#later + 2] = visible, id
+      if not first or visible < first then first = visible end
+    else
+      visible = now
+      at_once[#at_once + 1] = id
+    end
+    new[#new + 1] = { i, visible, known }
+    reply[#reply + 1] = visible
+  end
+end
+local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
+-- decided; only writes below
+for _, task in ipairs(new) do
+  local i, visible = task[1], task[2]
+  local key, digest = task_key(ARGV[i]), ARGV[i + 5]
+  if digest ~= '' then
+    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+      'created', now, 'visible', visible, 'idem', digest, 'fingerprint', ARGV[i + 6])
+    string_set(idem_key(tid, digest), task[3], ARGV[i], 'PX', idem_ttl_ms)
+  elseif visible > now then
+    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+      'created', now, 'visible', visible)
+  else
+    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+      'created', now)
+  end
+end
+if not is_known_queue then
+  hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
+  call('SADD', tenants, tid) -- stays, even if what follows is taken back: the tenant is known by then
+end
+if first then
+  zset_add(delayed, later)
+  visit_by(queue, first)
+end
+if #at_once > 0 and push(ready, at_once) == #at_once then woke(queue, now) end
+return reply

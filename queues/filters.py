@@ -1,0 +1,111 @@
+"""What this process remembers, so that it need not ask: three Bloom filters, each saving a round trip or an upload.
+
+- idempotency: a key that may be known is looked up first, so a duplicate does not send its payload again.
+- ghost: a task known to be gone is answered `task not found` without asking.
+- cleanup: what was removed already is not sent again.
+
+Answers are the same with and without them (`CODEQ_QUEUES_BLOOM=0`): a false positive of the first costs a look-up;
+of the second it is rarer than 1e-12; the third only puts a removal off to the next rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar
+
+from codeq_site.conf import conf
+from codeq_site.errors import TaskNotFound
+from queues.bloom import RotatingFilter
+from queues.engine import Call
+from queues.task import Enqueued, NewTask
+
+R = TypeVar("R")
+
+
+class Filters:
+    def __init__(self) -> None:
+        self.idempotency = RotatingFilter(1_000_000, 0.01, 30 * 60)
+        self.ghost = RotatingFilter(2_000_000, 1e-12, 6 * 3600)
+        self.cleanup = RotatingFilter(2_000_000, 0.01, 6 * 3600)
+
+    def known_first(
+        self,
+        tid: str,
+        tasks: Sequence[NewTask],
+        known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
+        store: Callable[[Sequence[NewTask]], Call[list[Enqueued]]],
+    ) -> Call[list[Enqueued]]:
+        """Look up the tasks whose idempotency key may have been used, and store the others."""
+        keys = [task.idempotency_key and f"{tid} {task.idempotency_key}" for task in tasks]
+        maybe = [at for at, key in enumerate(keys) if key and key in self.idempotency]
+        for key in keys:
+            if key:
+                self.idempotency.add(key)
+        if not maybe:
+            return store(tasks)
+
+        def store_rest(found: list[Enqueued | None]) -> Call[list[Enqueued]] | list[Enqueued]:
+            answers = dict(zip(maybe, found, strict=True))
+            rest = [at for at in range(len(tasks)) if answers.get(at) is None]
+
+            def merge(stored: list[Enqueued]) -> list[Enqueued]:
+                answers.update(zip(rest, stored, strict=True))
+                return [item for at in range(len(tasks)) if (item := answers[at])]
+
+            return store([tasks[at] for at in rest]).then(merge) if rest else merge([])
+
+        look_up = known(tid, [tasks[at] for at in maybe])
+        return look_up.follow(store_rest)
+
+    def gone_is_gone(self, tid: str, task_id: str, call: Callable[[], Call[R]]) -> Call[R]:
+        """The call, unless the task is known to be gone; if the call finds that it is, that is remembered."""
+        key = f"{tid} {task_id}"
+        if key in self.ghost:
+            raise TaskNotFound
+        return call().catch(TaskNotFound, lambda: self.ghost.add(key))
+
+    def is_gone(self, tid: str, task_id: str) -> bool:
+        return f"{tid} {task_id}" in self.ghost
+
+    def was_removed(self, tid: str, task_id: str) -> bool:
+        return f"{tid} {task_id}" in self.cleanup
+
+    def note_gone(self, tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> None:
+        for task_id, is_gone in zip(task_ids, went, strict=True):
+            if is_gone:
+                self.ghost.add(f"{tid} {task_id}")
+                self.cleanup.add(f"{tid} {task_id}")
+
+
+class NoFilters(Filters):
+    """Remembers nothing: every question is asked."""
+
+    def __init__(self) -> None:
+        pass
+
+    def known_first(
+        self,
+        tid: str,
+        tasks: Sequence[NewTask],
+        known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
+        store: Callable[[Sequence[NewTask]], Call[list[Enqueued]]],
+    ) -> Call[list[Enqueued]]:
+        return store(tasks)
+
+    def gone_is_gone(self, tid: str, task_id: str, call: Callable[[], Call[R]]) -> Call[R]:
+        return call()
+
+    def is_gone(self, tid: str, task_id: str) -> bool:
+        return False
+
+    def was_removed(self, tid: str, task_id: str) -> bool:
+        return False
+
+    def note_gone(self, tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> None:
+        pass
+
+
+@cache
+def filters() -> Filters:
+    return Filters() if conf().queues.bloom else NoFilters()

@@ -1,0 +1,54 @@
+"""The reads: one round trip each, nothing changed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from codeq_site import errors
+from codeq_site.redis import engine
+from queues.engine import Call
+from queues.filters import filters
+from queues.services import _check_command, _check_id
+from queues.task import Answer, QueueStats, Result, Status, Task
+from tenants.tenant import Tenant
+
+
+def task(tenant: Tenant, task_id: str) -> Call[Task]:
+    """A live task. TaskNotFound for one that is gone, never was, or is another tenant's."""
+    return _read(tenant, task_id, watch=False).then(lambda found: found[0])
+
+
+def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> Call[tuple[Task, Result]]:
+    """An ended task with its answer. `watch`: if it has not ended, have its end announced (`queues.waiting`)."""
+
+    def answered(found: tuple[Task, Answer | None]) -> tuple[Task, Result]:
+        task, answer = found
+        if answer is None or task.status not in (Status.COMPLETED, Status.FAILED):
+            raise errors.ResultNotFound
+        return task, Result(
+            task_id=task.id,
+            status=task.status,
+            worker=task.worker or "",
+            completed_ms=task.updated_ms,
+            attempts=task.attempts,
+            result=msgspec.Raw(answer.result) if answer.result is not None else None,
+            error=answer.error,
+            artifacts=msgspec.Raw(answer.artifacts) if answer.artifacts is not None else None,
+        )
+
+    return _read(tenant, task_id, watch=watch).then(answered)
+
+
+def queue_stats(tenant: Tenant, command: str) -> Call[QueueStats]:
+    _check_command(command)
+    return engine().stats(tenant.tid, [command]).then(lambda queues: queues[0])
+
+
+def queues(tenant: Tenant) -> Call[list[QueueStats]]:
+    """Every queue the tenant has, by name."""
+    return engine().stats(tenant.tid).then(lambda found: sorted(found, key=lambda queue: queue.command))
+
+
+def _read(tenant: Tenant, task_id: str, *, watch: bool) -> Call[tuple[Task, Answer | None]]:
+    _check_id(task_id)
+    return filters().gone_is_gone(tenant.tid, task_id, lambda: engine().task(tenant.tid, task_id, watch=watch))

@@ -1,0 +1,316 @@
+"""The verbs: check what was asked, then one transition. Every function gives a `Call`: `await` it, or `.now()` it.
+
+A check that fails raises before anything is sent. Batch verbs answer in order, an error as a value where an item has
+one, so that one bad item never costs the others.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from codeq_site import errors
+from codeq_site.conf import conf
+from codeq_site.redis import engine
+from queues.engine import Call
+from queues.engine.engine import CHUNK, CLAIM_QUEUES
+from queues.engine.keys import COMMAND, PRIORITIES
+from queues.filters import filters
+from queues.task import (
+    Claimed,
+    Enqueued,
+    Lease,
+    NewResult,
+    NewTask,
+    Result,
+    Returned,
+    Spec,
+    Status,
+    Task,
+)
+from tenants.tenant import Tenant
+
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+# Unix milliseconds that a date can still be written for: the year 9999 ends there.
+LATEST_MS = 253_402_300_799_000
+IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+REASON_CHARS = 4096
+
+
+def enqueue(tenant: Tenant, tasks: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
+    """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before."""
+    if tenant.suspended:
+        raise errors.TenantSuspended
+
+    def store(new: Sequence[NewTask]) -> Call[list[Enqueued]]:
+        return engine().enqueue(tenant.tid, tenant.slug, new, retention_ms=tenant.retention_ms)
+
+    def judged(item: Enqueued) -> Enqueued | errors.CodeqError:
+        if item.is_mismatch and tenant.is_idempotency_strict:
+            return errors.IdempotencyMismatch()
+        return item
+
+    def enqueue_valid(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
+        stored = filters().known_first(tenant.tid, new, engine().known, store)
+        return stored.then(lambda items: [judged(item) for item in items])
+
+    return _each_valid(tasks, lambda task: _check_task(tenant, task), enqueue_valid)
+
+
+def claim(
+    tenant: Tenant,
+    commands: Sequence[str],
+    worker: str,
+    *,
+    lease_seconds: int | None = None,
+    count: int = 1,
+    wait_ms: int = 0,
+) -> Call[Claimed]:
+    """Take the best ready tasks, at most `count`, and open their leases: one look, no waiting.
+
+    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.waiting`).
+    """
+    limits = conf().queues
+    seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
+    _require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
+    _require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
+    _require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
+    for command in commands:
+        _check_command(command)
+    return engine().claim(
+        tenant.tid,
+        list(dict.fromkeys(commands)),
+        worker,
+        lease_ms=seconds * 1000,
+        limit=count,
+        wait_ms=wait_ms,
+        dead_retention_ms=tenant.dead_retention_ms,
+    )
+
+
+def heartbeat(
+    tenant: Tenant,
+    task_id: str,
+    worker: str,
+    *,
+    extend_seconds: int | None = None,
+    token: str | None = None,
+    progress: str | None = None,
+) -> Call[Lease]:
+    """Move the deadline of a live lease to `extend_seconds` from now."""
+    limits = conf().queues
+    seconds = limits.lease_seconds if extend_seconds is None else extend_seconds
+    _require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
+    _check_id(task_id)
+    _check_token(tenant, token)
+    return filters().gone_is_gone(
+        tenant.tid,
+        task_id,
+        lambda: engine().heartbeat(
+            tenant.tid, task_id, worker, extend_ms=seconds * 1000, token=token or "", progress=progress or ""
+        ),
+    )
+
+
+def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> Call[list[Result | errors.CodeqError]]:
+    """End tasks with their results. Sending the same result again is harmless and answers the same."""
+
+    def check(new: NewResult) -> None:
+        _check_id(new.task_id)
+        _check_token(tenant, new.lease_token)
+        _require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
+        if new.status is Status.COMPLETED:
+            _require(new.result is not None, "result: a completed task needs one")
+        else:
+            _require(bool(new.error), "error: a failed task needs one")
+        size = len(new.result or b"") + len(new.error or "")
+        if size > tenant.result_bytes:
+            raise errors.PayloadTooLarge(f"result: {size} bytes; this tenant may send {tenant.result_bytes}")
+        if filters().is_gone(tenant.tid, new.task_id):
+            raise errors.TaskNotFound
+
+    return _each_valid(
+        results,
+        check,
+        lambda valid: engine().submit(tenant.tid, worker, valid, retention_ms=tenant.retention_ms),
+    )
+
+
+def nack(
+    tenant: Tenant,
+    task_id: str,
+    worker: str,
+    *,
+    token: str | None = None,
+    delay_seconds: float | None = None,
+    reason: str | None = None,
+) -> Call[Returned]:
+    """Give a task back because it failed: it waits for `delay_seconds`, else its backoff, or is dead."""
+    _check_id(task_id)
+    _check_token(tenant, token)
+    cap = conf().queues.backoff_cap_seconds
+    _require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
+    delay_ms = None if delay_seconds is None else round(min(delay_seconds, cap) * 1000)
+    return filters().gone_is_gone(
+        tenant.tid,
+        task_id,
+        lambda: engine().nack(
+            tenant.tid,
+            task_id,
+            worker,
+            token=token or "",
+            delay_ms=delay_ms,
+            reason=(reason or "")[:REASON_CHARS],
+            dead_retention_ms=tenant.dead_retention_ms,
+        ),
+    )
+
+
+def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> Call[Returned]:
+    """Let go of a task: it is back in line at once, and the attempt counts."""
+    _check_id(task_id)
+    _check_token(tenant, token)
+    return filters().gone_is_gone(
+        tenant.tid,
+        task_id,
+        lambda: engine().abandon(
+            tenant.tid, task_id, worker, token=token or "", dead_retention_ms=tenant.dead_retention_ms
+        ),
+    )
+
+
+def cancel(tenant: Tenant, task_id: str) -> Call[Task]:
+    """Withdraw a task that has not ended. Cancelling it again answers the same."""
+    _check_id(task_id)
+    return engine().cancel(tenant.tid, task_id, retention_ms=tenant.retention_ms)
+
+
+def replay(
+    tenant: Tenant, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
+) -> Call[list[Task | errors.CodeqError]]:
+    """Bring dead letters back in line with fresh attempts; `specs` replaces what the producer asked, item by item."""
+    replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
+    return _each_valid(
+        task_ids,
+        _check_id,
+        lambda valid: engine().replay(tenant.tid, valid, [replaced.get(task_id) for task_id in valid]),
+    )
+
+
+def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
+    """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
+    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    for task_id in task_ids:
+        _check_id(task_id)
+    return engine().purge(tenant.tid, task_ids).then(lambda went: _note_gone(tenant.tid, task_ids, went))
+
+
+def cleanup(tid: str, *, before_ms: int | None = None, limit: int = CHUNK) -> Call[int]:
+    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them."""
+
+    def remove(found: tuple[int, list[str]]) -> Call[int]:
+        now_ms, task_ids = found
+        new = [task_id for task_id in task_ids if not filters().was_removed(tid, task_id)]
+        moment = now_ms if before_ms is None else min(now_ms, before_ms)
+        return engine().purge(tid, new, before_ms=moment).then(lambda went: _note_gone(tid, new, went))
+
+    return engine().expired(tid, before_ms=before_ms, limit=min(limit, CHUNK)).follow(remove)
+
+
+def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
+    filters().note_gone(tid, task_ids, went)
+    return sum(went)
+
+
+def pause(tenant: Tenant, command: str) -> Call[None]:
+    """Claims take nothing from the queue any more; enqueues, results and retries go on."""
+    _check_command(command)
+    return engine().pause(tenant.tid, command)
+
+
+def resume(tenant: Tenant, command: str) -> Call[None]:
+    _check_command(command)
+    return engine().resume(tenant.tid, command)
+
+
+def _each_valid(
+    items: Sequence[I],
+    check: Callable[[I], None],
+    send: Callable[[list[I]], Call[list[R]] | Call[list[R | errors.CodeqError]]],
+) -> Call[list[R | errors.CodeqError]]:
+    """Send the items that pass the check; the others' errors stand at their places in the answer."""
+    _require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
+    refused: dict[int, errors.CodeqError] = {}
+    valid: list[I] = []
+    for position, item in enumerate(items):
+        try:
+            check(item)
+        except errors.CodeqError as error:
+            refused[position] = error
+        else:
+            valid.append(item)
+
+    def merge(answers: list[R] | list[R | errors.CodeqError]) -> list[R | errors.CodeqError]:
+        rest = iter(answers)
+        return [refused[at] if at in refused else next(rest) for at in range(len(items))]
+
+    if not valid:
+        return Call(engine().runner, [], lambda _: merge([]))
+    return send(valid).then(merge)
+
+
+def _check_task(tenant: Tenant, task: NewTask) -> None:
+    limits = conf().queues
+    _check_command(task.command)
+    _require(task.priority in PRIORITIES, "priority: 0 to 9, higher first")
+    attempts = task.max_attempts
+    _require(
+        attempts is None or 1 <= attempts <= limits.max_attempts_limit,
+        f"maxAttempts: 1 to {limits.max_attempts_limit}",
+    )
+    _require(task.delay_ms >= 0, "delaySeconds: 0 or more")
+    _require(
+        task.delay_ms <= limits.horizon_seconds * 1000,
+        f"delaySeconds: at most {limits.horizon_seconds} ahead",
+    )
+    _require(task.run_at_ms is None or 0 < task.run_at_ms <= LATEST_MS, "runAt: not a moment in time")
+    key = task.idempotency_key
+    _require(key is None or bool(IDEMPOTENCY_KEY.fullmatch(key)), "idempotencyKey: 1 to 255 printable characters")
+    try:
+        size = len(task.payload.encode())
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("payload: a lone surrogate is not text") from None
+    if size > tenant.payload_bytes:
+        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+
+
+def _check_command(command: str) -> None:
+    _require(bool(COMMAND.fullmatch(command)), "command: 1 to 128 of A-Z a-z 0-9 _ . -")
+
+
+def _check_id(task_id: str) -> None:
+    """Only the canonical form of a UUID is an id: anything else names nothing, and must not become part of a key."""
+    try:
+        is_canonical = str(uuid.UUID(task_id)) == task_id
+    except (ValueError, AttributeError, TypeError):
+        is_canonical = False
+    if not is_canonical:
+        raise errors.TaskNotFound
+
+
+def _check_token(tenant: Tenant, token: str | None) -> None:
+    _require(bool(token) or not tenant.is_lease_token_required, "leaseToken: this tenant requires it")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise errors.InvalidRequest(otherwise)
+
+
+__all__ = [
+    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "replay", "resume",
+    "submit",
+]  # fmt: skip
