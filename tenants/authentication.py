@@ -1,0 +1,51 @@
+"""Bearer tokens for the API: a dict lookup for a token seen lately, the whole verification for a new one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rest_framework.authentication import BaseAuthentication
+
+from codeq_site.errors import Unauthenticated
+from tenants.tenant import Caller
+from tenants.tokens import verifier
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+
+
+def bearer(header: str | None) -> str:
+    """The token of an `Authorization` header. Raises Unauthenticated."""
+    if header is None or header[:7].lower() != "bearer ":
+        raise Unauthenticated()
+    token = header[7:].strip()
+    if not token:
+        raise Unauthenticated()
+    return token
+
+
+class BearerAuthentication(BaseAuthentication):
+    """`Authorization: Bearer <jwt>` -> (Caller, token). Refuses suspended tenants."""
+
+    is_finishing = False
+
+    def authenticate(self, request: Request) -> tuple[Caller, str]:
+        token = bearer(request.META.get("HTTP_AUTHORIZATION"))
+        return verifier.verify(token, finishing=self.is_finishing), token
+
+    async def authenticate_async(self, header: str | None) -> Caller:
+        """As `authenticate`, for a view on the event loop: whatever may block is awaited."""
+        return await verifier.verify_async(bearer(header), finishing=self.is_finishing)
+
+    def authenticate_cached(self, header: str | None) -> Caller | None:
+        """The caller of a token verified lately, else None: then `authenticate_async` has to be awaited."""
+        return verifier.cached(bearer(header), finishing=self.is_finishing)
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+class FinishingBearerAuthentication(BearerAuthentication):
+    """For the verbs that end claimed work (heartbeat, result, nack, abandon): suspended tenants may, too."""
+
+    is_finishing = True

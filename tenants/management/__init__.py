@@ -1,0 +1,1 @@
+"""Operator's commands about tenants and tokens."""

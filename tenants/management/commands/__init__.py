@@ -1,0 +1,1 @@
+"""`manage.py token` and `manage.py secret`: each prints one thing, so that a script can use it."""

@@ -1,0 +1,1 @@
+"""How the tables of `tenants` came to be."""
