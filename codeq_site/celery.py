@@ -1,7 +1,7 @@
 """Celery: what runs beside the requests, and the whole beat schedule in one table.
 
-Nothing here is truth. The events stream and the database rows are; a message only wakes somebody, so a lost or
-doubled one changes nothing.
+Nothing here is truth. The events stream and the database rows are; a message only wakes somebody, so a lost
+or doubled one changes nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
 app = Celery("codeq")
 
 
+def kombu_url(url: str) -> str:
+    """kombu has its own way to write a unix socket; everybody else reads `unix:///path?db=1`."""
+    return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
+
+
 def configure() -> None:
     from codeq_site.conf import conf
 
     app.conf.update(
-        broker_url=conf().broker_url or "redis://127.0.0.1:6379/1",
+        broker_url=kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1",
         task_ignore_result=True,
         accept_content=["json"],
         task_serializer="json",

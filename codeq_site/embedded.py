@@ -116,6 +116,10 @@ class Server:
     def pid_file(self) -> Path:
         raise NotImplementedError
 
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
     def account(self) -> Account | None:
         return None
 
@@ -277,15 +281,17 @@ class PostgreSQL(Server):
     # "Fast" shutdown: open connections are ended, and everything committed is on disk.
     stop_signal = signal.SIGINT
 
-    def __init__(
-        self, data: Path, log: Path, sockets: Path, settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, data: Path, log: Path, sockets: Path, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(data, log)
         self.sockets = sockets
         self.settings = {**POSTGRES_SETTINGS, **(settings or {})}
         self._account: Account | None = None
 
-    def url(self, database: str = DATABASE) -> str:
+    @property
+    def url(self) -> str:
+        return self.url_of(DATABASE)
+
+    def url_of(self, database: str) -> str:
         # As a parameter, because dj-database-url lower-cases a host.
         return f"postgresql://postgres@/{database}?host={quote(str(self.sockets))}"
 
@@ -364,16 +370,14 @@ class PostgreSQL(Server):
             lines = self.pid_file().read_text().splitlines()
         except OSError:
             return False
-        return (
-            self.process is not None and lines[:1] == [str(self.process.pid)] and lines[7:8] == ["ready   "]
-        )
+        return self.process is not None and lines[:1] == [str(self.process.pid)] and lines[7:8] == ["ready   "]
 
     def ensure_database(self, name: str = DATABASE) -> None:
         """Create the database once."""
         import psycopg
         from psycopg import sql
 
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
             if not found:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from codeq_site.conf import Conf, Section
+from codeq_site.conf import Conf, Section, build
 from codeq_site.errors import ConfigError
 
 # Names that operators know from elsewhere, and the setting each one is.
@@ -47,7 +47,14 @@ def names() -> dict[str, str]:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The values of `settings.CODEQ` that the environment gives."""
+    """The values of `settings.CODEQ`: what the environment gives, and what `manage.py up` runs."""
+    values = given(environ)
+    _add_embedded(values)
+    return values
+
+
+def given(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What the environment itself gives, without the embedded servers."""
     known = names()
     values: dict[str, Any] = {}
     for name, text in environ.items():
@@ -59,8 +66,15 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
             continue
         if text != "":
             _put(values, known[name], text)
-    _add_embedded(values)
     return values
+
+
+def inherited(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: ours, with these settings instead of whatever name set them here."""
+    known = names()
+    replaced = {known.get(name) for name in changes} - {None}
+    kept = {name: text for name, text in os.environ.items() if known.get(name) not in replaced}
+    return {**kept, **changes}
 
 
 def _put(values: dict[str, Any], path: str, text: str) -> None:
@@ -75,9 +89,15 @@ def _put(values: dict[str, Any], path: str, text: str) -> None:
 def _add_embedded(values: dict[str, Any]) -> None:
     """Servers that `manage.py up` runs are found by every other command of the same home, without a variable."""
     file = Path(values.get("home", Conf().home)).expanduser() / EMBEDDED_FILE
-    if "production" in values or not file.is_file():
-        return
-    for field, value in json.loads(file.read_text(encoding="utf-8")).items():
+    try:
+        if build(values).production or not file.is_file():
+            return
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read ({error}): run as the user who started codeQ there, or set CODEQ_HOME."
+        ) from error
+    for field, value in found.items():
         section, _, name = field.rpartition(".")
         target = values.setdefault(section, {}) if section else values
         target.setdefault(name, value)

@@ -80,10 +80,16 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+# The broker's server rather than the hot path's, where Celery's broker is a Redis at all.
+_cache_urls = [
+    url
+    for url in (_conf.broker_url, _conf.redis_url, "redis://127.0.0.1:6379/1")
+    if url.startswith(("redis://", "rediss://", "unix://"))
+]
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": _conf.broker_url or _conf.redis_url or "redis://127.0.0.1:6379/1",
+        "LOCATION": _cache_urls[0],
         "KEY_PREFIX": "codeq-cache",
     }
 }

@@ -46,6 +46,7 @@ def spawn(
     argv: Sequence[str],
     *,
     log: Path | None,
+    stdout: int | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | str | None = None,
     account: Account | None = None,
@@ -54,7 +55,7 @@ def spawn(
     """Start a program in a session of its own, so that Ctrl-C in the terminal reaches only the supervisor.
 
     When this process dies, even by SIGKILL, Linux sends `death_signal` to the child. Call it from the main thread:
-    the kernel takes the end of the calling thread for the end of the parent.
+    the kernel takes the end of the calling thread for the end of the parent. Without a log it writes to our stderr.
     """
     parent = os.getpid()
 
@@ -75,12 +76,12 @@ def spawn(
             return subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
-                stdout=sink if sink is not None else sys.stderr.fileno(),
-                stderr=subprocess.STDOUT if sink is not None else None,
+                stdout=stdout if stdout is not None else sink if sink is not None else sys.stderr.fileno(),
+                stderr=sink,
                 env=dict(env) if env is not None else None,
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=follow_parent,  # noqa: PLW1509
+                preexec_fn=follow_parent,
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
@@ -121,10 +122,18 @@ class Command:
     env: Mapping[str, str]
     cwd: Path
     log: Path | None
+    stdout: int | None = None
     stop_signal: int = signal.SIGTERM
 
     def launch(self) -> subprocess.Popen[bytes]:
-        return spawn(self.argv, log=self.log, env=self.env, cwd=self.cwd, death_signal=self.stop_signal)
+        return spawn(
+            self.argv,
+            log=self.log,
+            stdout=self.stdout,
+            env=self.env,
+            cwd=self.cwd,
+            death_signal=self.stop_signal,
+        )
 
 
 @dataclass
@@ -193,13 +202,13 @@ class Supervisor:
                 raise StartError(explain())
             self.pause(0.02)
 
-    def run(self, program: Program) -> int:
-        """Run one program to its end and return its exit code."""
+    def run(self, program: Program) -> tuple[int, bytes]:
+        """Run one program to its end; its exit code, and its output where that is a pipe."""
         child = self.start(program)
         while child.process.poll() is None:
             self.pause(0.5)
         self.children.remove(child)
-        return child.process.returncode
+        return child.process.returncode, child.process.stdout.read() if child.process.stdout else b""
 
     def watch(self) -> None:
         """Keep every child alive until somebody asks for the end."""
@@ -216,9 +225,7 @@ class Supervisor:
                 code = child.process.poll()
                 if code is None:
                     continue
-                signal_group(
-                    child.process, signal.SIGKILL
-                )  # what it had started would fight with its successor
+                signal_group(child.process, signal.SIGKILL)  # what it had started would fight with its successor
                 if now - child.started > STEADY_SECONDS:
                     child.crashes = 0
                 delay = BACKOFF_SECONDS[min(child.crashes, len(BACKOFF_SECONDS) - 1)]

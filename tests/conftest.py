@@ -44,7 +44,7 @@ def _set_environment() -> None:
         CODEQ_HOME=str(ROOT / "home"),
         REDIS_URL=_valkey.url,
         CELERY_BROKER_URL=_valkey.url.replace("db=0", "db=1"),
-        DATABASE_URL=_postgresql.url(),
+        DATABASE_URL=_postgresql.url,
         SECRET_KEY="a-key-that-only-the-tests-use-" + "x" * 32,
     )
 

@@ -1,0 +1,1 @@
+"""System checks: what `manage.py check --deploy` refuses in production."""

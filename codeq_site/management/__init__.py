@@ -1,0 +1,1 @@
+"""The operator's commands of the site; each app brings its own."""
