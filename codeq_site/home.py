@@ -10,14 +10,8 @@ from typing import Any
 
 import msgspec
 
-from codeq_site.embedded import (
-    BROKER,
-    PostgreSQL,
-    Valkey,
-    private_directory,
-    socket_directory,
-    write_private,
-)
+from codeq_site.embedded import BROKER, PostgreSQL, Valkey
+from codeq_site.embedded.files import private_directory, socket_directory, write_private
 from codeq_site.env import EMBEDDED_FILE
 from codeq_site.seed import PASSWORD_FILE
 from codeq_site.supervisor import StartError
@@ -41,7 +35,7 @@ class Home:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StartError(
-                f"Cannot write to {file} ({error.strerror}): run as the user who started codeQ there, or set CODEQ_HOME."
+                f"Cannot write to {file} ({error.strerror}): run as the user who owns it, or choose another --home."
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +43,7 @@ class Home:
             owner = os.read(descriptor, 32).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise StartError(
-                f"codeQ already runs with {self.path} (pid {owner}): stop it, or choose another directory with --home."
+                f"codeQ runs already with {self.path} (pid {owner}): stop it, or choose another directory with --home."
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -80,11 +74,8 @@ class Home:
             write_private(file, secrets.token_urlsafe(characters)[:characters] + "\n")
         return file.read_text(encoding="utf-8").strip()
 
-    def publish(self, values: dict[str, Any], *, is_production: bool) -> None:
+    def publish(self, values: dict[str, Any], secret_key: str) -> None:
         """Let every other command of this home find the servers (`env.py` reads it)."""
-        if is_production:
-            return
-        if "secret_key" not in values:
-            values = {**values, "secret_key": self.secret("secret_key", 64)}
         self.secret(PASSWORD_FILE, 20)
-        write_private(self.path / EMBEDDED_FILE, msgspec.json.encode(values).decode() + "\n")
+        key = secret_key or self.secret("secret_key", 64)
+        write_private(self.path / EMBEDDED_FILE, msgspec.json.encode({**values, "secret_key": key}).decode() + "\n")

@@ -101,7 +101,6 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 STATIC_URL = "/static/"
-STATIC_ROOT = _conf.home_path / "static"
 # Static files are served from the packages themselves, so that no `collectstatic` step can be forgotten.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False

@@ -251,6 +251,10 @@ class Supervisor:
     def stop(self, programs: Sequence[Child] | None = None, *, seconds: float) -> None:
         """End these children (all of them by default) at once: asked first, killed when the time is up."""
         mine = list(self.children if programs is None else programs)
+        # Those that wait for their restart have ended and were reaped: their pids may be somebody else's by now.
+        for child in [each for each in mine if each.restart_at is not None]:
+            mine.remove(child)
+            self.children.remove(child)
         for child in mine:
             if child.process.poll() is None:
                 child.process.send_signal(child.program.stop_signal)

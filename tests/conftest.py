@@ -1,6 +1,7 @@
 """A real Valkey and a real PostgreSQL for the whole run: one of each per xdist worker, on unix sockets.
 
-Their addresses are known before they run, so the settings can be loaded at once. pytest-django reads DJANGO_SETTINGS_MODULE too early for that; therefore it is set here.
+Their addresses are known before they run, so the settings can be loaded at once.
+pytest-django reads DJANGO_SETTINGS_MODULE too early for that; therefore it is set here.
 """
 
 from __future__ import annotations
@@ -124,9 +125,7 @@ def valkey_server() -> Iterator[ValkeyFactory]:
     def make(**config: str) -> Valkey:
         number = len(servers)
         settings = {**DURABLE, **{name.replace("_", "-"): value for name, value in config.items()}}
-        server = Valkey(
-            directory / f"{number}", directory / f"{number}.log", directory / f"{number}.sock", settings
-        )
+        server = Valkey(directory / f"{number}", directory / f"{number}.log", directory / f"{number}.sock", settings)
         servers.append(server)
         server.start()
         return server
@@ -145,9 +144,7 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
 
     def make(**settings: str) -> PostgreSQL:
         number = len(servers)
-        server = PostgreSQL(
-            directory / f"{number}", directory / f"{number}.log", directory / f"{number}.s", settings
-        )
+        server = PostgreSQL(directory / f"{number}", directory / f"{number}.log", directory / f"{number}.s", settings)
         servers.append(server)
         server.start()
         server.ensure_database()

@@ -22,9 +22,7 @@ def until(predicate: Callable[[], T], seconds: float = 5.0, *, every: float = 0.
         time.sleep(every)
 
 
-async def until_async(
-    predicate: Callable[[], Awaitable[T]], seconds: float = 5.0, *, every: float = 0.01
-) -> T:
+async def until_async(predicate: Callable[[], Awaitable[T]], seconds: float = 5.0, *, every: float = 0.01) -> T:
     """The same on the event loop."""
     deadline = time.monotonic() + seconds
     while True:
