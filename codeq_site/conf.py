@@ -23,7 +23,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pass
 
 
-class Web(Section):
+class Web(Section, frozen=True):
     host: Annotated[str, Meta(description="Address the web processes listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of API, docs and console.")] = 8080
     workers: Annotated[int, Meta(ge=0, description="Web processes; 0 = one per core.")] = 0
@@ -40,7 +40,7 @@ class Web(Section):
     ] = 20_000
 
 
-class Queues(Section):
+class Queues(Section, frozen=True):
     partitions: Annotated[
         int,
         Meta(ge=1, le=4096, description="Partitions of the key space. Fixed at first start: a change is refused."),
@@ -66,13 +66,16 @@ class Queues(Section):
     backoff_base_seconds: Annotated[float, Meta(gt=0, description="The first retry's delay.")] = 5.0
     backoff_cap_seconds: Annotated[float, Meta(gt=0, description="No retry waits longer than this.")] = 900.0
     bloom: Annotated[bool, Meta(description="The three in-process Bloom filters. Answers do not depend on them.")] = True
+    events_alarm: Annotated[
+        Count, Meta(description="Entries waiting for the audit in one partition above which an error is logged.")
+    ] = 1_000_000
     durability: Annotated[
         Literal["fsync", "relaxed"],
         Meta(description="`fsync` refuses a Redis that acknowledges before the write is on disk (readiness fails)."),
     ] = "fsync"
 
 
-class Auth(Section):
+class Auth(Section, frozen=True):
     validators: Annotated[
         list[str], Meta(description="Dotted paths tried in order until one knows the token.")
     ] = msgspec.field(default_factory=lambda: ["tenants.tokens.JwksValidator", "tenants.tokens.TenantKeyValidator"])
@@ -95,7 +98,29 @@ class Auth(Section):
     ] = False
 
 
-class Webhooks(Section):
+class Limits(Section, frozen=True):
+    """What a tenant may do whose row says nothing. A rate of 0 is no limit."""
+
+    depth: Annotated[int, Meta(ge=0, description="Tasks that may wait in a tenant's queues; 0 = as many as fit.")] = 0
+    create_per_second: Annotated[float, Meta(ge=0, description="Tasks a tenant may create each second.")] = 0
+    claim_per_second: Annotated[float, Meta(ge=0, description="Claims a tenant may make each second.")] = 0
+    admin_per_second: Annotated[float, Meta(ge=0, description="Admin calls a tenant may make each second.")] = 0
+    webhook_per_second: Annotated[float, Meta(ge=0, description="Callbacks sent for a tenant each second.")] = 0
+    burst_seconds: Annotated[
+        float, Meta(gt=0, description="A tenant that was quiet may use so many seconds' worth at once.")
+    ] = 2.0
+    token_percent: Annotated[
+        int, Meta(ge=1, le=100, description="The part of its tenant's rate that one token may use.")
+    ] = 100
+    idempotency_strict: Annotated[
+        bool, Meta(description="A repeated idempotency key with another body is a 409.")
+    ] = False
+    lease_token_required: Annotated[
+        bool, Meta(description="Workers must send the lease token with all they say about a task.")
+    ] = False
+
+
+class Webhooks(Section, frozen=True):
     allow_hosts: Annotated[
         list[str],
         Meta(description="Networks (CIDR) that callbacks may reach although they are not public."),
@@ -104,7 +129,7 @@ class Webhooks(Section):
     answer_bytes: Annotated[Count, Meta(description="How much of an answer is read.")] = 64 * 2**10
 
 
-class Pipeline(Section):
+class Pipeline(Section, frozen=True):
     lake: Annotated[str, Meta(description="Where the lake is: file:// or s3a://. Empty = under CODEQ_HOME.")] = ""
 
 
@@ -126,6 +151,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     web: Web = Web()
     queues: Queues = Queues()
     auth: Auth = Auth()
+    limits: Limits = Limits()
     webhooks: Webhooks = Webhooks()
     pipeline: Pipeline = Pipeline()
 

@@ -1,0 +1,10 @@
+"""The app of queues."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class QueuesConfig(AppConfig):
+    name = "queues"
+    verbose_name = "Queues"

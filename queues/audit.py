@@ -1,0 +1,153 @@
+"""Writes what ended to PostgreSQL: in bulk, once however often it is asked, and never stopped by one odd
+row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from django.db import DatabaseError, connection, transaction
+
+from queues import events
+from queues.events import Blobs, Ended, Entry
+from queues.models import Quarantine
+
+log = logging.getLogger(__name__)
+_decode_raw = msgspec.msgpack.Decoder(tuple[dict[bytes, bytes], Blobs]).decode
+
+# The statements' column lists, with the binary COPY's types. COPY into a temporary table and one INSERT
+# from it measured 129,000 rows/s where `unnest` gave 47,000 and a multi-row INSERT 32,000.
+ATTEMPT = {
+    "task_id": "uuid", "number": "int4", "tenant_id": "text", "command": "text", "priority": "int2",
+    "created_at": "timestamptz", "visible_at": "timestamptz", "claimed_at": "timestamptz",
+    "ended_at": "timestamptz", "outcome": "text", "status": "text", "worker": "text", "error": "text",
+    "payload_bytes": "int8", "result_bytes": "int8",
+}  # fmt: skip
+RESULT = {
+    "task_id": "uuid", "tenant_id": "text", "command": "text", "priority": "int2", "payload": "text",
+    "status": "text", "outcome": "text", "is_dead": "bool", "error": "text", "result": "text",
+    "artifacts": "text", "attempts": "int4", "deliveries": "int4", "max_attempts": "int4", "worker": "text",
+    "webhook": "text", "trace_parent": "text", "trace_state": "text", "created_at": "timestamptz",
+    "claimed_at": "timestamptz", "ended_at": "timestamptz", "position": "int8",
+}  # fmt: skip
+ONCE = "ON CONFLICT (task_id, number) DO NOTHING"
+# The last ending is the truth, whichever run comes last. The same one again changes nothing.
+LAST = (
+    "ON CONFLICT (task_id) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in RESULT if column != "task_id")
+    + " WHERE queues_auditedresult.position < excluded.position"
+)
+# SQLSTATE classes that are about the row: data exception, integrity, program limit, raised by a trigger.
+# All others are about the server or the schema, and would quarantine everything.
+POISON = frozenset({"22", "23", "54", "P0"})
+
+
+def store(batch: Sequence[tuple[Entry, Blobs]]) -> int:
+    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one; how many did."""
+    readable: list[tuple[Entry, Blobs, Ended]] = []
+    refused = 0
+    for entry, blobs in batch:
+        try:
+            readable.append((entry, blobs, events.read(entry, blobs)))
+        except (ValueError, msgspec.MsgspecError) as error:
+            quarantine(entry, blobs, str(error))
+            refused += 1
+    return refused + _store(readable)
+
+
+def quarantine(entry: Entry, blobs: Blobs, reason: str) -> None:
+    raw = msgspec.msgpack.encode((dict(entry.fields), blobs))
+    row = Quarantine(partition=entry.partition, stream_id=entry.stream_id, reason=events.text(reason), raw=raw)
+    Quarantine.objects.bulk_create([row], ignore_conflicts=True)
+    log.error("audit: entry %s of partition %s is in quarantine", entry.stream_id, entry.partition)
+
+
+def retry(rows: Iterable[Quarantine]) -> int:
+    """Try quarantined entries again, after what was wrong with them was mended; how many are stored now."""
+    stored = 0
+    for row in rows:
+        fields, blobs = _decode_raw(bytes(row.raw))
+        if store([(Entry(row.partition, row.stream_id, fields), blobs)]) == 0:
+            row.delete()
+            stored += 1
+    return stored
+
+
+def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
+    if not batch:
+        return 0
+    try:
+        with transaction.atomic():
+            _write([item for _, _, item in batch])
+    except DatabaseError as error:
+        if not is_about_the_row(error):
+            raise
+        if len(batch) == 1:
+            quarantine(*batch[0][:2], str(error))
+            return 1
+    else:
+        return 0
+    middle = len(batch) // 2
+    return _store(batch[:middle]) + _store(batch[middle:])
+
+
+def _write(batch: Sequence[Ended]) -> None:
+    _copy("queues_attempt", ATTEMPT, map(_attempt_row, (item for item in batch if item.event.attempt)), ONCE)
+    over = [item for item in batch if item.event.is_terminal]
+    if not over:
+        return
+    last = {item.event.task_id: item for item in over}
+    _copy("queues_auditedresult", RESULT, map(_result_row, last.values()), LAST)
+    for handler in events.handlers:
+        handler(over)
+
+
+def _copy(table: str, columns: dict[str, str], rows: Iterable[Sequence[Any]], on_conflict: str) -> None:
+    names = ", ".join(columns)
+    with connection.cursor() as cursor, connection.wrap_database_errors:
+        # Dropped with the transaction: no state stays in the session, so a pooler in front is fine.
+        cursor.execute(
+            f"CREATE TEMP TABLE incoming ON COMMIT DROP AS SELECT {names} FROM {table} WITH NO DATA"  # noqa: S608
+        )
+        with cursor.copy(f"COPY incoming ({names}) FROM STDIN (FORMAT binary)") as copy:
+            copy.set_types(list(columns.values()))
+            for row in rows:
+                copy.write_row(row)
+        cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {on_conflict}")  # noqa: S608
+        cursor.execute("DROP TABLE incoming")
+
+
+def _attempt_row(item: Ended) -> tuple[Any, ...]:
+    event = item.event
+    return (
+        event.task_id, event.attempt, event.tid, event.command, event.priority, _time(event.created_ms),
+        _time(event.visible_ms), _time(event.claimed_ms), _time(event.ended_ms), event.outcome, event.status,
+        event.worker, event.error, len(item.payload.encode()), len(item.answer.result or b""),
+    )  # fmt: skip
+
+
+def _result_row(item: Ended) -> tuple[Any, ...]:
+    event, spec = item.event, item.spec
+    webhook, trace_parent, trace_state = (
+        (spec.webhook or "", spec.trace_parent or "", spec.trace_state or "") if spec else ("", "", "")
+    )
+    return (
+        event.task_id, event.tid, event.command, event.priority, item.payload, event.status, event.outcome,
+        event.is_dead, event.error or events.text(item.answer.error or ""), item.result, item.artifacts,
+        event.attempts, event.attempt, item.max_attempts, event.worker, events.text(webhook),
+        events.text(trace_parent), events.text(trace_state), _time(event.created_ms), _time(event.claimed_ms),
+        _time(event.ended_ms), event.position,
+    )  # fmt: skip
+
+
+def _time(ms: int | None) -> datetime | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def is_about_the_row(error: DatabaseError) -> bool:
+    state = getattr(error.__cause__, "sqlstate", None)
+    return state is not None and state[:2] in POISON
