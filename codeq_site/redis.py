@@ -44,6 +44,7 @@ def engine() -> Engine:
             backoff_cap_ms=round(queues.backoff_cap_seconds * 1000),
             retention_ms=queues.retention_seconds * 1000,
             dead_retention_ms=queues.dead_retention_seconds * 1000,
+            horizon_ms=queues.horizon_seconds * 1000,
         ),
     )
 

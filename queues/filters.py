@@ -15,7 +15,7 @@ from functools import cache
 from typing import TypeVar
 
 from codeq_site.conf import conf
-from codeq_site.errors import TaskNotFound
+from codeq_site.errors import CodeqError, TaskNotFound
 from queues.bloom import RotatingFilter
 from queues.engine import Call
 from queues.task import Enqueued, NewTask
@@ -34,8 +34,8 @@ class Filters:
         tid: str,
         tasks: Sequence[NewTask],
         known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], Call[list[Enqueued]]],
-    ) -> Call[list[Enqueued]]:
+        store: Callable[[Sequence[NewTask]], Call[list[Enqueued | CodeqError]]],
+    ) -> Call[list[Enqueued | CodeqError]]:
         """Look up the tasks whose idempotency key may have been used, and store the others."""
         keys = [task.idempotency_key and f"{tid} {task.idempotency_key}" for task in tasks]
         maybe = [at for at, key in enumerate(keys) if key and key in self.idempotency]
@@ -45,11 +45,11 @@ class Filters:
         if not maybe:
             return store(tasks)
 
-        def store_rest(found: list[Enqueued | None]) -> Call[list[Enqueued]] | list[Enqueued]:
-            answers = dict(zip(maybe, found, strict=True))
+        def store_rest(found: list[Enqueued | None]) -> Call[list[Enqueued | CodeqError]] | list[Enqueued | CodeqError]:
+            answers: dict[int, Enqueued | CodeqError | None] = dict(zip(maybe, found, strict=True))
             rest = [at for at in range(len(tasks)) if answers.get(at) is None]
 
-            def merge(stored: list[Enqueued]) -> list[Enqueued]:
+            def merge(stored: list[Enqueued | CodeqError]) -> list[Enqueued | CodeqError]:
                 answers.update(zip(rest, stored, strict=True))
                 return [item for at in range(len(tasks)) if (item := answers[at])]
 
@@ -89,8 +89,8 @@ class NoFilters(Filters):
         tid: str,
         tasks: Sequence[NewTask],
         known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], Call[list[Enqueued]]],
-    ) -> Call[list[Enqueued]]:
+        store: Callable[[Sequence[NewTask]], Call[list[Enqueued | CodeqError]]],
+    ) -> Call[list[Enqueued | CodeqError]]:
         return store(tasks)
 
     def gone_is_gone(self, tid: str, task_id: str, call: Callable[[], Call[R]]) -> Call[R]:

@@ -45,11 +45,11 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask]) -> Call[list[Enqueued | er
     if tenant.suspended:
         raise errors.TenantSuspended
 
-    def store(new: Sequence[NewTask]) -> Call[list[Enqueued]]:
+    def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         return engine().enqueue(tenant.tid, tenant.slug, new, retention_ms=tenant.retention_ms)
 
-    def judged(item: Enqueued) -> Enqueued | errors.CodeqError:
-        if item.is_mismatch and tenant.is_idempotency_strict:
+    def judged(item: Enqueued | errors.CodeqError) -> Enqueued | errors.CodeqError:
+        if isinstance(item, Enqueued) and item.is_mismatch and tenant.is_idempotency_strict:
             return errors.IdempotencyMismatch()
         return item
 
@@ -73,6 +73,8 @@ def claim(
 
     `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.waiting`).
     """
+    if tenant.suspended:
+        raise errors.TenantSuspended
     limits = conf().queues
     seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
     _require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
@@ -272,10 +274,6 @@ def _check_task(tenant: Tenant, task: NewTask) -> None:
         f"maxAttempts: 1 to {limits.max_attempts_limit}",
     )
     _require(task.delay_ms >= 0, "delaySeconds: 0 or more")
-    _require(
-        task.delay_ms <= limits.horizon_seconds * 1000,
-        f"delaySeconds: at most {limits.horizon_seconds} ahead",
-    )
     _require(task.run_at_ms is None or 0 < task.run_at_ms <= LATEST_MS, "runAt: not a moment in time")
     key = task.idempotency_key
     _require(key is None or bool(IDEMPOTENCY_KEY.fullmatch(key)), "idempotencyKey: 1 to 255 printable characters")

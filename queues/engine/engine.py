@@ -55,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     backoff_cap_ms: int = 900_000
     retention_ms: int = 86_400_000
     dead_retention_ms: int = 7 * 86_400_000
+    horizon_ms: int = 366 * 86_400_000
 
     @property
     def backoff_line(self) -> str:
@@ -69,7 +70,7 @@ class Engine:
         self.options = options or Options()
         self._clock = clock
 
-    def enqueue(self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int) -> Call[list[Enqueued]]:
+    def enqueue(self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int) -> Call[list[Enqueued | errors.CodeqError]]:
         """Store tasks. One script for those that share a command and a priority, all in one round trip."""
         root = self._root(tid)
         groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
@@ -110,16 +111,21 @@ class Engine:
                 priority=priority,
                 clock=self._now(),
                 idem_ttl_ms=retention_ms,
+                horizon_ms=self.options.horizon_ms,
                 args=[value for item in items for value in item[3]],
             )
             commands.append((script, bound))
 
-        def read(answers: list[Any]) -> list[Enqueued]:
-            done: list[Enqueued | None] = [None] * len(tasks)
+        def read(answers: list[Any]) -> list[Enqueued | errors.CodeqError]:
+            done: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
             for ((_, priority, _), items), (now_ms, *lines) in zip(groups.items(), answers, strict=True):
                 for (position, task_id, spec, args), line in zip(items, lines, strict=True):
                     if isinstance(line, list):
                         done[position] = known_task(line)
+                        continue
+                    if line == b"TOO_FAR":
+                        horizon = self.options.horizon_ms // 1000
+                        done[position] = errors.InvalidRequest(f"runAt: at most {horizon} seconds from now")
                         continue
                     done[position] = Enqueued(
                         task=Task(

@@ -1,7 +1,7 @@
 --! enqueue: store tasks of one queue and one priority, ready at once or delayed.
 --! KEYS    ready delayed due queues tenants waiting woken
---! ARGV    root tid queue priority clock idem_ttl_ms {id spec max delay_ms run_at_ms digest fingerprint}*
---! RETURNS now_ms {visible_ms | {same task…}}*    a list where the idempotency key had made a task before
+--! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms {id spec max delay_ms run_at_ms digest fingerprint}*
+--! RETURNS now_ms {visible_ms | TOO_FAR | {same task…}}*    a list where the idempotency key had made a task before
 --! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is known from now on
 --! COST    O(n), O(n · log delayed) for delayed ones
 --@ include keys, write, now, due, wake, task
@@ -17,15 +17,19 @@ for i = args_from, #ARGV, 7 do
   else
     local visible = tonumber(ARGV[i + 4])
     if visible == 0 then visible = now + ARGV[i + 3] end
-    if visible > now then
-      later[#later + 1], later[#later + 2] = visible, id
-      if not first or visible < first then first = visible end
+    visible = math.max(visible, now)
+    if visible - now > tonumber(horizon_ms) then
+      reply[#reply + 1] = 'TOO_FAR'
     else
-      visible = now
-      at_once[#at_once + 1] = id
+      if visible == now then
+        at_once[#at_once + 1] = id
+      else
+        later[#later + 1], later[#later + 2] = visible, id
+        if not first or visible < first then first = visible end
+      end
+      new[#new + 1] = { i, visible, known }
+      reply[#reply + 1] = visible
     end
-    new[#new + 1] = { i, visible, known }
-    reply[#reply + 1] = visible
   end
 end
 local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
@@ -45,7 +49,7 @@ for _, task in ipairs(new) do
       'created', now)
   end
 end
-if not is_known_queue then
+if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
   call('SADD', tenants, tid) -- stays, even if what follows is taken back: the tenant is known by then
 end

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+import redis
+
+from codeq_site import errors
+from queues import selectors, services
+from queues.task import Location, NewTask, Status
+from tenants.tenant import Tenant
+from tests.queues.conftest import Clock, Queue
+
+
+@pytest.mark.spec("ENQ-1", "A task is stored as it was asked for, its payload to the byte")
+def test_a_task_is_stored_as_it_was_asked_for(queue: Queue, clock: Clock) -> None:
+    payload = '{"n":1.10,"big":9007199254740993,"empty":[],"text":"\\u0000é"}'
+    task = queue.enqueue(
+        payload, priority=7, max_attempts=3, webhook="https://example.com/cb", trace_parent="00-a-b-01"
+    )
+    found = selectors.task(queue.tenant, task.id).now()
+    assert found == task
+    assert found.spec.payload == payload
+    assert (found.priority, found.max_attempts, found.status) == (7, 3, Status.PENDING)
+    assert found.spec.webhook == "https://example.com/cb"
+    assert (found.created_ms, found.visible_ms) == (clock.now_ms, clock.now_ms)
+
+
+@pytest.mark.spec("ENQ-4", "Tenant and trace context are stored with the task")
+def test_tenant_and_trace_context_are_stored_with_the_task(queue: Queue) -> None:
+    task = queue.enqueue(trace_parent="00-a-b-01", trace_state="vendor=1")
+    spec = selectors.task(queue.tenant, task.id).now().spec
+    assert (spec.tenant, spec.trace_parent, spec.trace_state) == ("acme", "00-a-b-01", "vendor=1")
+
+
+@pytest.mark.spec("ENQ-2", "Record, index, retention and idempotency mapping appear in one step")
+def test_enqueue_is_one_script_call(queue: Queue, store: redis.Redis) -> None:
+    queue.enqueue()  # the script is loaded from here on
+    store.config_resetstat()
+    queue.enqueue(idempotency_key="once")
+    stats = store.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 1
+    assert "cmdstat_get" in stats  # the script's own look-up of the key, not a round trip of ours
+
+
+@pytest.mark.spec(
+    "ENQ-3", "Items of a batch are independent: a bad one is answered at its place, the others are stored"
+)
+def test_a_bad_item_of_a_batch_costs_the_others_nothing(queue: Queue) -> None:
+    new = [
+        NewTask(command="send", payload="1"),
+        NewTask(command="no spaces", payload="2"),
+        NewTask(command="mail", payload="3", priority=10),
+        NewTask(command="mail", payload="4", priority=9),
+    ]
+    first, second, third, fourth = services.enqueue(queue.tenant, new).now()
+    assert isinstance(second, errors.InvalidRequest)
+    assert isinstance(third, errors.InvalidRequest)
+    assert not isinstance(first, Exception)
+    assert first.task.spec.payload == "1"
+    assert not isinstance(fourth, Exception)
+    assert fourth.task.spec.payload == "4"
+    assert queue.payloads(commands=["send", "mail"]) == ["4", "1"]
+
+
+@pytest.mark.spec("QUE-3", "Tasks of one priority are claimed in the order they were enqueued")
+def test_a_batch_keeps_its_order(queue: Queue) -> None:
+    queue.enqueue_many(250)
+    assert queue.payloads() == [str(n) for n in range(250)]
+
+
+@pytest.mark.spec("SCH-1", "A delayed task is invisible until it is due, whatever its priority")
+@pytest.mark.parametrize(
+    "when",
+    [{"delay_ms": 30_000}, {"run_at_ms": 1_900_000_030_000}, {"run_at_ms": 1_900_000_030_000, "delay_ms": 5}],
+)
+def test_a_delayed_task_is_invisible_until_it_is_due(queue: Queue, clock: Clock, when: dict[str, int]) -> None:
+    task = queue.enqueue("late", priority=9, **when)
+    queue.enqueue("now", priority=0)
+    assert task.location is Location.DELAYED_ZSET
+    assert queue.payloads() == ["now"]
+    clock.advance(29.999)
+    assert queue.payloads() == []
+    clock.advance(0.001)
+    assert queue.payloads() == ["late"]
+
+
+@pytest.mark.spec("SCH-5", "A task due in two weeks runs in two weeks")
+def test_a_task_due_in_two_weeks_runs_in_two_weeks(queue: Queue, clock: Clock) -> None:
+    queue.enqueue("later", delay_ms=14 * 86_400_000)
+    clock.advance(14 * 86_400 - 1)
+    assert queue.payloads() == []
+    clock.advance(1)
+    assert queue.payloads() == ["later"]
+
+
+def test_a_moment_in_the_past_means_now(queue: Queue, clock: Clock) -> None:
+    task = queue.enqueue(run_at_ms=clock.now_ms - 1)
+    assert (task.location, task.visible_ms) == (Location.PENDING_LIST, clock.now_ms)
+
+
+@pytest.mark.spec("IDM-1", "The same key answers with the same task for the retention window, per tenant")
+def test_a_key_stands_for_one_task(queue: Queue, other_queue: Queue) -> None:
+    first = queue.enqueue("1", idempotency_key="k")
+    again = services.enqueue(queue.tenant, [NewTask(command="send", payload="1", idempotency_key="k")]).now()[0]
+    assert not isinstance(again, Exception)
+    assert (again.task, again.is_replayed, again.is_mismatch) == (first, True, False)
+    assert other_queue.enqueue("1", idempotency_key="k").id != first.id
+    assert queue.look(count=10).tasks[0].id == first.id
+    assert queue.payloads() == []
+
+
+def test_a_key_answers_with_the_task_as_it_is_now(queue: Queue) -> None:
+    queue.enqueue("1", idempotency_key="k")
+    queue.complete(queue.claim())
+    assert queue.enqueue("1", idempotency_key="k").status is Status.COMPLETED
+
+
+def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) -> None:
+    first = queue.enqueue("1", idempotency_key="k")
+    other = NewTask(command="send", payload="2", idempotency_key="k")
+    item = services.enqueue(tenant, [other]).now()[0]
+    assert not isinstance(item, Exception)
+    assert (item.task.id, item.is_replayed, item.is_mismatch) == (first.id, True, True)
+    strict = msgspec.structs.replace(tenant, is_idempotency_strict=True)
+    assert isinstance(services.enqueue(strict, [other]).now()[0], errors.IdempotencyMismatch)
+
+
+def test_a_key_that_comes_twice_in_a_batch_makes_one_task(queue: Queue) -> None:
+    new = [NewTask(command="send", payload="1", idempotency_key="k", priority=p) for p in (0, 0, 5)]
+    items = services.enqueue(queue.tenant, new).now()
+    assert len({item.task.id for item in items if not isinstance(item, Exception)}) == 1
+    assert len(queue.look(count=10).tasks) == 1
+
+
+def test_a_key_is_free_again_when_its_task_is_gone(queue: Queue, store: redis.Redis) -> None:
+    first = queue.enqueue("1", idempotency_key="k")
+    store.delete(*store.keys("*task:*"))
+    second = queue.enqueue("1", idempotency_key="k")
+    assert second.id != first.id
+    assert queue.enqueue("1", idempotency_key="k").id == second.id
+
+
+BAD: dict[str, tuple[dict[str, object], type[errors.CodeqError]]] = {
+    "command with a space": ({"command": "a b"}, errors.InvalidRequest),
+    "command with a brace": ({"command": "a}b"}, errors.InvalidRequest),
+    "command with a colon": ({"command": "a:b"}, errors.InvalidRequest),
+    "command with a newline at its end": ({"command": "a\n"}, errors.InvalidRequest),
+    "command of another script": ({"command": "\N{CYRILLIC SMALL LETTER A}"}, errors.InvalidRequest),
+    "empty command": ({"command": ""}, errors.InvalidRequest),
+    "command of 129 letters": ({"command": "a" * 129}, errors.InvalidRequest),
+    "priority below": ({"priority": -1}, errors.InvalidRequest),
+    "priority above": ({"priority": 10}, errors.InvalidRequest),
+    "no attempts": ({"max_attempts": 0}, errors.InvalidRequest),
+    "too many attempts": ({"max_attempts": 1001}, errors.InvalidRequest),
+    "negative delay": ({"delay_ms": -1}, errors.InvalidRequest),
+    "delay beyond the horizon": ({"delay_ms": 10**15}, errors.InvalidRequest),
+    "moment beyond the horizon": ({"run_at_ms": 253_402_300_799_000}, errors.InvalidRequest),
+    "moment before time": ({"run_at_ms": 0}, errors.InvalidRequest),
+    "moment beyond dates": ({"run_at_ms": 10**18}, errors.InvalidRequest),
+    "empty key": ({"idempotency_key": ""}, errors.InvalidRequest),
+    "key of 256 characters": ({"idempotency_key": "k" * 256}, errors.InvalidRequest),
+    "key with a control character": ({"idempotency_key": "k\0"}, errors.InvalidRequest),
+    "payload too large": ({"payload": "1" * (256 * 1024 + 1)}, errors.PayloadTooLarge),
+    "payload with half a character": ({"payload": '"\ud800"'}, errors.InvalidRequest),
+}
+
+
+@pytest.mark.parametrize(("asked", "error"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_a_named_error_and_writes_nothing(
+    queue: Queue, store: redis.Redis, asked: dict[str, object], error: type[errors.CodeqError]
+) -> None:
+    new = NewTask(**{"command": "send", "payload": "{}", **asked})  # type: ignore[arg-type]
+    assert type(services.enqueue(queue.tenant, [new]).now()[0]) is error
+    assert store.dbsize() == 0
+
+
+@pytest.mark.spec("TEN-5", "A suspended tenant enqueues nothing, and finishes what is claimed")
+def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: Tenant) -> None:
+    queue.enqueue()
+    task = queue.claim()
+    queue.tenant = msgspec.structs.replace(tenant, suspended=True)
+    with pytest.raises(errors.TenantSuspended):
+        queue.enqueue()
+    with pytest.raises(errors.TenantSuspended):
+        queue.look()
+    assert queue.complete(task).status is Status.COMPLETED
+
+
+def test_the_bound_on_a_batch_is_said(queue: Queue) -> None:
+    with pytest.raises(errors.InvalidRequest, match="1000"):
+        services.enqueue(queue.tenant, [NewTask(command="send", payload="1")] * 1001)

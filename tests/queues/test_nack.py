@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+import redis
+
+from codeq_site import errors
+from codeq_site.redis import engine
+from queues import selectors, services
+from queues.engine import Options
+from queues.task import Location, Status
+from tests.queues.conftest import Clock, Queue
+
+
+def delays(queue: Queue, policy: str, attempts: int, *, base_ms: int = 5_000, cap_ms: int = 900_000) -> list[int]:
+    """The delay after each failed attempt of one task under a policy."""
+    engine().options = Options(backoff=policy, backoff_base_ms=base_ms, backoff_cap_ms=cap_ms)
+    queue.enqueue(max_attempts=attempts + 1)
+    found = []
+    for _ in range(attempts):
+        task = queue.claim()
+        found.append(services.nack(queue.tenant, task.id, "w1").now().delay_ms)
+        engine()._clock.advance(cap_ms / 1000)  # type: ignore[union-attr]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine(), "options", engine().options)
+
+
+@pytest.mark.spec("RET-1", "A nack counts the attempt and delays the task by its backoff")
+def test_a_nack_delays_the_task_and_counts(queue: Queue, clock: Clock) -> None:
+    queue.enqueue()
+    task = queue.claim()
+    answer = services.nack(queue.tenant, task.id, "w1", reason="disk full").now()
+    found = selectors.task(queue.tenant, task.id).now()
+    assert not answer.is_dead
+    assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.DELAYED_ZSET, 1)
+    assert (found.error, found.worker, found.visible_ms) == ("disk full", None, clock.now_ms + answer.delay_ms)
+
+
+@pytest.mark.spec("RET-1", "Backoff policies: fixed, linear, exponential, with a cap")
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fixed", [5_000] * 6),
+        ("linear", [5_000, 10_000, 15_000, 20_000, 25_000, 30_000]),
+        ("exponential", [5_000, 10_000, 20_000, 40_000, 60_000, 60_000]),
+    ],
+)
+def test_the_delay_follows_the_policy(queue: Queue, policy: str, expected: list[int]) -> None:
+    assert delays(queue, policy, 6, cap_ms=60_000) == expected
+
+
+@pytest.mark.spec("RET-1", "Jitter is random between its bounds: 0..d in full, d/2..d in equal")
+@pytest.mark.parametrize(("policy", "least"), [("exp_full_jitter", 0.0), ("exp_equal_jitter", 0.5)])
+def test_jitter_is_random_between_its_bounds(queue: Queue, policy: str, least: float) -> None:
+    found = delays(queue, policy, 60, base_ms=100_000, cap_ms=100_000)
+    assert all(least * 100_000 <= delay <= 100_000 for delay in found)
+    assert len(set(found)) > 50
+    middle = (least + 1) / 2 * 100_000
+    assert abs(sum(found) / len(found) - middle) < 15_000
+
+
+def test_a_huge_attempt_count_does_not_overflow_the_backoff(queue: Queue) -> None:
+    assert delays(queue, "exponential", 200, base_ms=1, cap_ms=1000)[-1] == 1000
+
+
+@pytest.mark.spec("RET-1", "A queue may have a backoff of its own")
+def test_a_queue_may_have_its_own_policy(queue: Queue, store: redis.Redis) -> None:
+    root = f"codeq:{{{engine().partition_of(queue.tenant.tid)}}}:"
+    store.hset(f"{root}policies:{queue.tenant.tid}", "send", "fixed 7000 9000")
+    assert delays(queue, "linear", 2) == [7000, 7000]
+
+
+@pytest.mark.spec("RET-2", "`delaySeconds` overrides the backoff, up to its cap")
+@pytest.mark.parametrize(("asked", "got"), [(0, 0), (1.5, 1_500), (10**9, 900_000)])
+def test_an_asked_delay_is_taken_up_to_the_cap(queue: Queue, asked: float, got: int) -> None:
+    queue.enqueue()
+    assert services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=asked).now().delay_ms == got
+
+
+def test_no_delay_means_the_back_of_the_line_at_once(queue: Queue) -> None:
+    queue.enqueue("first")
+    queue.enqueue("second")
+    services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=0).now()
+    assert queue.payloads() == ["second", "first"]
+
+
+@pytest.mark.spec("RET-1", "At `maxAttempts` the task is dead: in the DLQ, FAILED, with the error kept")
+@pytest.mark.parametrize("most", [1, 3])
+def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, most: int) -> None:
+    task = queue.enqueue(max_attempts=most)
+    for number in range(most):
+        clock.advance(1000)
+        answer = services.nack(queue.tenant, queue.claim().id, "w1", reason=f"failure {number}").now()
+    assert answer.is_dead
+    clock.advance(10_000)
+    assert queue.look().tasks == []
+    found = selectors.task(queue.tenant, task.id).now()
+    assert (found.status, found.location, found.attempts) == (Status.FAILED, Location.DLQ_SET, most)
+    assert found.error == f"failure {most - 1}"
+    assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
+
+
+def test_dying_without_a_reason_says_max_attempts(queue: Queue) -> None:
+    task = queue.enqueue(max_attempts=1)
+    services.nack(queue.tenant, queue.claim().id, "w1").now()
+    assert selectors.task(queue.tenant, task.id).now().error == "MAX_ATTEMPTS"
+
+
+def test_only_the_holder_may_nack(queue: Queue, clock: Clock) -> None:
+    queue.enqueue()
+    task = queue.claim("w1", lease_seconds=10)
+    with pytest.raises(errors.NotLeaseOwner):
+        services.nack(queue.tenant, task.id, "w2").now()
+    with pytest.raises(errors.LeaseLost):
+        services.nack(queue.tenant, task.id, "w1", token="0" * 32).now()
+    services.nack(queue.tenant, task.id, "w1", token=task.lease_token).now()
+    with pytest.raises(errors.LeaseLost):
+        services.nack(queue.tenant, task.id, "w1", token=task.lease_token).now()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_an_absurd_delay_is_refused(queue: Queue, seconds: float) -> None:
+    queue.enqueue()
+    with pytest.raises(errors.InvalidRequest):
+        services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=seconds)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from codeq_site import errors
+from codeq_site.redis import engine
+from queues import selectors, services
+from tests.queues.conftest import Clock, Queue
+
+
+@pytest.mark.spec("ADM-5", "A paused queue gives nothing out and takes everything in, until it is resumed")
+def test_a_paused_queue_gives_nothing_out(queue: Queue, clock: Clock) -> None:
+    queue.enqueue("running")
+    running = queue.claim()
+    services.pause(queue.tenant, "send").now()
+    queue.enqueue("waiting")
+    assert selectors.queue_stats(queue.tenant, "send").now().is_paused
+    assert queue.look().tasks == []
+    queue.complete(running)
+    services.resume(queue.tenant, "send").now()
+    assert queue.payloads() == ["waiting"]
+
+
+def test_pausing_one_queue_leaves_the_others(queue: Queue, other_queue: Queue) -> None:
+    services.pause(queue.tenant, "send").now()
+    queue.enqueue("stays")
+    queue.enqueue("goes", command="mail")
+    other_queue.enqueue("theirs")
+    assert queue.payloads(commands=["send", "mail"]) == ["goes"]
+    assert other_queue.payloads() == ["theirs"]
+
+
+def test_a_paused_queue_is_still_repaired(queue: Queue, clock: Clock) -> None:
+    queue.enqueue()
+    queue.claim(lease_seconds=1)
+    services.pause(queue.tenant, "send").now()
+    clock.advance(1)
+    assert engine().reap(queue.tenant.tid, "send").now()[0] == 1
+
+
+def test_a_queue_can_be_paused_before_it_has_a_task(queue: Queue) -> None:
+    services.pause(queue.tenant, "send").now()
+    queue.enqueue()
+    assert queue.look().tasks == []
+
+
+def test_a_command_that_cannot_be_is_refused(queue: Queue) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        services.pause(queue.tenant, "a b")
