@@ -8,17 +8,18 @@ tenant goes.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
-from django.utils.functional import cached_property
 
 from queues.task import Outcome, Status
 
 
-def tenant_key() -> models.ForeignKey[models.Model, models.Model]:
+def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
     return models.ForeignKey(
         "tenants.Tenant",
-        to_field="tid",
+        null=True,  # never is; but without it a join would hide the rows of a tenant that has gone
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         db_index=False,
@@ -142,6 +143,10 @@ class BeatJob(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    @cached_property
+    @property
+    def next_at(self) -> datetime:
+        return self.started_at + timedelta(seconds=self.every_seconds)
+
+    @property
     def duration_ms(self) -> int:
         return round((self.ended_at - self.started_at).total_seconds() * 1000)

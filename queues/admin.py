@@ -1,0 +1,214 @@
+"""The audit in the console: what ended and its attempts, to be read; what could not be stored, to be retried."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import Any
+
+import msgspec
+from django.contrib import admin, messages
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from unfold.admin import ModelAdmin
+from unfold.decorators import action, display
+from unfold.paginator import InfinitePaginator
+
+from queues import audit
+from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
+from queues.task import Outcome, Status
+from tenants.models import Tenant
+
+SHOWN_CHARS = 64 * 2**10
+STATUS_COLOURS = {
+    Status.COMPLETED: "success", Status.FAILED: "danger", Status.CANCELLED: "warning", Status.PENDING: "info",
+}  # fmt: skip
+OUTCOME_COLOURS = {
+    Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",
+    Outcome.EXPIRED: "danger", Outcome.CANCELLED: "warning",
+}  # fmt: skip
+
+
+def tenants_of(request: HttpRequest) -> QuerySet[Tenant] | None:
+    """The tenants whose rows this person may see; None = all of them."""
+    if request.user.is_superuser:
+        return None
+    return Tenant.objects.filter(memberships__user_id=request.user.pk or 0)
+
+
+def as_json(text: str) -> SafeString:
+    """A payload for people: indented where it is JSON, numbers as they came; escaped, and cut where it is endless."""
+    try:
+        shown = msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        shown = text
+    rest = f"\n… {len(shown) - SHOWN_CHARS} more characters" if len(shown) > SHOWN_CHARS else ""
+    return format_html(
+        '<pre class="whitespace-pre-wrap break-all overflow-auto" style="max-height: 30rem">{}{}</pre>',
+        shown[:SHOWN_CHARS],
+        rest,
+    )
+
+
+class TenantFilter(admin.SimpleListFilter):
+    title = "tenant"
+    parameter_name = "tenant"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        # From the tenants, not from the rows: a list of distinct values would read the whole audit.
+        seen = tenants_of(request)
+        rows = (Tenant.objects.all() if seen is None else seen).order_by("slug")
+        return list(rows.values_list("pk", "slug")[:200])
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(tenant_id=self.value()) if self.value() else queryset
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """Rows that the system writes: nobody adds, changes or deletes them here."""
+
+    # Neither counts the table nor numbers its pages: both would read all of it.
+    paginator = InfinitePaginator
+    show_full_result_count = False
+    list_per_page = 50
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class AuditAdmin(ReadOnlyAdmin):
+    list_select_related = ("tenant",)
+    date_hierarchy = "ended_at"
+    ordering = ("-ended_at",)
+    search_fields = ("task_id",)
+    search_help_text = "A task's id, or a worker's name, in full."
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request)
+        seen = tenants_of(request)
+        return rows if seen is None else rows.filter(tenant__in=seen)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        found = Q(worker=term)
+        with contextlib.suppress(ValueError):
+            found |= Q(task_id=uuid.UUID(term))
+        return queryset.filter(found), False
+
+    @display(description="Status", label=STATUS_COLOURS, ordering="status")
+    def status_label(self, row: Any) -> str:
+        return str(row.status)
+
+    @display(description="Outcome", label=OUTCOME_COLOURS, ordering="outcome")
+    def outcome_label(self, row: Any) -> str:
+        return str(row.outcome)
+
+    @display(description="Tenant")
+    def tenant_slug(self, row: Any) -> str:
+        # There is no constraint: a row may outlive its tenant.
+        return str(row.tenant or row.tenant_id)
+
+
+@admin.register(AuditedResult)
+class AuditedResultAdmin(AuditAdmin):
+    list_display = (
+        "task_id", "tenant_slug", "command", "status_label", "is_dead", "deliveries", "worker", "error_start",
+        "ended_at",
+    )  # fmt: skip
+    list_filter = ("status", "is_dead", TenantFilter)
+    readonly_fields = ("payload_shown", "result_shown", "artifacts_shown")
+    fieldsets = (
+        (None, {"fields": ("task_id", "tenant_slug", "command", "priority", "status", "outcome", "is_dead", "error")}),
+        ("What was asked and answered", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
+        ("How it went", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
+        ("When", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
+    )
+
+    @display(description="Error")
+    def error_start(self, row: AuditedResult) -> str:
+        return row.error[:80]
+
+    @display(description="Payload")
+    def payload_shown(self, row: AuditedResult) -> SafeString:
+        return as_json(row.payload)
+
+    @display(description="Result")
+    def result_shown(self, row: AuditedResult) -> SafeString:
+        return as_json(row.result)
+
+    @display(description="Artifacts")
+    def artifacts_shown(self, row: AuditedResult) -> SafeString:
+        return as_json(row.artifacts)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return (*self.readonly_fields, "tenant_slug")
+
+
+@admin.register(Attempt)
+class AttemptAdmin(AuditAdmin):
+    list_display = (
+        "task_id", "number", "tenant_slug", "command", "outcome_label", "status_label", "worker", "error_start",
+        "ended_at",
+    )  # fmt: skip
+    list_filter = ("outcome", TenantFilter)
+
+    @display(description="Error")
+    def error_start(self, row: Attempt) -> str:
+        return row.error[:80]
+
+
+@admin.register(Quarantine)
+class QuarantineAdmin(ReadOnlyAdmin):
+    """Of the platform, not of a tenant: what is wrong with a row may be whose it is."""
+
+    list_display = ("stream_id", "partition", "reason", "created_at")
+    ordering = ("-created_at",)
+    fields = ("partition", "stream_id", "reason", "created_at")
+    readonly_fields = ("created_at",)
+    actions = ("retry",)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.is_superuser)
+
+    has_module_permission = has_view_permission
+
+    @action(description="Try to store these again", permissions=["view"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
+        asked = queryset.count()
+        stored = audit.retry(queryset)
+        self.message_user(
+            request,
+            f"{stored} stored, {asked - stored} still cannot be stored.",
+            messages.SUCCESS if stored == asked else messages.WARNING,
+        )
+
+
+@admin.register(BeatJob)
+class BeatJobAdmin(ReadOnlyAdmin):
+    list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
+    ordering = ("name",)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.is_superuser)
+
+    has_module_permission = has_view_permission
+
+    @display(description="Took")
+    def took(self, row: BeatJob) -> str:
+        return f"{row.duration_ms} ms"
+
+    @display(description="Next")
+    def next_at(self, row: BeatJob) -> str:
+        return f"{row.next_at:%H:%M:%S}"
