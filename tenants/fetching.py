@@ -50,7 +50,7 @@ def fetch_json(url: str, *, deadline_seconds: float = DEADLINE_SECONDS, largest:
         raise FetchError("too large")
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FetchError("not JSON") from error
 
 

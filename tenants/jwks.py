@@ -65,8 +65,8 @@ def _key_of(entry: dict[str, Any]) -> Key | None:
 
 def select(keys: Mapping[str, Key], kid: str | None, algorithm: str) -> Key | None:
     """The key a token's header means. Without a `kid` only a set that leaves no choice has an answer."""
-    if kid:
-        return keys.get(kid)
+    if kid is not None:
+        return keys.get(kid) if kid else None
     fitting = [key for key in keys.values() if key.algorithm == algorithm]
     return fitting[0] if len(fitting) == 1 else None
 
@@ -85,13 +85,14 @@ class Pending(Exception):  # noqa: N818 - not an error
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How often a key set is fetched, in seconds."""
 
-    fresh: float = 60.0  # so long a key that was withdrawn is still accepted
+    fresh: float = 60.0  # so long the set is not fetched again
+    lenient: float = 300.0  # so long an old set answers at once while it is fetched again; older ones wait for it
     stale: float = 86_400.0  # so long the last good set serves while its source is down
     unknown: float = 30.0  # between two fetches made because a token names a key nobody knows
     retry: float = 5.0  # between any two fetches
 
 
-DAILY_PACE = Pace()
+PACE = Pace()
 
 
 class KeySet:
@@ -106,7 +107,7 @@ class KeySet:
         name: str,
         fetch: Callable[[], Mapping[str, Key]],
         *,
-        pace: Pace = DAILY_PACE,
+        pace: Pace = PACE,
         start: Callable[[Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -119,63 +120,87 @@ class KeySet:
         self._flight: Future[None] | None = None
         self._keys: Mapping[str, Key] = {}
         self._fetched = self._tried = self._asked = float("-inf")
+        self._is_failing = False
 
     def find(self, kid: str | None, algorithm: str) -> Key | None:
         """The key, or None when the source does not have it.
 
         Raises Pending while that is being found out, and Unavailable when the source has never answered.
         """
-        now = self._clock()
-        age = now - self._fetched
-        if age > self._pace.stale:
-            if (flight := self._begin(now, self._pace.retry)) is not None:
-                raise Pending(flight)
+        flight = self._needed(kid, algorithm)
+        if flight is not None:
+            raise Pending(flight)
+        # Looked at now and not before: another thread's fetch may just have ended.
+        if self._clock() - self._fetched > self._pace.stale:
             raise Unavailable("The keys that verify tokens cannot be fetched right now.", retry_after_seconds=5)
-        key = select(self._keys, kid, algorithm)
-        if key is None:
+        return select(self._keys, kid, algorithm)
+
+    @property
+    def is_fetching(self) -> bool:
+        return self._flight is not None
+
+    def _needed(self, kid: str | None, algorithm: str) -> Future[None] | None:
+        """The fetch that the answer has to wait for; None when it need not or must not."""
+        now, pace = self._clock(), self._pace
+        age = now - self._fetched
+        if age > pace.stale:
+            return self._begin(now)
+        if select(self._keys, kid, algorithm) is None:
             # Random kids must not become a flood of fetches: few are made on their account.
-            if now - self._asked >= self._pace.unknown or self._flight is not None:
-                flight = self._begin(now, self._pace.retry, is_unknown=True)
-                if flight is not None:
-                    raise Pending(flight)
-        elif age > self._pace.fresh:
-            self._begin(now, self._pace.retry)
-        return key
+            may_ask = self._flight is not None or now - self._asked >= pace.unknown
+            return self._begin(now, is_unknown=True) if may_ask else None
+        if age > pace.fresh:
+            flight = self._begin(now)
+            # After a quiet hour the first token could be one of a key withdrawn since, so it waits. But a source
+            # that is known to be down is not waited for.
+            if age > pace.lenient and not self._is_failing:
+                return flight
+        return None
 
     def forget(self) -> None:
         """Fetch again at the next question."""
         with self._lock:
             self._fetched = self._tried = self._asked = float("-inf")
+            self._is_failing = False
 
-    def _begin(self, now: float, least: float, *, is_unknown: bool = False) -> Future[None] | None:
+    def _begin(self, now: float, *, is_unknown: bool = False) -> Future[None] | None:
         """The fetch under way, begun here if the last one is long enough ago; None when it is not."""
         with self._lock:
             if self._flight is not None:
                 return self._flight
-            if now - self._tried < least:
+            if now - self._tried < self._pace.retry:
                 return None
             flight = self._flight = Future[None]()
             self._tried = now
             if is_unknown:
                 self._asked = now
-        self._start(lambda: self._fly(flight))
+        try:
+            self._start(lambda: self._fly(flight))
+        except RuntimeError:
+            # No thread to be had: whoever waits for this flight would wait for nothing.
+            self._land(flight, is_good=False)
         return flight
 
     def _fly(self, flight: Future[None]) -> None:
+        is_good = False
         try:
             keys = self._fetch()
             if keys:
-                self._keys, self._fetched = dict(keys), self._clock()
+                self._keys, self._fetched, is_good = dict(keys), self._clock(), True
             else:
                 log.warning("keys of %s: an answer without a usable key was ignored", self._name)
         except (OSError, ValueError, Unavailable) as error:
             log.warning("keys of %s could not be fetched: %s", self._name, error)
         finally:
             # Whoever waits must wake up, also when the fetch broke in a way nobody thought of.
-            with self._lock:
-                self._flight = None
-                self._tried = self._clock()
-            flight.set_result(None)
+            self._land(flight, is_good=is_good)
+
+    def _land(self, flight: Future[None], *, is_good: bool) -> None:
+        with self._lock:
+            self._flight = None
+            self._tried = self._clock()
+            self._is_failing = not is_good
+        flight.set_result(None)
 
 
 def _in_a_thread(job: Callable[[], None]) -> None:

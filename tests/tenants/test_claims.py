@@ -1,0 +1,435 @@
+"""What a genuine token is allowed to say, and what it is worth: times, audience, tenant, roles, scopes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from codeq_site.errors import CodeqError, Forbidden, Unauthenticated
+from tenants import models, services
+from tenants.claims import TENANT_CLAIMS
+from tenants.permissions import (
+    Guard,
+    HasScope,
+    IsAdmin,
+    IsEither,
+    IsOperator,
+    IsProducer,
+    IsWorker,
+    commands_for,
+)
+from tenants.tenant import WORKER_SCOPES, Caller, Role
+from tenants.tokens import Verifier
+from tests.tenants.conftest import Clock, Configure, JwksServer
+from tests.tenants.minting import ISSUER, Signer, claims
+
+pytestmark = pytest.mark.usefixtures("acme", "other")
+
+NOW = 1_800_000_000
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOW)
+
+
+@pytest.fixture
+def verifier(issuer: JwksServer, clock: Clock) -> Verifier:
+    return Verifier(clock=clock)
+
+
+def verdict(verifier: Verifier, token: str) -> type[CodeqError] | None:
+    """The error the token meets, or None."""
+    try:
+        verifier.verify(token)
+    except CodeqError as error:
+        return type(error)
+    return None
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    return claims(**{"iat": NOW, "exp": NOW + 600, **changes})
+
+
+TIMES: list[tuple[str, dict[str, Any], bool]] = [
+    ("fresh", {}, True),
+    ("expired-59s-ago", {"exp": NOW - 59}, True),
+    ("expired-60s-ago", {"exp": NOW - 60}, False),
+    ("expired-61s-ago", {"exp": NOW - 61}, False),
+    ("no-exp", {"exp": None}, False),
+    ("exp-text", {"exp": str(NOW + 600)}, False),
+    ("exp-true", {"exp": True}, False),
+    ("exp-list", {"exp": [NOW + 600]}, False),
+    ("exp-object", {"exp": {"$gt": 0}}, False),
+    ("exp-zero", {"exp": 0}, False),
+    ("exp-negative", {"exp": -1}, False),
+    ("exp-fraction", {"exp": NOW + 0.5}, True),
+    ("exp-far", {"exp": 253_402_300_799}, True),
+    ("exp-too-far", {"exp": 10**30}, False),
+    ("exp-1e300", {"exp": 1e300}, False),
+    ("nbf-in-59s", {"nbf": NOW + 59}, True),
+    ("nbf-in-61s", {"nbf": NOW + 61}, False),
+    ("nbf-text", {"nbf": "0"}, False),
+    ("nbf-true", {"nbf": True}, False),
+    ("iat-in-59s", {"iat": NOW + 59}, True),
+    ("iat-in-61s", {"iat": NOW + 61}, False),
+    ("iat-text", {"iat": "yesterday"}, False),
+    ("no-iat", {"iat": None}, True),
+]
+
+
+@pytest.mark.spec("AUT-1", "A token is good from nbf to exp, give or take the leeway, and must expire")
+@pytest.mark.parametrize(("changes", "is_good"), [each[1:] for each in TIMES], ids=[each[0] for each in TIMES])
+def test_times(changes: dict[str, Any], is_good: bool, signer: Signer, verifier: Verifier) -> None:
+    assert verdict(verifier, signer.sign(said(**changes))) is (None if is_good else Unauthenticated)
+
+
+@pytest.mark.spec("AUT-1", "A token is good from nbf to exp, give or take the leeway, and must expire")
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e308", "NaN", "Infinity", "9" * 400, '"1e9"', "null"])
+def test_numbers_that_overflow_are_refused(number: str, signer: Signer, verifier: Verifier) -> None:
+    for name in ("exp", "nbf", "iat"):
+        text = json.dumps(said(**{name: "@"})).replace('"@"', number)
+        token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, text.encode())
+        assert verdict(verifier, token) is Unauthenticated
+
+
+@pytest.mark.spec("AUT-1", "A remembered token ends with its exp, leeway or not")
+def test_a_token_is_not_remembered_beyond_its_end(signer: Signer, verifier: Verifier, clock: Clock) -> None:
+    token = signer.sign(said(exp=NOW + 10))
+    verifier.verify(token)
+    clock.now = NOW + 9.9
+    assert verifier.cached(token) is not None
+    clock.now = NOW + 10
+    assert verifier.cached(token) is None
+    clock.now = NOW + 69
+    assert verdict(verifier, token) is None
+    clock.now = NOW + 70
+    assert verdict(verifier, token) is Unauthenticated
+
+
+PRODUCER, WORKER = "codeq-producer", "codeq-worker"
+AUDIENCES: list[tuple[str, Any, frozenset[Role] | None]] = [
+    ("producer", PRODUCER, frozenset({Role.PRODUCER})),
+    ("worker", WORKER, frozenset({Role.WORKER})),
+    ("list-of-one", [PRODUCER], frozenset({Role.PRODUCER})),
+    ("among-others", ["https://else.example", WORKER], frozenset({Role.WORKER})),
+    ("both", [PRODUCER, WORKER], frozenset({Role.PRODUCER, Role.WORKER})),
+    ("other", "else", None),
+    ("missing", None, None),
+    ("empty", "", None),
+    ("empty-list", [], None),
+    ("prefix", "codeq-producer-not", None),
+    ("shorter", "codeq-produce", None),
+    ("space-separated", "codeq-producer codeq-worker", None),
+    ("case", "Codeq-Producer", None),
+    ("trailing-slash", "codeq-producer/", None),
+    ("number", 7, None),
+    ("true", True, None),
+    ("object", {PRODUCER: True}, None),
+    ("nested", [[PRODUCER]], None),
+    ("list-with-a-number", [PRODUCER, 7], None),
+]
+
+
+@pytest.mark.spec("AUT-1", "The audience says whether the token is a producer's or a worker's")
+@pytest.mark.parametrize(("audience", "roles"), [each[1:] for each in AUDIENCES], ids=[e[0] for e in AUDIENCES])
+def test_audiences(audience: Any, roles: frozenset[Role] | None, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign(said(aud=audience))
+    if roles is None:
+        assert verdict(verifier, token) is Unauthenticated
+    else:
+        assert verifier.verify(token).roles == roles
+
+
+@pytest.mark.spec("AUT-1", "Only the configured issuer's tokens are accepted")
+@pytest.mark.parametrize(
+    "issuer_claim",
+    [None, "", "codeq", ISSUER + "/", ISSUER.upper(), ISSUER[:-1], "https://issuer.example.evil", [ISSUER], 7, True],
+    ids=str,
+)
+def test_another_issuer_is_refused(issuer_claim: Any, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, said(iss=issuer_claim))
+    assert verdict(verifier, token) is Unauthenticated
+
+
+SUBJECTS: list[tuple[str, Any, bool]] = [
+    ("name", "worker-1", True),
+    ("spaces", "a worker", True),
+    ("255", "x" * 255, True),
+    ("256", "x" * 256, False),
+    ("empty", "", False),
+    ("missing", None, False),
+    ("number", 7, False),
+    ("list", ["a"], False),
+    ("newline", "a\nb", False),
+    ("nul", "a\x00b", False),
+    ("right-to-left", "a\u202eb", False),
+]
+
+
+@pytest.mark.spec("AUT-2", "The worker's id is the token's sub")
+@pytest.mark.parametrize(("subject", "is_good"), [each[1:] for each in SUBJECTS], ids=[e[0] for e in SUBJECTS])
+def test_subjects(subject: Any, is_good: bool, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, said(sub=subject))
+    assert verdict(verifier, token) is (None if is_good else Unauthenticated)
+    if is_good:
+        assert verifier.verify(token).subject == subject
+
+
+# -- tenant ---------------------------------------------------------------------------------------------------------
+
+TENANT_SPEC = pytest.mark.spec("TEN-2", "The tenant is the one value of the tenant claims, or the token is refused")
+
+
+@TENANT_SPEC
+@pytest.mark.parametrize("name", TENANT_CLAIMS)
+def test_each_tenant_claim_names_the_tenant(name: str, signer: Signer, verifier: Verifier) -> None:
+    caller = verifier.verify(signer.sign(said(**{"tenantId": None, name: "other"})))
+    assert caller.tenant.slug == "other"
+
+
+@TENANT_SPEC
+@pytest.mark.parametrize("first", TENANT_CLAIMS)
+@pytest.mark.parametrize("second", TENANT_CLAIMS)
+def test_two_tenant_claims_must_agree(first: str, second: str, signer: Signer, verifier: Verifier) -> None:
+    agreeing = said(tenantId=None) | {first: "acme", second: "acme"}
+    assert verifier.verify(signer.sign(agreeing)).tenant.slug == "acme"
+    if first != second:
+        differing = said(tenantId=None) | {first: "acme", second: "other"}
+        assert verdict(verifier, signer.sign(differing)) is Forbidden
+
+
+@TENANT_SPEC
+@pytest.mark.parametrize("name", TENANT_CLAIMS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", " ", "acme ", " acme", "ACME", "аcme", "acme\x00", "acme\n", "a:b", "a}:{b", "_", "*", "x" * 10_000),
+        *(None, 7, True, ["acme"], [], {"id": "acme"}, {}),
+    ],
+    ids=lambda value: ascii(value)[:16],
+)
+def test_a_tenant_claim_that_is_not_exactly_a_name_is_refused(
+    name: str, value: Any, signer: Signer, verifier: Verifier
+) -> None:
+    payload = said(tenantId=None) | {name: value}
+    assert verdict(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
+
+
+@TENANT_SPEC
+@pytest.mark.parametrize("value", ["", None, 7, ["acme"]], ids=repr)
+def test_an_odd_tenant_claim_beside_a_good_one_is_refused(value: Any, signer: Signer, verifier: Verifier) -> None:
+    payload = said() | {"organization_id": value}
+    assert verdict(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
+
+
+@TENANT_SPEC
+@pytest.mark.parametrize("subject", ["acme", "other", "someone"])
+def test_without_a_tenant_claim_nobody_becomes_the_tenant_of_their_name(
+    subject: str, signer: Signer, verifier: Verifier
+) -> None:
+    assert verdict(verifier, signer.sign(said(tenantId=None, sub=subject))) is Forbidden
+
+
+@TENANT_SPEC
+def test_in_single_tenant_mode_sub_is_the_tenant(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+    configure(auth={"single_tenant": True})
+    assert verifier.verify(signer.sign(said(tenantId=None, sub="acme"))).tenant.slug == "acme"
+    assert verifier.verify(signer.sign(said(tenantId="other", sub="acme"))).tenant.slug == "other"
+    assert verdict(verifier, signer.sign(said(tenantId=None, sub="nobody"))) is Forbidden
+    # An empty claim is not the absence of one.
+    assert verdict(verifier, signer.sign(said(tenantId="", sub="acme"))) is Forbidden
+
+
+@pytest.mark.spec("TEN-2", "An unknown tenant is a 403, or made at first sight where that is allowed")
+def test_an_unknown_tenant_is_refused_or_made(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign(said(tenantId="newcomer"))
+    assert verdict(verifier, token) is Forbidden
+    configure(auth={"provision_tenants": True})
+    tenant = verifier.verify(token).tenant
+    assert models.Tenant.objects.get(slug="newcomer").tid == tenant.tid
+    for odd in ("a b", "a}:{b", "x" * 129, "ü", "a\nb"):
+        assert verdict(verifier, signer.sign(said(tenantId=odd))) is Forbidden
+    assert models.Tenant.objects.count() == 3
+
+
+@pytest.mark.spec("TEN-1", "No name a tenant may have reaches a key: ids are minted, and never shared")
+def test_a_tenants_id_has_nothing_of_its_name(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+    configure(auth={"provision_tenants": True})
+    names = ["a:b", "a.b", "A:B", "_", "-", "a|b", "a/b", "a=b", "a@b"]
+    ids = {name: verifier.verify(signer.sign(said(tenantId=name))).tenant.tid for name in names}
+    assert len(set(ids.values())) == len(names)
+    assert all(len(tid) == 8 and set(tid) <= set("abcdefghijklmnopqrstuvwxyz234567") for tid in ids.values())
+
+
+# -- roles, scopes, commands ----------------------------------------------------------------------------------------
+
+
+def caller_of(verifier: Verifier, signer: Signer, **changes: Any) -> Caller:
+    return verifier.verify(signer.sign(said(**changes)))
+
+
+ADMINS: list[tuple[str, dict[str, Any], set[Role] | None]] = [
+    ("plain", {}, set()),
+    ("role", {"role": "ADMIN"}, {Role.ADMIN}),
+    ("scope", {"scope": "codeq:admin"}, {Role.ADMIN}),
+    ("scope-among-others", {"scope": "a codeq:admin b"}, {Role.ADMIN}),
+    ("operator", {"scope": "codeq:operator"}, {Role.OPERATOR}),
+    ("role-lower", {"role": "admin"}, set()),
+    ("role-title", {"role": "Admin"}, set()),
+    ("role-padded", {"role": " ADMIN"}, set()),
+    ("role-other", {"role": "SUPERADMIN"}, set()),
+    ("roles", {"roles": ["ADMIN"]}, set()),
+    ("scope-prefix", {"scope": "codeq:administrator"}, set()),
+    ("scope-case", {"scope": "CODEQ:ADMIN"}, set()),
+    ("scope-comma", {"scope": "codeq:admin,codeq:operator"}, set()),
+    ("role-list", {"role": ["ADMIN"]}, None),
+    ("role-object", {"role": {"ADMIN": True}}, None),
+    ("role-true", {"role": True}, None),
+    ("scope-list", {"scope": ["codeq:admin"]}, None),
+    ("scope-object", {"scope": {"codeq:admin": 1}}, None),
+]
+
+
+@pytest.mark.spec("AUT-1", "An administrator is a producer whose token says so exactly")
+@pytest.mark.parametrize(("changes", "roles"), [each[1:] for each in ADMINS], ids=[each[0] for each in ADMINS])
+def test_administrators(changes: dict[str, Any], roles: set[Role] | None, signer: Signer, verifier: Verifier) -> None:
+    if roles is None:
+        assert verdict(verifier, signer.sign(said(**changes))) is Forbidden
+    else:
+        assert caller_of(verifier, signer, **changes).roles == {Role.PRODUCER} | roles
+
+
+@pytest.mark.spec("AUT-1", "A worker's token makes no administrator")
+@pytest.mark.parametrize("changes", [{"role": "ADMIN"}, {"scope": "codeq:admin codeq:operator"}], ids=str)
+def test_a_worker_is_never_an_administrator(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
+    assert caller_of(verifier, signer, aud=WORKER, **changes).roles == {Role.WORKER}
+
+
+ALLOWED: dict[str, tuple[dict[str, Any], set[type[Guard]]]] = {
+    "producer": ({}, {IsProducer, IsEither}),
+    "worker": ({"aud": WORKER}, {IsWorker, IsEither}),
+    "admin": ({"role": "ADMIN"}, {IsProducer, IsEither, IsAdmin}),
+    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin, IsOperator}),
+    "both": ({"aud": [PRODUCER, WORKER]}, {IsProducer, IsWorker, IsEither}),
+}
+
+
+@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, administrators and operators")
+@pytest.mark.parametrize("who", ALLOWED)
+def test_guards(who: str, signer: Signer, verifier: Verifier) -> None:
+    changes, allowed = ALLOWED[who]
+    caller = caller_of(verifier, signer, **changes)
+    guards = {IsProducer, IsWorker, IsEither, IsAdmin, IsOperator}
+    assert {guard for guard in guards if guard().allows(caller)} == allowed
+
+
+@pytest.mark.spec("AUT-2", "A scope opens one worker's door, and only in a worker's token")
+@pytest.mark.parametrize("scope", WORKER_SCOPES)
+def test_a_missing_scope_closes_its_door_only(scope: str, signer: Signer, verifier: Verifier) -> None:
+    rest = [each for each in WORKER_SCOPES if each != scope]
+    worker = caller_of(verifier, signer, aud=WORKER, scope=" ".join(rest))
+    assert {each for each in WORKER_SCOPES if HasScope(each)().allows(worker)} == set(rest)
+    producer = caller_of(verifier, signer, scope=scope)
+    assert not HasScope(scope)().allows(producer)
+
+
+@pytest.mark.spec("AUT-2", "A scope opens one worker's door, and only in a worker's token")
+@pytest.mark.parametrize("text", ["", "codeq:claims", "CODEQ:CLAIM", "codeq:*", "*", "codeq:claim,codeq:nack", "claim"])
+def test_what_only_looks_like_a_scope_is_none(text: str, signer: Signer, verifier: Verifier) -> None:
+    worker = caller_of(verifier, signer, aud=WORKER, scope=text)
+    assert not any(HasScope(each)().allows(worker) for each in WORKER_SCOPES)
+
+
+COMMANDS: list[tuple[str, Any, list[str] | None, list[str] | None]] = [
+    # name, eventTypes, asked, granted (None = Forbidden)
+    ("all-of-mine", ["b", "a"], None, ["a", "b"]),
+    ("asked-empty", ["a"], [], ["a"]),
+    ("subset", ["a", "b"], ["b"], ["b"]),
+    ("order-kept", ["a", "b", "c"], ["c", "a"], ["c", "a"]),
+    ("twice", ["a"], ["a", "a"], ["a"]),
+    ("outside", ["a"], ["b"], None),
+    ("partly-outside", ["a"], ["a", "b"], None),
+    ("case", ["render"], ["Render"], None),
+    ("prefix", ["render"], ["render.large"], None),
+    ("star", ["*"], ["anything"], ["anything"]),
+    ("star-all", ["*"], None, ["*"]),
+    ("star-among-others", ["a", "*"], None, ["*"]),
+    ("asks-for-the-star", ["a"], ["*"], None),
+    ("pattern-is-no-star", ["a*"], ["ab"], None),
+    ("none", None, None, None),
+    ("empty", [], None, None),
+    ("empty-asked", [], ["a"], None),
+]
+
+
+@pytest.mark.spec("AUT-2", "A worker touches the commands of its eventTypes and no others")
+@pytest.mark.parametrize(
+    ("event_types", "asked", "granted"), [each[1:] for each in COMMANDS], ids=[each[0] for each in COMMANDS]
+)
+def test_commands(
+    event_types: Any, asked: list[str] | None, granted: list[str] | None, signer: Signer, verifier: Verifier
+) -> None:
+    worker = caller_of(verifier, signer, aud=WORKER, eventTypes=event_types)
+    if granted is None:
+        with pytest.raises(Forbidden):
+            commands_for(worker, asked)
+    else:
+        assert commands_for(worker, asked) == granted
+
+
+@pytest.mark.spec("AUT-2", "Claims of a wrong type are refused")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eventTypes": "a"},
+        {"eventTypes": [1]},
+        {"eventTypes": ["a", None]},
+        {"eventTypes": [""]},
+        {"eventTypes": {"a": 1}},
+        {"eventTypes": True},
+        {"workerGroup": ["g"]},
+        {"workerGroup": 7},
+        {"workerGroup": "x" * 129},
+        {"workerGroup": "a\nb"},
+    ],
+    ids=str,
+)
+def test_claims_of_a_wrong_type_are_refused(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
+    assert verdict(verifier, signer.sign(said(aud=WORKER, **changes))) is Forbidden
+
+
+@pytest.mark.spec("AUT-2", "The worker's group comes with its token")
+def test_the_group_is_the_tokens(signer: Signer, verifier: Verifier) -> None:
+    assert caller_of(verifier, signer, aud=WORKER, workerGroup="blue").group == "blue"
+    assert caller_of(verifier, signer, aud=WORKER).group == ""
+
+
+@pytest.mark.spec("AUT-2", "Producers may claim only where the development setting says so")
+def test_producers_as_workers(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+    assert Role.WORKER not in caller_of(verifier, signer, jti="1").roles
+    configure(auth={"producer_as_worker": True})
+    caller = caller_of(verifier, signer, jti="2")
+    assert caller.roles == {Role.PRODUCER, Role.WORKER}
+    assert commands_for(caller, None) == ["*"]
+    assert all(HasScope(scope)().allows(caller) for scope in WORKER_SCOPES)
+
+
+@pytest.mark.spec("AUT-1", "Tokens of this installation say what they were asked to say")
+@pytest.mark.parametrize("role", list(Role))
+def test_issued_tokens(role: Role) -> None:
+    token = services.issue_token("acme", role, subject="me", commands=["a", "b"], group="blue")
+    caller = Verifier().verify(token)
+    assert caller.tenant.slug == "acme"
+    assert caller.subject == "me"
+    expected = {
+        Role.PRODUCER: {Role.PRODUCER},
+        Role.WORKER: {Role.WORKER},
+        Role.ADMIN: {Role.PRODUCER, Role.ADMIN},
+        Role.OPERATOR: {Role.PRODUCER, Role.ADMIN, Role.OPERATOR},
+    }
+    assert caller.roles == expected[role]
+    if role is Role.WORKER:
+        assert (caller.commands, caller.group, caller.scopes) == ({"a", "b"}, "blue", set(WORKER_SCOPES))
