@@ -154,3 +154,15 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
     for server in servers:
         server.stop(2)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where CODEQ_TEST_NO_SKIPS is set (CI), a skipped test is a failed run: it says what the machine lacks."""
+    if os.environ.get("CODEQ_TEST_NO_SKIPS") and terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line("Tests were skipped, and CODEQ_TEST_NO_SKIPS is set.", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CODEQ_TEST_NO_SKIPS") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -101,21 +101,22 @@ class Server:
     def explain(self) -> str:
         """Why it does not start, in a sentence that says what to do."""
         return (
-            f"{self.name} cannot start from {self.data}: {self._complaint()} If its data is damaged, restore that "
-            f"directory from a backup, or move it away to begin with an empty one; details are in {self.log}."
+            f"{self.name} cannot start from {self.data}: {self._complaint()}. Correct that, or restore the directory "
+            f"from a backup, or move it away to begin with an empty one; the whole log is {self.log}."
         )
 
     def _complaint(self) -> str:
-        """Its own reason: the worst that it has logged since it was launched."""
+        """Its own reason: the last of the worst that it has logged since it was launched."""
         lines: list[str] = []
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read(2**20).decode("utf-8", "replace").splitlines()
         for mark in self.complaint_marks:
-            for line in lines:
-                if mark in line:
-                    return line.partition(mark)[2].strip().rstrip(".") + "."
-        return next((line.strip().rstrip(".") + "." for line in reversed(lines) if line.strip()), "it says nothing.")
+            for line in reversed(lines):
+                if mark in line and "WARNING" not in line:
+                    # Valkey goes on to recommend a program that its wheel does not bring.
+                    return line.partition(mark)[2].partition(": make a backup")[0].strip().rstrip(".")
+        return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "it gives no reason")
 
     def _end_leftover(self) -> None:
         """End a server that an earlier supervisor, killed itself, left on this data directory."""

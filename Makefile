@@ -1,0 +1,63 @@
+# `make help` is the manual. Needs make and a Python of at least 3.11; everything else goes into .venv.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+# The first of these that is new enough; `make PYTHON=/path/to/python run` names another.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+TESTS ?= tests
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null \
+		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another); Ctrl-C stops it
+	@$(BIN)/python manage.py up
+
+.PHONY: test
+test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
+	@$(BIN)/python -m pytest -n 2 -q $(TESTS)
+
+.PHONY: check
+check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, API description
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+	$(BIN)/lint-imports
+	@$(PRODUCTION) $(BIN)/python manage.py check --deploy --fail-level WARNING
+	@$(BIN)/python -W "ignore:Got an error checking a consistent migration history" \
+		manage.py makemigrations --check --dry-run
+
+# A deployment as it should be, to try the checks on; nothing is connected to.
+PRODUCTION = env CODEQ_PRODUCTION=true CODEQ_ALLOWED_HOSTS=codeq.example.com \
+	REDIS_URL=rediss://valkey.example.com:6379/0 CELERY_BROKER_URL=rediss://broker.example.com:6379/0 \
+	DATABASE_URL=postgresql://codeq@postgresql.example.com/codeq?sslmode=verify-full \
+	SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(64))')
+
+.PHONY: constraints
+constraints: $(VENV)/.python ## choose the newest versions that agree, and write them to constraints.txt
+	rm -rf $(VENV)/fresh && $(PYTHON) -m venv $(VENV)/fresh
+	$(VENV)/fresh/bin/python -m pip install -q --disable-pip-version-check -e '.[embedded,pipeline,dev]'
+	{ echo "# The versions that were tested together. Written by \`make constraints\`."; \
+		$(VENV)/fresh/bin/python -m pip freeze --exclude-editable | grep -v ' @ '; } > constraints.txt
+	rm -rf $(VENV)/fresh
+
+# Installed once; again when what is asked for changes.
+$(VENV)/.run: EXTRAS := embedded,pipeline
+$(VENV)/.dev: EXTRAS := embedded,pipeline,dev
+$(VENV)/.run $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.python
+	@echo "Installing codeq[$(EXTRAS)] into $(VENV); the first time this takes a minute or two …"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
+	@touch $@
+
+$(VENV)/.python:
+	@if [ -z "$(PYTHON)" ]; then echo "codeQ needs Python 3.11 or newer, and none was found: install one, or name it" \
+		"with make PYTHON=/path/to/python3 run." >&2; exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "codeQ needs Python 3.11 or newer;" \
+		"$(PYTHON) is $$("$(PYTHON)" --version 2>&1)." >&2; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) has no venv module: install it" \
+		"(on Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+	@touch $@
