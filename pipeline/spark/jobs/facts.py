@@ -1,0 +1,50 @@
+"""attempts, deliveries: from everything read to facts, for the days and tenants whose rows have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+from pipeline.spark import schemas, sinks
+from pipeline.spark.jobs.running import Context, Report
+from pipeline.spark.lake import Manifest, new_run
+from pipeline.spark.transforms.attempts import attempts as to_attempts
+from pipeline.spark.transforms.webhooks import deliveries as to_deliveries
+
+
+def attempts(context: Context) -> Report:
+    return _facts(context, schemas.ATTEMPTS, to_attempts)
+
+
+def deliveries(context: Context) -> Report:
+    return _facts(context, schemas.DELIVERIES, to_deliveries)
+
+
+def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFrame], DataFrame]) -> Report:
+    lake, spark, root = context.lake, context.spark, context.lake.root()
+    source = schemas.TABLES[table.fact]
+    raw, before = lake.manifest(source.name, root), lake.manifest(table.name, root)
+    wanted = {key: f"{table.version}:{part.identity}" for key, part in raw.partitions.items()}
+    changed = {
+        key
+        for key in wanted.keys() | before.sources.keys()
+        if wanted.get(key) != before.sources.get(key) or (context.is_forced and context.is_asked_for(key))
+    }
+    if not changed:
+        return Report(table.name)
+    there = sorted(changed & wanted.keys())
+    sinks.check_files(spark, lake, source, raw, there)
+    facts = transform(sinks.load(spark, lake, source, raw, there))
+    staged = sinks.stage(facts, lake, table, new_run(), rows={key: raw.partitions[key].rows for key in there})
+    context.told(table.name, f"staged {len(staged)} partitions")
+    fresh = sinks.counted(spark, lake, table, staged, digest=True)
+    kept = {key: part for key, part in before.partitions.items() if key not in changed}
+    context.told(table.name, "publishing")
+    lake.commit(root, {table.name: Manifest({**kept, **fresh}, wanted)}, read=[source.name])
+    return Report(
+        table.name,
+        rows_in=sum(raw.partitions[key].rows for key in there),
+        rows_out=sum(part.rows for part in fresh.values()),
+        partitions=len(fresh),
+    )

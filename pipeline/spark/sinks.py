@@ -1,0 +1,181 @@
+"""Where rows go: partitions of the lake, staged under a run's own name, and the marts in PostgreSQL.
+
+Both can be done again at any time: a staged run that nobody published is not seen, and a day and tenant that is
+already in PostgreSQL as it should be is not touched.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.spark import schemas
+from pipeline.spark.lake import Lake, Manifest, Partition
+
+ROWS_PER_FILE = 1_000_000
+
+
+def load(spark: SparkSession, lake: Lake, table: schemas.Table, manifest: Manifest, keys: Iterable[str]) -> DataFrame:
+    """The rows of these partitions; empty where there are none."""
+    paths = lake.paths(manifest, [key for key in keys if key in manifest.partitions])
+    if not paths:
+        return spark.createDataFrame([], table.struct)
+    base = f"{lake.url}/{paths[0].removeprefix(lake.url + '/').split('/')[0]}"
+    return spark.read.schema(table.struct).option("basePath", base).parquet(*paths).select(table.names)
+
+
+def only(frame: DataFrame, keys: Iterable[str], *, but: bool = False) -> DataFrame:
+    """The rows of these days and tenants; with `but`, those of all others."""
+    here = F.concat_ws("/", F.col("date").cast("string"), "tenant").isin(sorted(keys))
+    return frame.where(~here if but else here)
+
+
+def check_files(spark: SparkSession, lake: Lake, table: schemas.Table, manifest: Manifest, keys: Iterable[str]) -> None:
+    """Hold one file of each run that wrote these partitions against the contract as it is today."""
+    runs: dict[str, str] = {}
+    for key in keys:
+        for file in manifest.partitions[key].files:
+            runs.setdefault(file.split("/date=")[0], file)
+    for file in runs.values():
+        found = spark.read.parquet(f"{lake.url}/{file}").schema
+        schemas.check(table, found, file, but=(*table.partitions, "reason"))
+
+
+def stage(
+    frame: DataFrame, lake: Lake, table: schemas.Table, run: str, *, rows: Mapping[str, int]
+) -> dict[str, Partition]:
+    """Write the frame as this table's partitions: each one's rows together and in the order of the table's keys, so
+    that equal rows make equal files. `rows` says about how many each will have: a big one becomes several files.
+    """
+    columns = [F.col(name) for name in table.partitions] + _salt(table, rows)
+    ordered = frame.repartition(*columns).sortWithinPartitions(*columns, *table.keys)
+    return write(ordered, lake, f"{table.name}/run={run}", table)
+
+
+def write(frame: DataFrame, lake: Lake, folder: str, table: schemas.Table, *more: str) -> dict[str, Partition]:
+    """Write the frame as it is spread and read it back: what is published has been read once.
+
+    Returns its partitions. With `more` partition columns in front, their values come first in each key.
+    """
+    frame.write.mode("errorifexists").partitionBy(*more, *table.partitions).parquet(f"{lake.url}/{folder}")
+    names = lake.store.sizes(folder)
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        parts = [part.partition("=") for part in name.removeprefix(folder + "/").split("/")[:-1]]
+        found["/".join(unquote(value) for _, _, value in parts)].append(name)
+    return {key: Partition(tuple(files), 0) for key, files in sorted(found.items())}
+
+
+def counted(
+    spark: SparkSession, lake: Lake, table: schemas.Table, staged: Mapping[str, Partition], *, digest: bool
+) -> dict[str, Partition]:
+    """The staged partitions with the number of rows their files hold, and a digest of those rows."""
+    if not staged:
+        return {}
+    rows = load(spark, lake, table, Manifest(staged), staged)
+    columns = [F.col(name) for name in table.partitions]
+    sums = _digest(table) if digest else []
+    result = {}
+    for row in rows.groupBy(*columns).agg(F.count("*").alias("_rows"), *sums).collect():
+        key = "/".join(str(row[name]) for name in table.partitions)
+        words = "".join(f"{row[f'_digest{i}'] & (2**64 - 1):016x}" for i in range(len(sums)))
+        text = f"{row['_rows']}-{words}" if digest else ""
+        result[key] = Partition(staged[key].files, row["_rows"], text)
+    missing = staged.keys() - result.keys()
+    if missing:
+        raise RuntimeError(f"{table.name}: nothing was read back of {', '.join(sorted(missing))}")
+    return result
+
+
+def _digest(table: schemas.Table) -> list[Column]:
+    # xxhash64 passes over nulls; which columns are null is hashed too, or (null, 1) would be (1, null).
+    values = [F.col(name) for name in table.names]
+    nulls = [F.col(c.name).isNull() for c in table.columns if c.optional]
+    return [F.bit_xor(F.xxhash64(F.lit(seed), *values, *nulls)).alias(f"_digest{seed}") for seed in range(2)]
+
+
+def _salt(table: schemas.Table, rows: Mapping[str, int]) -> list[Column]:
+    """Which file of its partition a row goes to, where some partition is big enough for more than one."""
+    salt: Column | None = None
+    for key, count in sorted(rows.items()):
+        if count > ROWS_PER_FILE:
+            here = F.lit(True)
+            for name, value in zip(table.partitions, key.split("/"), strict=True):
+                here = here & (F.col(name) == F.lit(value))
+            file = F.pmod(F.xxhash64(*table.keys), F.lit(-(-count // ROWS_PER_FILE)))
+            salt = F.when(here, file) if salt is None else salt.when(here, file)
+    return [] if salt is None else [F.coalesce(salt, F.lit(0))]
+
+
+def to_postgres(
+    spark: SparkSession,
+    lake: Lake,
+    dsn: str,
+    table: schemas.Table,
+    *,
+    target: str,
+    published: str,
+) -> tuple[int, int]:
+    """Bring a mart in PostgreSQL to what the lake's is now. Returns the days and tenants changed, and rows written.
+
+    All of it in one transaction that holds the mart's lock and reads the lake's pointer under it: a run that was
+    slower cannot put back what a later one has replaced, and no reader sees a day half written.
+    """
+    import psycopg
+    from psycopg import sql
+
+    names = [f"{name}_id" if name == "tenant" else name for name in table.names]
+    into, done = sql.Identifier(target), sql.Identifier(published)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"codeq:{target}"])
+        manifest = lake.manifest(table.name)
+        there = {
+            f"{day}/{tenant}": source
+            for day, tenant, source in connection.execute(
+                sql.SQL("SELECT date, tenant_id, source FROM {} WHERE mart = %s").format(done), [table.name]
+            )
+        }
+        stale = sorted(
+            key for key in there.keys() | manifest.sources.keys() if there.get(key) != manifest.sources.get(key)
+        )
+        if not stale:
+            return 0, 0
+        days, tenants = ([key.split("/")[part] for key in stale] for part in (0, 1))
+        wanted = only(load(spark, lake, table, manifest, {key.split("/")[0] for key in stale}), stale)
+        for name in (into, done):
+            mart = sql.SQL("") if name is into else sql.SQL("mart = {} AND").format(sql.Literal(table.name))
+            connection.execute(
+                sql.SQL(
+                    "DELETE FROM {} USING unnest(%s::date[], %s::text[]) AS k(day, tid)"
+                    " WHERE {} date = k.day AND tenant_id = k.tid"
+                ).format(name, mart),
+                [days, tenants],
+            )
+        count = _copy(connection, wanted, into, names)
+        with connection.cursor().copy(
+            sql.SQL("COPY {} (mart, date, tenant_id, source) FROM STDIN").format(done)
+        ) as copy:
+            for key in stale:
+                if key in manifest.sources:
+                    copy.write_row((table.name, *key.split("/"), manifest.sources[key]))
+        return len(stale), count
+
+
+def _copy(connection: Any, frame: DataFrame, into: Any, names: list[str]) -> int:
+    from psycopg import sql
+    from pyarrow import csv
+
+    rows = frame.toArrow()
+    columns = sql.SQL(", ").join(sql.Identifier(name) for name in names)
+    with connection.cursor().copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, columns)) as copy:
+        for batch in rows.to_batches(max_chunksize=50_000):
+            text = io.BytesIO()
+            csv.write_csv(batch, text, csv.WriteOptions(include_header=False, quoting_style="needed"))
+            copy.write(text.getvalue())
+    return int(rows.num_rows)

@@ -1,0 +1,184 @@
+"""Small files of a lake as bytes: whole or not at all, on a local disk or on whatever Hadoop's file systems reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+
+class Store(Protocol):
+    """What the lake needs of a file system. Names are relative, with `/`."""
+
+    url: str
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Create this file: its readers see all of it or none. False, and nothing done, where it exists."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """What is directly inside, sorted; empty where there is no such folder."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Every file below with its size, by the name relative to the store."""
+        ...
+
+    def delete(self, name: str) -> None: ...
+
+
+class LocalStore:
+    """A directory of this machine. Never uses Spark, so a notebook can read a lake without it."""
+
+    def __init__(self, url: str) -> None:
+        self.root = Path(unquote(urlsplit(url).path) if "://" in url else url).absolute()
+        self.url = self.root.as_uri()
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.parent / f".{uuid.uuid4().hex}.staged"
+        try:
+            with staged.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # A link fails where the name exists; a rename would silently replace another run's file.
+            os.link(staged, target)
+        except FileExistsError:
+            return False
+        finally:
+            staged.unlink(missing_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.root / folder) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        found = {}
+        for parent, _, names in os.walk(self.root / folder):
+            for name in names:
+                if not name.startswith((".", "_")):
+                    path = Path(parent) / name
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
+    def delete(self, name: str) -> None:
+        path = self.root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class HadoopStore:
+    """Any file system the session's Hadoop knows: `s3a://`, `hdfs://`, `abfss://`, `gs://`.
+
+    On an object store an object appears when its upload ends, and creating it without overwriting is conditional
+    there (Hadoop >= 3.4.2 sends If-None-Match). Elsewhere a rename that does not overwrite is the atomic step.
+    """
+
+    OBJECTS = ("s3a", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
+
+    def __init__(self, url: str, spark: Any) -> None:
+        self.url = url.rstrip("/")
+        self._jvm = spark.sparkContext._jvm
+        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+        self._hadoop = self._jvm.org.apache.hadoop
+        self._fs = self._path("").getFileSystem(self._conf)
+
+    def _path(self, name: str) -> Any:
+        return self._hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)
+
+    def read(self, name: str) -> bytes | None:
+        path = self._path(name)
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            return bytes(self._hadoop.io.IOUtils.readFullyToByteArray(stream))
+        finally:
+            stream.close()
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        target = self._path(name)
+        if self._fs.exists(target):
+            return False
+        is_object = urlsplit(self.url).scheme in self.OBJECTS
+        written = target if is_object else self._path(f"{name}.{uuid.uuid4().hex}.staged")
+        try:
+            stream = self._fs.create(written, False)
+            try:
+                stream.write(bytearray(data))
+            finally:
+                stream.close()
+            if not is_object:
+                none = self._jvm.org.apache.hadoop.fs.Options.Rename.valueOf("NONE")
+                renames = self._hadoop.fs.FileContext.getFileContext(self._path("").toUri(), self._conf)
+                options = self._jvm.java.lang.reflect.Array.newInstance(none.getClass(), 1)
+                options[0] = none
+                renames.rename(written, target, options)
+        except Exception as error:
+            # py4j has one exception for whatever Java threw; only "somebody was first" is an answer here.
+            if "AlreadyExists" in str(error) or "412" in str(error):
+                return False
+            raise
+        finally:
+            if not is_object:
+                self._fs.delete(written, False)
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder)
+        if not self._fs.exists(path):
+            return []
+        return sorted(
+            name
+            for name in (status.getPath().getName() for status in self._fs.listStatus(path))
+            if not name.startswith(".") and not name.endswith(".staged")
+        )
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        path = self._path(folder)
+        if not self._fs.exists(path):
+            return {}
+        found, listing = {}, self._fs.listFiles(path, True)
+        prefix = self._fs.makeQualified(self._path("")).toString().rstrip("/") + "/"
+        while listing.hasNext():
+            status = listing.next()
+            file = status.getPath()
+            if not file.getName().startswith((".", "_")):
+                found[file.toString().removeprefix(prefix)] = status.getLen()
+        return dict(sorted(found.items()))
+
+    def delete(self, name: str) -> None:
+        self._fs.delete(self._path(name), True)
+
+
+def open_store(url: str, spark: Any = None) -> Store:
+    """The store behind a URL. Other than a local one needs a Spark session, whose file systems are used."""
+    scheme = urlsplit(url).scheme if "://" in url else "file"
+    if scheme == "file":
+        return LocalStore(url)
+    if spark is None:
+        raise ValueError(f"{scheme}:// is read through a Spark session: none was given")
+    return HadoopStore(url, spark)
