@@ -27,11 +27,7 @@ def judged(source: DataFrame, contract: schemas.Table, day: str, *, closed_befor
     reason = F.coalesce(
         *(F.when(F.col(c.name).isNull(), F.lit(f"no {c.name}")) for c in contract.columns if not c.optional),
         F.when(~named, F.lit("malformed tenant")),
-        *(
-            F.when(F.col(c.name) < 0, F.lit(f"negative {c.name}"))
-            for c in contract.columns
-            if c.type in ("int", "long")
-        ),
+        *(F.when(F.col(name) < 0, F.lit(f"negative {name}")) for name in numbers),
         *(F.when(broken, F.lit(words)) for words, broken in RULES[contract.name]()),
         F.when(F.to_date(day) < F.lit(closed_before), F.lit(LATE)),
     )
