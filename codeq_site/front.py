@@ -1,0 +1,63 @@
+"""The front: the API's paths go to the lean handler, everything else to Django as it comes, on one port."""
+
+from __future__ import annotations
+
+from django.core.handlers.asgi import ASGIHandler
+
+from codeq_site import request_id
+from codeq_site.conf import conf
+from codeq_site.lean import LeanHandler, Message, Receive, Scope, Send
+from queues import waiting
+
+API = "/v1/codeq/"
+OPERATIONS = frozenset({"/healthz", "/readyz", "/metrics", "/.well-known/jwks.json"})
+
+
+class Front:
+    """Splits by path; what this process does not serve is a 404. Handles the server's start and stop."""
+
+    def __init__(self) -> None:
+        self.lean = LeanHandler()
+        self.console = ASGIHandler()
+        self.serves_api = conf().web.serve != "console"
+        self.serves_console = conf().web.serve != "api"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "http":
+            path = scope["path"]
+            if path.startswith(API):
+                await (self.lean if self.serves_api else self.lean.refuse)(scope, receive, send)
+            elif path in OPERATIONS:
+                await self.lean(scope, receive, send)
+            elif self.serves_console:
+                await self._console(scope, receive, send)
+            else:
+                await self.lean.refuse(scope, receive, send)
+        elif kind == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _console(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = next((value for name, value in scope["headers"] if name == request_id.HEADER), None)
+        own = request_id.choose(sent)
+        request_id.begin(own)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (request_id.HEADER, own.encode())]}
+            await send(message)
+
+        await self.console(dict(scope), receive, send_with_id)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                waiting.room().open()
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await waiting.room().close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return

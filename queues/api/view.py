@@ -1,0 +1,179 @@
+"""What every route of the API is: a view of Django REST framework whose dispatch is asynchronous and does only what
+a JSON API needs.
+
+An operation is declared once, above its handler: who may call it, what it reads, what it answers, how it fails. The
+dispatch below enforces that declaration and the schema prints it, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from django.http import HttpResponse
+from rest_framework.permissions import BasePermission
+from rest_framework.views import APIView
+
+from codeq_site import errors, problem
+from codeq_site.conf import conf
+from codeq_site.lean import LeanRequest
+from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponse]])
+JSON = "application/json"
+METHODS = ("get", "post", "put", "delete")
+# More than any route knows; a query with more is a mistake or an attack on the parser.
+QUERY_FIELDS = 20
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    name: str
+    tag: str
+    summary: str
+    may: Sequence[type[BasePermission]]
+    answers: dict[int, Any]
+    errors: Sequence[type[errors.CodeqError]] = ()
+    body: Any = None
+    is_body_optional: bool = False
+    query: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    # A verb that ends claimed work is open to a suspended tenant too.
+    is_finishing: bool = False
+    examples: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def permissions(self) -> list[BasePermission]:
+        return [permission() for permission in self.may]
+
+    @cached_property
+    def authenticator(self) -> BearerAuthentication:
+        return FinishingBearerAuthentication() if self.is_finishing else BearerAuthentication()
+
+    @cached_property
+    def decoder(self) -> msgspec.json.Decoder[Any] | None:
+        return None if self.body is None else msgspec.json.Decoder(self.body)
+
+
+def operation(name: str, **said: Any) -> Callable[[Handler], Handler]:
+    """Declare the handler below to be the operation `name`. Its docstring is the description in the schema."""
+
+    def declare(handler: Handler) -> Handler:
+        handler.operation = Operation(name=name, **said)  # type: ignore[attr-defined]
+        return handler
+
+    return declare
+
+
+def answer(value: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(encode(value), status=status, content_type=JSON)
+
+
+def nothing() -> HttpResponse:
+    return HttpResponse(status=204, content_type=JSON)
+
+
+class ApiView(APIView):
+    """Authenticates, checks rights, reads, calls the handler; whatever is raised becomes a problem document."""
+
+    authentication_classes = [BearerAuthentication]
+    operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponse]]]]] = {}
+    allow: ClassVar[str] = ""
+
+    request: LeanRequest  # type: ignore[assignment]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.operations = {}
+        for method in METHODS:
+            handler = getattr(cls, method, None)
+            if handler is not None:
+                cls.operations[method.upper()] = (handler.operation, handler)
+        if "GET" in cls.operations:
+            cls.operations["HEAD"] = cls.operations["GET"]
+        cls.allow = ", ".join([*cls.operations, "OPTIONS"])
+
+    def get_permissions(self) -> list[BasePermission]:
+        found = self.operations.get(self.request.method)
+        return found[0].permissions if found else []
+
+    async def dispatch(self, request: LeanRequest, **arguments: Any) -> HttpResponse:  # type: ignore[override]
+        try:
+            found = self.operations.get(request.method)
+            if found is None:
+                return self._other_method(request)
+            declared, handler = found
+            header = request.header(b"authorization")
+            caller = declared.authenticator.authenticate_cached(header)
+            if caller is None:
+                caller = await declared.authenticator.authenticate_async(header)
+            request.user = request.auth = caller
+            for permission in declared.permissions:
+                if not permission.has_permission(request, self):  # type: ignore[arg-type]
+                    raise errors.Forbidden(getattr(permission, "message", None))
+            if self.throttle_classes:
+                self.check_throttles(request)  # type: ignore[arg-type]
+            if declared.query is not None:
+                arguments["query"] = read_query(request.scope["query_string"], declared.query)
+            if declared.decoder is not None:
+                arguments["body"] = await self._read(request, declared)
+            return await handler(self, caller, **arguments)
+        except Exception as error:  # noqa: BLE001 - becomes a problem document; what is unexpected is logged there
+            return self.handle_exception(error)
+
+    def handle_exception(self, error: Exception) -> HttpResponse:  # type: ignore[override]
+        return problem.answer(error)
+
+    def _other_method(self, request: LeanRequest) -> HttpResponse:
+        if request.method == "OPTIONS":
+            response = HttpResponse(status=204, content_type=JSON)
+        else:
+            response = problem.answer(errors.MethodNotAllowed(f"This path knows {self.allow}."))
+        response.headers["Allow"] = self.allow
+        return response
+
+    async def _read(self, request: LeanRequest, declared: Operation) -> Any:
+        assert declared.decoder is not None
+        content_type = request.received.get(b"content-type")
+        if content_type != b"application/json" and not request.is_body_read:
+            check_content_type(content_type)
+        body = await request.read_body(conf().web.body_bytes)
+        if not body:
+            if not declared.is_body_optional:
+                raise errors.InvalidRequest("The body is missing.")
+            body = b"{}"
+        return declared.decoder.decode(body)
+
+
+def check_content_type(value: bytes | None) -> None:
+    """JSON is UTF-8 and nothing else; a page in a browser can send other types across sites without being asked."""
+    kind, _, parameters = (value or b"").partition(b";")
+    charset = parameters.strip().lower().replace(b'"', b"").replace(b" ", b"")
+    if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
+        raise errors.UnsupportedMediaType
+
+
+def read_query(query_string: bytes, kind: Any) -> Any:
+    """The query as a struct; a field that comes twice is refused, as a proxy might go by the other one."""
+    try:
+        pairs = parse_qsl(
+            query_string.decode("ascii"),
+            keep_blank_values=True,
+            encoding="utf-8",
+            errors="strict",
+            max_num_fields=QUERY_FIELDS,
+        )
+    except ValueError as error:
+        raise errors.InvalidRequest("The query cannot be read.") from error
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise errors.InvalidRequest("A field comes twice in the query.")
+    return msgspec.convert(values, kind, strict=False)

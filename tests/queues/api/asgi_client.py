@@ -1,0 +1,125 @@
+"""A client that speaks ASGI to the application itself: no network, the whole of our code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+
+Application = Callable[..., Awaitable[None]]
+UNSAID: Any = object()
+
+
+class Answer(msgspec.Struct):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The `code` of a problem; anything else fails here."""
+        assert self.headers["content-type"] == "application/problem+json", (self.status, self.body)
+        return str(self.json["code"])
+
+
+class Exchange:
+    """One request under way: `await it` for the answer, `leave()` to hang up."""
+
+    def __init__(self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes]) -> None:
+        self._chunks = list(chunks) or [b""]
+        self._gone = asyncio.Event()
+        self._started: dict[str, Any] = {}
+        self._body = b""
+        self.taken = 0
+        self.task = asyncio.create_task(application(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._chunks:
+            chunk = self._chunks.pop(0)
+            self.taken += len(chunk)
+            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert not self._started, "a second answer"
+            self._started = dict(message)
+        else:
+            self._body += message.get("body", b"")
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def answer(self) -> Answer | None:
+        """None when the application answered nothing."""
+        await self.task
+        if not self._started:
+            return None
+        names = [name.decode().lower() for name, _ in self._started["headers"]]
+        assert len(names) == len(set(names)), f"a header twice: {names}"
+        headers = {name.decode().lower(): value.decode() for name, value in self._started["headers"]}
+        return Answer(status=self._started["status"], headers=headers, body=self._body)
+
+
+class Client:
+    def __init__(self, application: Application, token: str | None = None) -> None:
+        self.application = application
+        self.token = token
+
+    def start(
+        self,
+        method: str,
+        path: str,
+        body: Any = UNSAID,
+        *,
+        headers: dict[str, str] | None = None,
+        chunks: Sequence[bytes] | None = None,
+    ) -> Exchange:
+        """Send a request: `body` as JSON, or as it is when it is bytes."""
+        target, _, query = path.partition("?")
+        sent = {"host": "testserver"}
+        if self.token is not None:
+            sent["authorization"] = f"Bearer {self.token}"
+        if body is not UNSAID and chunks is None:
+            chunks = [body if isinstance(body, bytes) else json.dumps(body).encode()]
+        if chunks is not None:
+            sent |= {"content-type": "application/json", "content-length": str(sum(map(len, chunks)))}
+        sent |= {name.lower(): value for name, value in (headers or {}).items()}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(target),
+            "raw_path": quote(target, safe="/%").encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value != ""],
+            "client": ("127.0.0.1", 1),
+            "server": ("testserver", 80),
+        }
+        return Exchange(self.application, scope, chunks or [])
+
+    async def request(self, method: str, path: str, body: Any = UNSAID, **said: Any) -> Answer:
+        answer = await self.start(method, path, body, **said).answer()
+        assert answer is not None
+        return answer
+
+    async def get(self, path: str, **said: Any) -> Answer:
+        return await self.request("GET", path, **said)
+
+    async def post(self, path: str, body: Any = UNSAID, **said: Any) -> Answer:
+        return await self.request("POST", path, body, **said)
+
+    async def delete(self, path: str, **said: Any) -> Answer:
+        return await self.request("DELETE", path, **said)

@@ -1,0 +1,124 @@
+"""Two tenants and everybody who may call for them, against the whole application."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import pytest_asyncio
+from cryptography.hazmat.primitives import serialization
+
+from codeq_site.asgi import application
+from queues import waiting
+from tenants import keys, models, sealing, services
+from tenants.directory import directory
+from tenants.tenant import WORKER_SCOPES, Tenant
+from tenants.tokens import verifier
+from tests.queues.api.asgi_client import Client
+
+NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
+TASKS = "/v1/codeq/tasks"
+# This installation's key while the tests of a module run: signing by `tenants.keys` would ask the database.
+SIGNER: dict[str, Any] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.django_db)
+
+
+@pytest.fixture(scope="module")
+def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> Iterator[None]:
+    """Rows that other threads see too, as they verify tokens; so they are committed, and taken away at the end."""
+    with django_db_blocker.unblock():
+        for slug in (NORTH, SOUTH):
+            services.create_tenant(slug)
+        keys.rotate()
+        row = models.InstallationKey.objects.get()
+        SIGNER.update(kid=row.kid, key=serialization.load_pem_private_key(sealing.unseal(row.sealed), None))
+        yield
+        verifier.stop()
+        directory.stop()
+        keys.retire(row.kid)
+        models.Tenant.objects.filter(slug__in=[NORTH, SOUTH]).delete()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def _room(_database: None) -> AsyncIterator[None]:
+    yield
+    await waiting.room().close()
+
+
+def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
+    """A genuine token of this installation; a claim given as None is left out."""
+    said: dict[str, Any] = {
+        "iss": "codeq",
+        "sub": role,
+        "tenantId": tenant,
+        "iat": int(time.time()),
+        "exp": int(time.time()) + 3600,
+        "aud": "codeq-worker" if role == "worker" else "codeq-producer",
+    }
+    if role == "worker":
+        said |= {"scope": " ".join(WORKER_SCOPES), "eventTypes": ["*"]}
+    if role == "admin":
+        said |= {"role": "ADMIN", "scope": "codeq:admin"}
+    if role == "operator":
+        said |= {"role": "ADMIN", "scope": "codeq:admin codeq:operator"}
+    said |= claims
+    given = {name: value for name, value in said.items() if value is not None}
+    return jwt.encode(given, SIGNER["key"], keys.ALGORITHM, headers={"kid": SIGNER["kid"]})
+
+
+@pytest.fixture
+def client(_room: None) -> Callable[..., Client]:
+    """`client("worker", sub="w2", eventTypes=["A"])`: a client of the application with such a token."""
+
+    def make(role: str | None = None, tenant: str = NORTH, **claims: Any) -> Client:
+        return Client(application, None if role is None else make_token(role, tenant, **claims))
+
+    return make
+
+
+@pytest.fixture
+def anonymous(client: Callable[..., Client]) -> Client:
+    return client()
+
+
+@pytest.fixture
+def producer(client: Callable[..., Client]) -> Client:
+    return client("producer")
+
+
+@pytest.fixture
+def worker(client: Callable[..., Client]) -> Client:
+    return client("worker", sub="worker-1")
+
+
+@pytest.fixture
+def other_worker(client: Callable[..., Client]) -> Client:
+    return client("worker", sub="worker-2")
+
+
+@pytest.fixture
+def admin(client: Callable[..., Client]) -> Client:
+    return client("admin")
+
+
+@pytest.fixture
+def stranger(client: Callable[..., Client]) -> Client:
+    """A producer of the other tenant."""
+    return client("producer", SOUTH)
+
+
+@pytest.fixture
+def tenant(_room: None) -> Tenant:
+    found = directory.find(NORTH)
+    assert found is not None
+    return found
