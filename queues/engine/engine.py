@@ -70,7 +70,9 @@ class Engine:
         self.options = options or Options()
         self._clock = clock
 
-    def enqueue(self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int) -> Call[list[Enqueued | errors.CodeqError]]:
+    def enqueue(
+        self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int
+    ) -> Call[list[Enqueued | errors.CodeqError]]:
         """Store tasks. One script for those that share a command and a priority, all in one round trip."""
         root = self._root(tid)
         groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
@@ -245,9 +247,9 @@ class Engine:
             args += (new.task_id, new.status.value, new.lease_token or "", blob, new.error or "")
 
         def read(reply: list[Any]) -> list[Result | errors.CodeqError]:
+            lines = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
             return [
-                replies.refusal(line) or result_of(new, worker, line)
-                for new, line in zip(results, reply[1:], strict=True)
+                replies.refusal(line) or result_of(new, worker, line) for new, line in zip(results, lines, strict=True)
             ]
 
         return self._call(

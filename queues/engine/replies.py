@@ -34,10 +34,11 @@ def refusal(reply: Sequence[Any]) -> errors.CodeqError | None:
 
 def shown_task(fields: Sequence[bytes]) -> Task:
     """A task from the fields `shown(id)` answers."""
-    (_, spec, status, priority, most, created, visible, updated, attempts, worker, problem, progress, _, ended,
+    (_, spec, status, priority, most, created, visible, updated, attempts, lease, problem, progress, _, ended,
      score, task_id) = fields  # fmt: skip
     state = Status(status.decode())
     created_ms = int(created)
+    claimed_ms, worker = lease_parts(lease)
     return Task(
         id=task_id.decode(),
         spec=decode_spec(spec),
@@ -45,15 +46,21 @@ def shown_task(fields: Sequence[bytes]) -> Task:
         max_attempts=int(most),
         status=state,
         created_ms=created_ms,
-        updated_ms=int(ended or updated or created),
+        updated_ms=int(ended) if ended else max(int(updated or created), claimed_ms),
         visible_ms=int(visible or created),
         location=_location(state, bool(score)),
         attempts=int(attempts or 0),
-        worker=worker.decode() if worker and state is not Status.PENDING else None,
+        worker=worker if worker and state is not Status.PENDING else None,
         lease_until_ms=int(float(score)) if state is Status.IN_PROGRESS and score else None,
         error=problem.decode("utf-8", "replace") or None,
         progress=progress.decode() or None,
     )
+
+
+def lease_parts(lease: bytes) -> tuple[int, str]:
+    """When the last lease was opened, and whose it is or was: "<claimed ms> <token> <worker>"."""
+    claimed, _, rest = lease.decode().partition(" ")
+    return int(claimed or 0), rest.partition(" ")[2]
 
 
 def _location(status: Status, is_indexed: bool) -> Location:

@@ -6,6 +6,7 @@
     --! FLAGS   allow-oom                                   optional: what `#!lua` is told
     --! RETURNS …   --! EFFECTS …   --! COST …              for the reader; must be there
     --@ include write, now                                  from lua/lib, each once, in this order
+    --@ lazy repairs(reap_expired): give_back, reap         `local reap_expired = repairs()` makes what is seldom needed
 
 Python gives the same names as keyword arguments (`script.bind(due=…, worker=…)`) and the repeated groups as `keys`
 and `args`. In the script, the first repeated key is KEYS[keys_from] and the first repeated argument ARGV[args_from].
@@ -31,6 +32,8 @@ _HEADER = re.compile(r"^--! (?:(?P<section>[A-Z]+) +(?P<text>.*)|(?P<name>[a-z_]
 _NAME = re.compile(r"^([a-z_]+)(?:\[(\d+)\])?$")
 
 _FUNCTION = re.compile(r"^local function (\w+)\((?:[^\n]* end|.*?^end)$\n?", re.M | re.S)
+
+_KIT = re.compile(r"^--@ lazy (?P<name>\w+)\((?P<gives>[\w, ]+)\): (?P<of>[\w, ]+)$")
 
 Bound = tuple[Any, ...]
 
@@ -81,6 +84,20 @@ class Script:
         return [name for name, _ in self.keys.fixed + self.args.fixed]
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _kit(kit: re.Match[str]) -> str:
+    """A function that makes other functions: a script that runs without them does not pay for them."""
+    wanted = f"return {kit['gives']}"
+    return f"local function {kit['name']}()\n{_needed(_text(kit['of']), wanted)}\n{wanted}\nend"
+
+
+def _text(libraries: str) -> str:
+    return "\n".join(map(_library, _words(libraries)))
+
+
 def _names(text: str, where: str) -> Names:
     fixed, _, repeated = text.partition("{")
     if repeated and not repeated.endswith("}*"):
@@ -116,10 +133,16 @@ def parse(text: str, where: str = "script") -> Script:
     name = summary = ""
     sections: dict[str, str] = {}
     includes: list[str] = []
+    kits: list[re.Match[str]] = []
     body: list[str] = []
     for line in text.splitlines():
-        if line.startswith("--@ include "):
-            includes += [word.strip() for word in line.removeprefix("--@ include ").split(",")]
+        if line.startswith("--@"):
+            if kit := _KIT.match(line):
+                kits.append(kit)
+            elif line.startswith("--@ include "):
+                includes += _words(line.removeprefix("--@ include "))
+            else:
+                raise ScriptError(f"{where}: not an include: {line}")
         elif line.startswith("--!"):
             match = _HEADER.match(line)
             if not match:
@@ -142,7 +165,7 @@ def parse(text: str, where: str = "script") -> Script:
             "local call = redis.call",
             _locals(keys, "KEYS", "keys_from"),
             _locals(args, "ARGV", "args_from"),
-            _needed("\n".join(map(_library, includes)), "run(main)" + "\n".join(body)),
+            _needed("\n".join([*map(_library, includes), *map(_kit, kits)]), "run(main)" + "\n".join(body)),
             "local function main()",
             "\n".join(body).strip("\n"),
             "end",

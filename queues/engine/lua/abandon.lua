@@ -5,10 +5,10 @@
 --! EFFECTS inprog -1; ready +1 or (attempts = max) dlq +1, expiry +1; attempts +1; events +1
 --! COST    O(log n)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, ended, give_back, holder
+--@ include keys, write, now, due, wake, lease, ended, give_back, holder
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(HELD))
-local refused, deadline = refusal(id, task[13], task[1], task[8], task[14], worker, token, now)
+local refused, deadline = refusal(id, task[11], task[1], task[8], token, now)
 if refused then return { refused } end
 -- decided; only writes below
 local status = give_back(id, task, deadline, now, 'ABANDONED', '', 0)

@@ -5,10 +5,10 @@
 --! EFFECTS task -> CANCELLED; delayed -1 or inprog -1; an id in a ready list stays as a ghost and is counted; events +1
 --! COST    O(log n): finding an id in a ready list would cost its length
 --! FLAGS   allow-oom
---@ include keys, write, now, ended, task
+--@ include keys, write, now, lease, ended, task
 local now = now_ms()
 local key = task_key(id)
-local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'worker', 'created', 'visible', 'claimed',
+local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'lease', 'created', 'visible',
   'attempts', 'past', 'awaited')
 local status, queue = task[1], task[4]
 if not is_of_tenant(queue) then return { 'NOT_FOUND' } end
@@ -16,7 +16,7 @@ if status == 'CANCELLED' then return { 'SAME', unpack(shown(id)) } end
 if status ~= 'PENDING' and status ~= 'IN_PROGRESS' then return { 'ENDED' } end
 local index = queue_key(queue, status == 'PENDING' and 'delayed' or 'inprog')
 local score = call('ZSCORE', index, id)
-local attempt = status == 'IN_PROGRESS' and (task[11] or 0) + (task[10] or 0) + 1 or 0
+local attempt = status == 'IN_PROGRESS' and (task[10] or 0) + (task[9] or 0) + 1 or 0
 -- decided; only writes below
 hash_set(key, { 'status', 'ended', 'updated' }, task, 'status', 'CANCELLED', 'ended', now, 'updated', now)
 if score then
@@ -25,7 +25,6 @@ else
   count_up(ghosts, command_of(queue) .. ':' .. task[5], 1)
 end
 zset_add(expiry, { now + retention_ms, id })
-record(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[10] or 0, task[5], attempt > 0 and task[6], task[7], task[8],
-  attempt > 0 and task[9], now)
-if task[12] then announce({ id }) end
+record(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[9] or 0, task[5], attempt > 0 and task[6], task[7], task[8], now)
+if task[11] then announce({ id }) end
 return { 'OK', unpack(shown(id)) }

@@ -5,9 +5,11 @@
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; what is due in these queues is promoted and reaped first
 --! COST    O((limit + inspect_limit) · log n), whatever the backlog
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, ended, give_back, promote, reap
+--@ include keys, write, now, due, lease
+--@ lazy repairs(promote_due, reap_expired): wake, ended, give_back, promote, reap
 -- Ids of ended tasks that one claim walks past; what is left of them is the next claim's.
 local GHOSTS_AT_MOST = 200
+local WRITTEN = { 'status', 'lease' }
 local now = now_ms()
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local asked, first_due, expired, dead = {}, nil, 0, 0
@@ -19,6 +21,7 @@ for n, command in ipairs({ unpack(ARGV, args_from) }) do
     local at = tonumber(call('ZSCORE', due, queue) or nil)
     if at and at <= now and budget > 0 then
       math.randomseed(tonumber(seed))
+      local promote_due, reap_expired = repairs()
       local moved = promote_due(queue, now, budget)
       local given_back, died = reap_expired(queue, now, budget)
       expired, dead = expired + given_back, dead + died
@@ -41,25 +44,26 @@ lists[count + 1], lists[count + 2] = 'RIGHT', 'COUNT'
 local deadline = now + lease_ms
 local reply = { now, deadline, 0, expired, dead, 0 }
 local wanted, looked = tonumber(limit), 0
-local leased = {}
+local lease, leased = lease_of(now, token, worker), {}
 while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
   lists[count + 3] = wanted
   local list, ids = pop(count, lists)
   if not list then break end
   looked = looked + #ids
-  local queue, priority = string.match(list, ':q:([^:]+:[^:]+):ready:(%d)$')
+  -- The inverse of ready_key.
+  local queue, priority = string.sub(list, #root + 3, -9), string.sub(list, -1)
+  local held = leased[queue] or {}
+  leased[queue] = held
   for _, id in ipairs(ids) do
-    local task = call('HMGET', task_key(id), 'status', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
+    local key = task_key(id)
+    local task = call('HMGET', key, 'status', 'lease', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
     if task[1] == 'PENDING' then
-      hash_set(task_key(id), { 'status' }, task, 'status', 'IN_PROGRESS', 'worker', worker, 'token', token,
-        'claimed', now, 'updated', now)
+      hash_set(key, WRITTEN, task, 'status', 'IN_PROGRESS', 'lease', lease)
       wanted = wanted - 1
-      leased[queue] = leased[queue] or {}
-      table.insert(leased[queue], deadline)
-      table.insert(leased[queue], id)
-      for _, value in ipairs({ id, task[2], priority, task[3], task[4] or 0, task[5], task[6] or task[5], task[7] or '' }) do
-        reply[#reply + 1] = value
-      end
+      local h, r = #held, #reply
+      held[h + 1], held[h + 2] = deadline, id
+      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, task[3], priority, task[4]
+      reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = task[5] or 0, task[6], task[7] or task[6], task[8] or ''
     else -- a ghost: the task was cancelled or deleted while its id stood in line
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
@@ -67,8 +71,10 @@ while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
   end
 end
 for queue, held in pairs(leased) do
-  zset_add(queue_key(queue, 'inprog'), held)
-  visit_by(queue, deadline)
+  if #held > 0 then
+    zset_add(queue_key(queue, 'inprog'), held)
+    visit_by(queue, deadline)
+  end
 end
 if #reply == 6 then
   reply[3] = first_due or 0

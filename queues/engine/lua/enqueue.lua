@@ -4,13 +4,14 @@
 --! RETURNS now_ms {visible_ms | TOO_FAR | {same task…}}*    a list where the idempotency key had made a task before
 --! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is known from now on
 --! COST    O(n), O(n · log delayed) for delayed ones
---@ include keys, write, now, due, wake, task
+--@ include keys, write, now, due, wake
+--@ lazy reading(shown): task
 local now = now_ms()
 local reply, new, at_once, later, first = { now }, {}, {}, {}, nil
 for i = args_from, #ARGV, 7 do
   local id, digest = ARGV[i], ARGV[i + 5]
   local known = digest ~= '' and call('GET', idem_key(tid, digest))
-  local existing = known and shown(known)
+  local existing = known and reading()(known)
   if existing then
     local fingerprint = call('HGET', task_key(known), 'fingerprint')
     reply[#reply + 1] = { fingerprint == ARGV[i + 6] and 1 or 0, unpack(existing) }

@@ -5,12 +5,12 @@
 --! EFFECTS inprog deadline moved; task.progress when given
 --! COST    O(log inprog)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, holder
+--@ include keys, write, now, due, lease, holder
 local now = now_ms()
 local key = task_key(id)
-local task = call('HMGET', key, 'progress', 'queue', 'status', 'worker', 'token')
+local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
 local queue = task[2]
-local refused, deadline = refusal(id, queue, task[3], task[4], task[5], worker, token, now)
+local refused, deadline = refusal(id, queue, task[3], task[4], token, now)
 if refused then return { refused } end
 local extended = now + tonumber(extend_ms)
 -- decided; only writes below

@@ -5,7 +5,7 @@
 --! EFFECTS inprog -n; delayed +n or dlq +n; attempts +1 each; events +n
 --! COST    O(expired · log n), whatever is in progress
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, ended, give_back, reap
+--@ include keys, write, now, due, wake, lease, ended, give_back, reap
 local now = now_ms()
 math.randomseed(tonumber(seed))
 local expired, dead = reap_expired(queue, now, limit)

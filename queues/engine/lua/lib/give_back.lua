@@ -1,7 +1,7 @@
 -- Ends an attempt without success: back to wait, back in line, or dead. Nack, abandon and expiry all end here.
 -- `default_backoff` is "<policy> <base ms> <cap ms>"; a queue with a policy of its own has the same line in `policies`.
-local HELD = { 'status', 'attempts', 'error', 'updated', 'visible', 'max', 'priority', 'worker', 'created', 'claimed',
-  'past', 'awaited', 'queue', 'token' }
+local HELD = { 'status', 'attempts', 'error', 'updated', 'visible', 'max', 'priority', 'lease', 'created', 'past',
+  'queue', 'awaited' }
 local WRITTEN = { 'status', 'attempts', 'error', 'updated', 'visible' }
 
 local policies = {}
@@ -36,7 +36,7 @@ end
 
 -- Writes the task and its event; `settle` then writes the indexes. `delay` nil = the queue's backoff.
 local function give_back(id, was, deadline, now, outcome, reason, delay)
-  local queue, priority = was[13], was[7]
+  local queue, priority = was[11], was[7]
   local attempts = (was[2] or 0) + 1
   local move = moves_of(queue)
   local status, visible = 'PENDING', now
@@ -52,8 +52,7 @@ local function give_back(id, was, deadline, now, outcome, reason, delay)
   end
   hash_set(task_key(id), WRITTEN, was, 'status', status, 'attempts', attempts, 'error', problem or '', 'updated', now,
     'visible', visible or was[5] or was[9])
-  record(id, queue, (was[11] or 0) + attempts, outcome, status, attempts, priority, was[8], was[9], was[5], was[10], now,
-    cause)
+  record(id, queue, (was[10] or 0) + attempts, outcome, status, attempts, priority, was[8], was[9], was[5], now, cause)
   move.leave[#move.leave + 1] = deadline
   move.leave[#move.leave + 1] = id
   if status == 'FAILED' then

@@ -5,7 +5,7 @@ local function reap_expired(queue, now, limit)
   for i = 1, #found, 2 do
     local id, deadline = found[i], found[i + 1]
     local was = call('HMGET', task_key(id), unpack(HELD))
-    if was[1] == 'IN_PROGRESS' and was[13] == queue then
+    if was[1] == 'IN_PROGRESS' and was[11] == queue then
       if give_back(id, was, deadline, now, 'EXPIRED', '') == 'FAILED' then dead = dead + 1 end
     else
       table.insert(moves_of(queue).leave, deadline)

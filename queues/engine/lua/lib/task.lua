@@ -1,5 +1,5 @@
 -- A task as Python reads it back: these fields, in this order (queues/engine/replies.py knows it).
-local SHOWN = { 'queue', 'spec', 'status', 'priority', 'max', 'created', 'visible', 'updated', 'attempts', 'worker',
+local SHOWN = { 'queue', 'spec', 'status', 'priority', 'max', 'created', 'visible', 'updated', 'attempts', 'lease',
   'error', 'progress', 'idem', 'ended' }
 
 local function is_of_tenant(queue)

@@ -76,8 +76,3 @@ local function count_up(key, field, by)
   call('HINCRBY', key, field, by)
   undo[#undo + 1] = { call, 'HINCRBY', key, field, -by }
 end
-
-local function append(key, ...)
-  local entry = call('XADD', key, '*', ...)
-  undo[#undo + 1] = { call, 'XDEL', key, entry }
-end
