@@ -71,7 +71,7 @@ def select(keys: Mapping[str, Key], kid: str | None, algorithm: str) -> Key | No
     return fitting[0] if len(fitting) == 1 else None
 
 
-class Pending(Exception):  # noqa: N818 - not an error
+class Pending(Exception):
     """The answer waits for keys that are being fetched: wait for `flight`, then ask again.
 
     It lets a caller on the event loop wait without a thread, and one in a thread without a loop.
