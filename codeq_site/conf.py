@@ -127,6 +127,25 @@ class Webhooks(Section, frozen=True):
     ] = msgspec.field(default_factory=list)
     deadline_seconds: Annotated[float, Meta(gt=0, description="One attempt, from resolving to the last byte.")] = 10.0
     answer_bytes: Annotated[Count, Meta(description="How much of an answer is read.")] = 64 * 2**10
+    tries: Annotated[int, Meta(ge=1, le=20, description="Quick tries of a callback, before the tail.")] = 5
+    retry_base_seconds: Annotated[float, Meta(gt=0, description="Pause after the first try; doubles each time.")] = 2.0
+    retry_cap_seconds: Annotated[float, Meta(gt=0, description="No pause between quick tries is longer.")] = 60.0
+    tail_seconds: Annotated[
+        list[float], Meta(description="Pauses after the quick tries; empty = given up after them.")
+    ] = msgspec.field(default_factory=lambda: [300.0, 900.0, 3600.0, 7200.0, 14_400.0, 28_800.0, 32_400.0])
+    slots: Annotated[int, Meta(ge=1, le=2000, description="Callbacks one worker process has under way at once.")] = 128
+    slots_per_host: Annotated[
+        int, Meta(ge=1, le=2000, description="Of these, to one host for one tenant: what a hanging one can hold.")
+    ] = 12
+    failures_to_pause: Annotated[
+        Count, Meta(description="Failures in a row after which a host is only probed, for one tenant.")
+    ] = 20
+    probe_seconds: Annotated[float, Meta(gt=0, description="How often a host that is down is probed.")] = 30.0
+    disable_after_seconds: Annotated[
+        Count, Meta(description="An endpoint that has failed for so long is disabled.")
+    ] = 5 * 86_400
+    retention_seconds: Annotated[Count, Meta(description="How long finished deliveries stay on record.")] = 30 * 86_400
+    subscriptions: Annotated[Count, Meta(description="Subscriptions of one tenant's workers; more is a 403.")] = 1000
 
 
 class Pipeline(Section, frozen=True):
