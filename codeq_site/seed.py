@@ -19,8 +19,9 @@ TOKEN_SECONDS = 86_400
 
 
 class Seeded(msgspec.Struct):
-    """What the newcomer is shown. Empty in production."""
+    """What the newcomer is shown. Empty: in production, a password already changed, tokens of another issuer."""
 
+    has_admin: bool = False
     password: str = ""
     producer: str = ""
     worker: str = ""
@@ -54,11 +55,12 @@ def seed() -> Seeded:
     from tenants import services
     from tenants.tenant import Role
 
-    return Seeded(
-        password=_admin_password(conf().home_path / PASSWORD_FILE),
-        producer=services.issue_token(TENANT, Role.PRODUCER, ttl_seconds=TOKEN_SECONDS),
-        worker=services.issue_token(TENANT, Role.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS),
-    )
+    services.provision(TENANT)
+    seeded = Seeded(has_admin=True, password=_admin_password(conf().home_path / PASSWORD_FILE))
+    if not conf().auth.jwks_url:
+        seeded.producer = services.issue_token(TENANT, Role.PRODUCER, ttl_seconds=TOKEN_SECONDS)
+        seeded.worker = services.issue_token(TENANT, Role.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS)
+    return seeded
 
 
 def _admin_password(file: Path) -> str:

@@ -29,7 +29,7 @@ class StartError(Exception):
     """Something cannot be started; the message is one sentence that says what to do."""
 
 
-class StopRequested(Exception):  # noqa: N818  (nothing went wrong)
+class StopRequested(Exception):
     """Somebody asked for an orderly end: Ctrl-C, SIGTERM or a closed terminal."""
 
 
@@ -177,6 +177,12 @@ class Supervisor:
 
     def _request_stop(self, *_: object) -> None:
         self._stopping = True
+
+    def close(self) -> None:
+        """Let go of the signals' sockets, where the process outlives its supervisor."""
+        signal.set_wakeup_fd(-1)
+        self._wake.close()
+        self._waker.close()
 
     def start(self, program: Program) -> Child:
         child = Child(program, program.launch(), time.monotonic())

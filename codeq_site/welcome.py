@@ -15,7 +15,7 @@ CLAIMED = "/tmp/codeq-task.json"  # noqa: S108  (the newcomer's own shell writes
 
 def text(base: str, home: Path, seeded: Seeded, *, has_logs: bool) -> str:
     lines = ["", "codeQ is ready.", "", f"  API docs  {base}/api/docs/"]
-    if seeded.producer:
+    if seeded.has_admin:
         lines.append(f"  Admin     {base}/admin/   user {ADMIN}, password {seeded.password or 'as you have set it'}")
     else:
         lines.append(f"  Admin     {base}/admin/")

@@ -94,7 +94,7 @@ class Server:
 
     def kill(self) -> None:
         """End it as a power cut would (SIGKILL), children included."""
-        if self.process is not None:
+        if self.process is not None and self.process.poll() is None:
             signal_group(self.process, signal.SIGKILL)
             self.process.wait()
 

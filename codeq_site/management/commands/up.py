@@ -159,7 +159,7 @@ class Up:
             raise StartError(f"Production mode starts no embedded servers and makes no secrets: set {missing}.")
         manage = [sys.executable, str(settings.BASE_DIR / "manage.py")]
         checked = subprocess.run(
-            [*manage, "check", "--deploy", "--fail-level", "WARNING"],
+            [*manage, "check", "--deploy", "--fail-level", "ERROR"],
             env=self.environ,
             stdout=subprocess.DEVNULL,
             check=False,
@@ -168,7 +168,7 @@ class Up:
             raise StartError("The settings are not fit for production: correct what is named above.")
 
     def _start_servers(self) -> None:
-        """Start those that no URL names, all at once, and publish where they are."""
+        """Start those that no URL names, and publish where they are."""
         wanted: dict[str, Server] = {}
         if not self.conf.database_url:
             wanted["database_url"] = self.home.postgresql()
@@ -176,9 +176,10 @@ class Up:
             wanted["redis_url"] = self.home.valkey()
         if not self.conf.broker_url:
             self.broker = wanted["broker_url"] = self.home.broker()
-        self.servers = [self.supervisor.start(server) for server in wanted.values()]
-        for server, child in zip(wanted.values(), self.servers, strict=True):
+        for server in wanted.values():
             with self.progress.step(server.name):
+                child = self.supervisor.start(server)
+                self.servers.append(child)
                 self.supervisor.until_ready(child, server.is_ready, server.explain)
                 if isinstance(server, PostgreSQL):
                     server.ensure_database()
@@ -232,7 +233,7 @@ class Up:
 
     def _serving(self) -> str:
         status, reason = ports.ask(self.conf.web.host, self.conf.web.port, "/readyz")
-        return "" if status == 200 else reason
+        return "" if status in (200, 404) else reason
 
     def _consuming(self) -> str:
         """Whether Celery's worker waits at the broker. Only our own broker is asked; of another we know too little."""
