@@ -21,14 +21,24 @@ class FetchError(ValueError):
     """The document could not be fetched as it must be."""
 
 
+def is_url(url: str) -> bool:
+    """Whether this is something to fetch: http or https, with a host, and nothing to smuggle a line with."""
+    try:
+        where = urlsplit(url)
+        return where.scheme in {"http", "https"} and bool(where.hostname) and url.isprintable() and " " not in url
+    except ValueError:
+        return False
+
+
 def fetch_json(url: str, *, deadline_seconds: float = DEADLINE_SECONDS, largest: int = LARGEST_BYTES) -> object:
     """The JSON document at `url`: no redirect, no compression, at most `largest` bytes, one total deadline.
 
     Raises OSError or FetchError (a ValueError).
     """
-    where = urlsplit(url)
-    if where.scheme not in {"http", "https"} or not where.hostname:
+    if not is_url(url):
         raise FetchError("not an http(s) URL")
+    where = urlsplit(url)
+    assert where.hostname is not None
     deadline = time.monotonic() + deadline_seconds
     connection = _connection(where.scheme, where.hostname, where.port, deadline_seconds)
     try:

@@ -13,7 +13,7 @@ from django.db import models
 from django.utils import timezone
 
 from codeq_site.conf import conf
-from tenants import jwks, sealing
+from tenants import fetching, jwks, sealing
 
 # ASCII only: two names that look the same are the same. A name is compared exactly and never part of a key.
 SLUG_PATTERN = r"^[A-Za-z0-9_.:@|/+=-]{1,128}\Z"
@@ -111,7 +111,7 @@ class TenantIssuer(models.Model):
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="issuers")
     issuer = models.CharField(max_length=255, help_text="`iss` of its tokens.")
-    jwks_url = models.URLField("JWKS URL", max_length=500, blank=True, help_text="Where its public keys are.")
+    jwks_url = models.CharField("JWKS URL", max_length=500, blank=True, help_text="Where its public keys are.")
     jwks = models.JSONField(
         "JWKS",
         null=True,
@@ -140,7 +140,9 @@ class TenantIssuer(models.Model):
             raise ValidationError("Give either the keys or the URL where they are.")
         if self.jwks and not jwks.keys_of(self.jwks):
             raise ValidationError({"jwks": "No usable public key (RSA ≥ 2048 bit, P-256 or Ed25519) in it."})
-        if self.jwks_url and conf().production and not self.jwks_url.startswith("https://"):
+        if self.jwks_url and not fetching.is_url(self.jwks_url):
+            raise ValidationError({"jwks_url": "Not an http(s) URL."})
+        if self.jwks_url and conf().production and not self.jwks_url.lower().startswith("https://"):
             raise ValidationError({"jwks_url": "Keys are fetched over https only."})
 
 

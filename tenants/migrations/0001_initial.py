@@ -75,7 +75,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('issuer', models.CharField(help_text='`iss` of its tokens.', max_length=255)),
-                ('jwks_url', models.URLField(blank=True, help_text='Where its public keys are.', max_length=500, verbose_name='JWKS URL')),
+                ('jwks_url', models.CharField(blank=True, help_text='Where its public keys are.', max_length=500, verbose_name='JWKS URL')),
                 ('jwks', models.JSONField(blank=True, help_text='Its public keys themselves: {"keys": […]}, instead of a URL.', null=True, verbose_name='JWKS')),
                 ('producer_audience', models.CharField(blank=True, help_text="`aud` of its producers' tokens. Empty = the installation's.", max_length=255)),
                 ('worker_audience', models.CharField(blank=True, help_text="`aud` of its workers' tokens. Empty = the installation's.", max_length=255)),

@@ -32,10 +32,10 @@ def _nothing_remembered() -> Iterator[None]:
 def configure(settings: Any) -> Iterator[Configure]:
     """`configure(auth={"single_tenant": True})`: these settings until the end of the test."""
 
-    def change(**sections: dict[str, object]) -> None:
+    def change(**changes: object) -> None:
         values = {**settings.CODEQ}
-        for name, section in sections.items():
-            values[name] = {**values.get(name, {}), **section}
+        for name, change in changes.items():
+            values[name] = {**values.get(name, {}), **change} if isinstance(change, dict) else change
         settings.CODEQ = values
         conf.cache_clear()
 

@@ -144,7 +144,20 @@ def test_nobody_listening_is_an_os_error() -> None:
         fetch_json(f"http://127.0.0.1:{port}/")
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/", "jwks.json", "http://", "https:///x", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/",
+        "jwks.json",
+        "http://",
+        "https:///x",
+        "",
+        "http://[",
+        "http://a/\r\nX: y",
+    ],
+    ids=ascii,
+)
 def test_only_http_urls_are_fetched(url: str) -> None:
     with pytest.raises(FetchError):
         fetch_json(url)

@@ -1,0 +1,332 @@
+"""Tenants made, keys and secrets kept, and the operator's two commands."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import jwt
+import pytest
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.test import Client, override_settings
+from django.utils import timezone
+
+from codeq_site.errors import ConfigError, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from tenants import keys, models, sealing, services
+from tenants.models import InstallationKey, SigningSecret, Tenant, TenantIssuer
+from tenants.tokens import Verifier
+from tests.tenants.conftest import Configure
+from tests.tenants.minting import Signer
+
+MODEL = pytest.mark.spec("TEN-5", "Tenants are rows with limits, suspension, secrets and issuers")
+SECRETS = pytest.mark.spec("WHK-4", "Signing secrets per tenant: sealed at rest, two in force during rotation")
+OWN_KEYS = pytest.mark.spec("AUT-1", "The installation's key pair is shared by its machines and served as JWKS")
+
+
+# -- tenants --------------------------------------------------------------------------------------------------------
+
+
+@MODEL
+def test_a_tenants_name_is_unique_and_a_name(db: None) -> None:
+    services.create_tenant("acme")
+    for slug in ("acme", "", "a b", "a{b}", "ü", "x" * 129, "a\n"):
+        with pytest.raises(InvalidRequest):
+            services.create_tenant(slug)
+    assert Tenant.objects.count() == 1
+
+
+@MODEL
+def test_an_id_that_is_taken_is_minted_again(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    minted = iter(["aaaaaaaa", "aaaaaaaa", "bbbbbbbb"])
+    monkeypatch.setattr(services, "mint_tid", lambda: next(minted))
+    assert services.create_tenant("one").tid == "aaaaaaaa"
+    assert services.create_tenant("two").tid == "bbbbbbbb"
+
+
+@MODEL
+@pytest.mark.django_db(transaction=True)
+def test_a_tenant_seen_first_by_twenty_at_once_is_made_once() -> None:
+    barrier = threading.Barrier(20, timeout=10)
+
+    def provision(_: int) -> str:
+        barrier.wait()
+        try:
+            return services.provision("acme").tid
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(20) as pool:
+        ids = set(pool.map(provision, range(20)))
+    assert ids == {Tenant.objects.get().tid}
+
+
+@MODEL
+@pytest.mark.usefixtures("acme")
+def test_suspending_and_resuming(acme: Tenant) -> None:
+    assert services.suspend("acme").is_suspended
+    assert not services.resume("acme").is_suspended
+    with pytest.raises(NotFound):
+        services.suspend("nobody")
+    with pytest.raises(Forbidden):
+        services.provision("no name")
+
+
+@MODEL
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"issuer": "codeq", "jwks_url": "https://idp.example/jwks"},
+        {"issuer": "idp"},
+        {"issuer": "idp", "jwks": {"keys": []}},
+        {"issuer": "idp", "jwks": {"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}},
+        {"issuer": "idp", "jwks": [1]},
+        {"issuer": "idp", "jwks_url": "file:///etc/passwd"},
+        {"issuer": "", "jwks_url": "https://idp.example/jwks"},
+    ],
+    ids=str,
+)
+def test_an_issuer_that_could_not_work_is_not_valid(fields: dict[str, Any], acme: Tenant) -> None:
+    with pytest.raises(ValidationError):
+        TenantIssuer(tenant=acme, **fields).full_clean()
+
+
+@MODEL
+def test_an_issuer_by_url_or_by_key_is_valid(acme: Tenant, signer: Signer, configure: Configure) -> None:
+    TenantIssuer(tenant=acme, issuer="a", jwks={"keys": [signer.jwk]}).full_clean()
+    TenantIssuer(tenant=acme, issuer="b", jwks_url="https://idp.example/jwks").full_clean()
+    plain = TenantIssuer(tenant=acme, issuer="c", jwks_url="http://idp.example/jwks")
+    plain.full_clean()
+    configure(production=True)
+    with pytest.raises(ValidationError):
+        plain.full_clean()
+
+
+# -- secrets --------------------------------------------------------------------------------------------------------
+
+
+@SECRETS
+@pytest.mark.usefixtures("acme")
+def test_a_signing_secret_is_long_and_stays_the_same() -> None:
+    secret = services.signing_secret("acme")
+    assert secret.startswith("whsec_")
+    assert len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) >= 24
+    assert services.signing_secret("acme") == secret
+    with pytest.raises(NotFound):
+        services.signing_secret("nobody")
+
+
+@SECRETS
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("acme")
+def test_twenty_who_ask_at_once_get_one_secret() -> None:
+    def ask(_: int) -> str:
+        try:
+            return services.signing_secret("acme")
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(20) as pool:
+        assert len(set(pool.map(ask, range(20)))) == 1
+
+
+@SECRETS
+def test_a_secret_is_sealed_and_masked(acme: Tenant) -> None:
+    secret = services.signing_secret("acme")
+    row = SigningSecret.objects.get()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT row_to_json(tenants_signingsecret)::text FROM tenants_signingsecret")
+        stored = cursor.fetchone()[0]
+    assert secret not in stored
+    assert secret.removeprefix("whsec_")[:8] not in stored
+    for shown in (str(row), repr(row), f"{row}"):
+        assert secret not in shown
+        assert "…" in shown
+    assert len(row.hint) == 4
+
+
+@SECRETS
+def test_two_secrets_are_in_force_during_rotation_and_never_three(acme: Tenant) -> None:
+    first = services.signing_secret("acme")
+    second = services.rotate_signing_secret("acme").reveal()
+    assert services.signing_secrets(acme.tid) == [second, first]
+    assert services.signing_secret("acme") == second
+    third = services.rotate_signing_secret("acme").reveal()
+    assert services.signing_secrets(acme.tid) == [third, second]
+    SigningSecret.objects.filter(retires_at__isnull=False).update(retires_at=timezone.now() - timedelta(seconds=1))
+    assert services.signing_secrets(acme.tid) == [third]
+    assert [row.is_active for row in SigningSecret.objects.all()] == [True, False, False]
+
+
+@SECRETS
+def test_a_later_rotation_does_not_lengthen_an_older_secrets_life(acme: Tenant) -> None:
+    services.signing_secret("acme")
+    services.rotate_signing_secret("acme", overlap_seconds=60)
+    ends = SigningSecret.objects.exclude(retires_at=None).get().retires_at
+    services.rotate_signing_secret("acme", overlap_seconds=3600)
+    assert SigningSecret.objects.filter(retires_at__lte=ends).count() == 1
+
+
+@SECRETS
+def test_tenants_share_no_secret(acme: Tenant, other: Tenant) -> None:
+    assert services.signing_secret("acme") != services.signing_secret("other")
+    assert set(services.signing_secrets(acme.tid)).isdisjoint(services.signing_secrets(other.tid))
+    assert services.signing_secrets("aaaaaaaa") == []
+
+
+@SECRETS
+def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> None:
+    secret = services.signing_secret("acme")
+    former = sealing.settings.SECRET_KEY
+    with override_settings(SECRET_KEY="another"):
+        with pytest.raises(ConfigError, match="SECRET_KEY_FALLBACKS"):
+            services.signing_secret("acme")
+        with override_settings(SECRET_KEY_FALLBACKS=[former]):
+            assert services.signing_secret("acme") == secret
+
+
+# -- the installation's keys ----------------------------------------------------------------------------------------
+
+
+@OWN_KEYS
+@pytest.mark.django_db(transaction=True)
+def test_machines_that_start_at_once_make_one_key() -> None:
+    barrier = threading.Barrier(10, timeout=10)
+
+    def start(_: int) -> str:
+        barrier.wait()
+        try:
+            return str(keys.document()["keys"][0]["kid"])
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(10) as pool:
+        assert set(pool.map(start, range(10))) == {InstallationKey.objects.get().kid}
+
+
+@OWN_KEYS
+@pytest.mark.django_db
+@pytest.mark.urls("tests.tenants.urls")
+def test_the_jwks_document_is_public_cacheable_and_enough_to_verify(client: Client, acme: Tenant) -> None:
+    token = services.issue_token("acme", "producer")
+    answer = client.get("/.well-known/jwks.json")
+    assert answer.status_code == 200
+    assert answer["Content-Type"].startswith("application/jwk-set+json")
+    assert "public" in answer["Cache-Control"]
+    assert "max-age=60" in answer["Cache-Control"]
+    assert not answer.cookies
+    (published,) = answer.json()["keys"]
+    assert set(published) == {"kty", "crv", "x", "y", "kid", "use", "alg"}
+    claims = jwt.decode(token, jwt.PyJWK(published), algorithms=["ES256"], audience="codeq-producer", issuer="codeq")
+    assert claims["tenantId"] == "acme"
+    assert jwt.get_unverified_header(token)["kid"] == published["kid"]
+    assert client.post("/.well-known/jwks.json").status_code == 405
+
+
+@OWN_KEYS
+def test_the_private_key_is_sealed(db: None) -> None:
+    keys.document()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT row_to_json(tenants_installationkey)::text FROM tenants_installationkey")
+        stored = cursor.fetchone()[0]
+    assert "PRIVATE KEY" not in stored
+    assert '"d"' not in stored
+
+
+@OWN_KEYS
+@pytest.mark.usefixtures("acme")
+def test_the_installations_key_can_be_replaced() -> None:
+    before = services.issue_token("acme", "producer")
+    kid = InstallationKey.objects.get().kid
+    assert keys.rotate() != kid
+    after = services.issue_token("acme", "producer")
+    assert jwt.get_unverified_header(after)["kid"] != kid
+    for token in (before, after):
+        Verifier().verify(token)
+    keys.retire(kid)
+    Verifier().verify(after)
+    with pytest.raises(Unauthenticated):
+        Verifier().verify(before)
+
+
+@OWN_KEYS
+@pytest.mark.usefixtures("acme")
+def test_a_key_made_on_another_machine_is_known_within_a_second() -> None:
+    one = Verifier()
+    one.verify(services.issue_token("acme", "producer"))
+    keys._make()  # by another machine: nothing in this process was told
+    token = services.issue_token("acme", "producer")
+    keys.own_keys._tried = keys.own_keys._asked = keys.own_keys._clock() - 1
+    assert one.verify(token).tenant.slug == "acme"
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    call_command(*args, stdout=out)
+    return out.getvalue()
+
+
+COMMANDS = pytest.mark.spec("AUT-1", "`manage.py token` prints a working token, and nothing else")
+
+
+@COMMANDS
+@pytest.mark.usefixtures("acme")
+def test_the_token_command_prints_the_token_alone() -> None:
+    out = run(
+        "token", "--tenant", "acme", "--role", "worker", "--sub", "w-1", "--commands", "a, b,", "--group", "g",
+        "--ttl", "60",
+    )  # fmt: skip
+    assert out.count("\n") == 1
+    caller = Verifier().verify(out.strip())
+    assert (caller.subject, caller.commands, caller.group) == ("w-1", {"a", "b"}, "g")
+    lifetime = jwt.decode(out.strip(), options={"verify_signature": False})
+    assert lifetime["exp"] - lifetime["iat"] == 60
+
+
+@COMMANDS
+@pytest.mark.usefixtures("acme")
+@pytest.mark.parametrize("role", ["producer", "worker", "admin", "operator"])
+def test_the_token_command_knows_every_role(role: str) -> None:
+    assert role in Verifier().verify(run("token", "--tenant", "acme", "--role", role).strip()).roles
+
+
+@COMMANDS
+def test_an_unknown_tenant_is_made_or_a_clear_error(db: None, configure: Configure) -> None:
+    with pytest.raises(CommandError, match="no tenant acme"):
+        run("token", "--tenant", "acme", "--role", "worker")
+    configure(auth={"provision_tenants": True})
+    Verifier().verify(run("token", "--tenant", "acme", "--role", "worker").strip())
+    assert Tenant.objects.get().slug == "acme"
+    with pytest.raises(CommandError):
+        run("token", "--tenant", "no name", "--role", "worker")
+
+
+@COMMANDS
+@pytest.mark.usefixtures("acme")
+def test_where_tokens_come_from_elsewhere_none_is_issued(configure: Configure) -> None:
+    configure(auth={"jwks_url": "https://idp.example/jwks"})
+    with pytest.raises(CommandError, match="CODEQ_AUTH_JWKS_URL"):
+        run("token", "--tenant", "acme", "--role", "worker")
+
+
+@SECRETS
+@pytest.mark.usefixtures("acme")
+def test_the_secret_command_prints_the_secret_alone() -> None:
+    assert run("secret", "--tenant", "acme") == services.signing_secret("acme") + "\n"
+    with pytest.raises(CommandError, match="no tenant nobody"):
+        run("secret", "--tenant", "nobody")
+
+
+@MODEL
+def test_names_that_look_alike_are_not_both_names(db: None) -> None:
+    tenant = models.Tenant(slug="аcme")  # a Cyrillic а
+    with pytest.raises(ValidationError):
+        tenant.full_clean()
