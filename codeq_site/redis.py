@@ -11,6 +11,7 @@ from codeq_site.conf import conf
 from codeq_site.errors import ConfigError
 from queues.engine import Engine, Options
 from queues.engine.keys import PARTITIONS
+from queues.engine.pipe import Pipe
 from queues.engine.runner import AsyncRunner, SyncRunner
 
 
@@ -30,8 +31,8 @@ def async_client() -> redis.asyncio.Redis:
 @cache
 def engine() -> Engine:
     """The engine of this process. Its awaits belong to the one event loop a web process has."""
-    sync = SyncRunner(client())
-    runner = AsyncRunner(async_client(), sync, conf().web.redis_timeout_seconds)
+    pipe = Pipe(conf().redis_url, timeout_seconds=conf().web.redis_timeout_seconds)
+    runner = AsyncRunner(pipe.send, SyncRunner(client()))
     queues = conf().queues
     return Engine(
         runner,

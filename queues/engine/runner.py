@@ -7,7 +7,7 @@ about itself (out of memory, loading, gone) becomes `Unavailable`; what a script
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import redis
@@ -17,6 +17,8 @@ from redis import exceptions
 from codeq_site.errors import StoreFull, Unavailable
 from queues.engine.call import Command
 
+Line = tuple[Any, ...]
+Send = Callable[[Sequence[Line]], Awaitable[list[Any]]]
 # Redis is there but will not take a write now: the first word of its refusal.
 NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "LOADING")
 
@@ -74,36 +76,28 @@ class SyncRunner:
 
 
 class AsyncRunner:
-    """The web's runner: awaits on an asyncio client, and lends `now` to a sync one for code in threads."""
+    """The web's runner: awaits on `send`, and lends `now` to a sync runner for code in threads."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
-        sync: SyncRunner,
-        timeout_seconds: float,
-    ) -> None:
-        self.client = client
+    def __init__(self, send: Send, sync: SyncRunner) -> None:
+        self._send = send
         self.run_now = sync.run_now
-        self._timeout_seconds = timeout_seconds
 
     async def run(self, commands: Sequence[Command]) -> list[Any]:
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
-                for at in missing(answers):
-                    script, bound = commands[at]
-                    answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
+            answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
+            for at in missing(answers):
+                script, bound = commands[at]
+                answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
         except (exceptions.RedisError, OSError) as error:  # a TimeoutError is an OSError
             raise raised(error) from error
         return checked(answers)
 
-    async def _send(self, lines: list[tuple[Any, ...]]) -> list[Any]:
-        if len(lines) == 1:
-            try:
-                return [await self.client.execute_command(*lines[0])]
-            except exceptions.ResponseError as error:
-                return [error]
-        pipeline = self.client.pipeline(transaction=False)
-        for line in lines:
-            pipeline.execute_command(*line)
-        return list(await pipeline.execute(raise_on_error=False))
+
+def through(client: redis.asyncio.RedisCluster, timeout_seconds: float) -> Send:
+    """`send` for a cluster, whose client finds the node of each line's keys itself."""
+
+    async def send(lines: Sequence[Line]) -> list[Any]:
+        async with asyncio.timeout(timeout_seconds):
+            return await asyncio.gather(*(client.execute_command(*line) for line in lines), return_exceptions=True)
+
+    return send
