@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from codeq_site.embedded import BROKER, PostgreSQL, Valkey
 from codeq_site.embedded.files import private_directory, socket_directory, write_private
@@ -48,6 +50,25 @@ class Home:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
+
+    def end_leftovers(self) -> None:
+        """End the web and Celery processes of a supervisor that was killed: they may still hold the port.
+
+        We hold the lock, so whatever works for this home has lost its supervisor.
+        """
+        left = []
+        for process in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.info["cmdline"] or ())
+                ours = "codeq_site.web" in words or "celery -A codeq_site" in words
+                if ours and process.environ().get("CODEQ_HOME") == str(self.path):
+                    process.terminate()
+                    left.append(process)
+        _, stubborn = psutil.wait_procs(left, timeout=5)
+        for process in stubborn:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(stubborn, timeout=5)
 
     def log(self, name: str) -> Path:
         """A program's log file. One that has grown too large becomes `.1` at the next start."""

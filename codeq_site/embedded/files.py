@@ -34,9 +34,9 @@ def socket_directory(home: Path) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory that only its owner can list. Root's can be passed, for PostgreSQL runs as another user."""
+    """Make a directory for its owner alone."""
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StartError(
             f"Cannot write to {path} ({error.strerror}): choose another CODEQ_HOME, or give its owner the right."

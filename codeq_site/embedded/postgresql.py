@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
+
 from codeq_site.embedded.files import private_directory
 from codeq_site.embedded.server import Server
 from codeq_site.supervisor import Account, StartError
@@ -151,8 +153,6 @@ class PostgreSQL(Server):
             raise StartError(self.explain()) from error
 
     def kill(self) -> None:
-        import psutil
-
         if self.process is None:
             return
         # Its children have sessions of their own, and hold the shared memory that the next start asks for.

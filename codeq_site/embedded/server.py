@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from codeq_site.supervisor import Account, StartError, signal_group, spawn
 
 
@@ -120,8 +122,6 @@ class Server:
 
     def _end_leftover(self) -> None:
         """End a server that an earlier supervisor, killed itself, left on this data directory."""
-        import psutil
-
         try:
             pid = int(self.pid_file().read_text().split()[0])
             leftover = psutil.Process(pid)

@@ -115,10 +115,13 @@ class Up:
         self.broker: Server | None = None
 
     def run(self) -> None:
+        # Whatever we and our children write is nobody else's business.
+        os.umask(0o077)
         self._check_production()
         web = self.conf.web
+        self.home = Home(self.conf.home_path)
+        self.home.end_leftovers()
         with ports.reserve(web.host, web.port):
-            self.home = Home(self.conf.home_path)
             self.supervisor = Supervisor(self.progress.say)
             try:
                 self._start_servers()
