@@ -38,6 +38,10 @@ class Web(Section, frozen=True):
     max_waiters: Annotated[
         Count, Meta(description="Long polls parked in one process at once; more are answered as if nothing came.")
     ] = 20_000
+    metrics: Annotated[
+        Literal["auto", "open", "operator"],
+        Meta(description="Who may scrape /metrics: anybody, or an operator's token; `auto` = the token in production."),
+    ] = "auto"
 
 
 class Queues(Section, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.core.handlers.asgi import ASGIHandler
+from django.urls import get_resolver
 
 from codeq_site import request_id
 from codeq_site.conf import conf
@@ -17,6 +18,8 @@ class Front:
     """Splits by path; what this process does not serve is a 404. Handles the server's start and stop."""
 
     def __init__(self) -> None:
+        # The views are imported now, and not while the first client waits.
+        _ = get_resolver().url_patterns
         self.lean = LeanHandler()
         self.console = ASGIHandler()
         self.serves_api = conf().web.serve != "console"

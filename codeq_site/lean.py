@@ -8,8 +8,11 @@ the database only through `queues.api.database`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
-from collections.abc import Awaitable, Callable, Mapping
+import re
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any
 
 from django.core.exceptions import RequestAborted
@@ -25,6 +28,8 @@ Scope = Mapping[str, Any]
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+View = Callable[..., Awaitable[HttpResponseBase]]
+_uuid = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").search
 
 # How long a client may take over its body: slow ones must not hold a connection for ever.
 BODY_SECONDS = 30.0
@@ -40,6 +45,7 @@ class LeanRequest(ASGIRequest):
     method: str
     received: dict[bytes, bytes]
     id: str
+    route: str = ""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -83,19 +89,32 @@ class LeanRequest(ASGIRequest):
             raise errors.UnsupportedMediaType
         if self.announced > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
+        # Nearly every body is here already, and a deadline costs half of what a whole request does.
+        taking = self._take()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await self._take()
-                if not self.is_body_read:
-                    chunks = [body]
-                    while not self.is_body_read and self.taken <= limit:
-                        chunks.append(await self._take())
-                    body = b"".join(chunks)
-        except TimeoutError as error:
-            raise errors.RequestTimeout from error
+            waits_for = taking.send(None)
+        except StopIteration as taken:
+            body: bytes = taken.value
+        else:
+            body = await self._in_time(_resumed(taking, waits_for))
+        if not self.is_body_read and self.taken <= limit:
+            body = await self._in_time(self._take_on(body, limit))
         if self.taken > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
         return body
+
+    async def _in_time(self, taking: Awaitable[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await taking
+        except TimeoutError as error:
+            raise errors.RequestTimeout from error
+
+    async def _take_on(self, first: bytes, limit: int) -> bytes:
+        chunks = [first]
+        while not self.is_body_read and self.taken <= limit:
+            chunks.append(await self._take())
+        return b"".join(chunks)
 
     async def _take(self) -> bytes:
         message = await self._receive()
@@ -121,12 +140,30 @@ class LeanRequest(ASGIRequest):
             pass
 
 
+@types.coroutine
+def _resumed(coroutine: Coroutine[Any, Any, bytes], waits_for: Any) -> Generator[Any, Any, bytes]:
+    """Go on awaiting a coroutine that was started by hand and waits for something."""
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:  # noqa: BLE001 - handed on, a cancellation among them
+            step = functools.partial(coroutine.throw, error)
+        else:
+            step = functools.partial(coroutine.send, sent)
+        try:
+            waits_for = step()
+        except StopIteration as done:
+            body: bytes = done.value
+            return body
+
+
 class LeanHandler(ASGIHandler):
     """Resolver -> view -> answer, in the task that the server made for the request."""
 
     def __init__(self) -> None:
         # No call to super(): it would load the console's middleware.
         self._literal: dict[str, ResolverMatch] = {}
+        self._shapes: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
         self.drain_bytes = conf().web.body_bytes + DRAIN_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,19 +199,34 @@ class LeanHandler(ASGIHandler):
         await self.send(request, response, send)
 
     async def view(self, request: LeanRequest) -> HttpResponseBase:
-        match = self.resolve(request.path)
-        request.resolver_match = match
-        response: HttpResponseBase = await match.func(request, *match.args, **match.kwargs)
+        view, arguments = self.resolve(request)
+        response: HttpResponseBase = await view(request, **arguments)
         return response
 
-    def resolve(self, path: str) -> ResolverMatch:
-        """The view of a path. A path without arguments is looked up once: there are only as many as routes."""
-        match = self._literal.get(path)
-        if match is None:
-            match = get_resolver().resolve(path)
-            if not match.kwargs and not match.args:
-                self._literal[path] = match
-        return match
+    def resolve(self, request: LeanRequest) -> tuple[View, dict[str, Any]]:
+        """The view of the path and its arguments.
+
+        A path is looked up once: without arguments there are only as many as routes, and with an id as the only
+        argument it is remembered without the id.
+        """
+        path = request.path
+        known = self._literal.get(path)
+        if known is not None:
+            request.route = known.route
+            return known.func, {}
+        found = _uuid(path)
+        shape = None if found is None else (path[: found.start()], path[found.end() :])
+        if shape is not None and found is not None and shape in self._shapes:
+            known, name = self._shapes[shape]
+            request.route = known.route
+            return known.func, {name: found.group()}
+        match = get_resolver().resolve(path)
+        request.route = match.route
+        if not match.kwargs:
+            self._literal[path] = match
+        elif shape is not None and found is not None and list(match.kwargs.values()) == [found.group()]:
+            self._shapes[shape] = (match, next(iter(match.kwargs)))
+        return match.func, match.kwargs
 
     async def send(self, request: LeanRequest, response: HttpResponseBase, send: Send) -> None:
         if isinstance(response, StreamingHttpResponse):

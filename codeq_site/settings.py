@@ -123,6 +123,7 @@ if _conf.production:
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "UNAUTHENTICATED_USER": None,
+    "EXCEPTION_HANDLER": "codeq_site.problem.exception_handler",
 }
 
 SPECTACULAR_SETTINGS = {
@@ -130,6 +131,9 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.1",
     "SERVE_INCLUDE_SCHEMA": False,
+    # The structs name their enums; the stock hook would rename them.
+    "POSTPROCESSING_HOOKS": [],
+    "DESCRIPTION": "Task queues for many tenants: leases, retries, delays, dead letters and webhooks.",
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",

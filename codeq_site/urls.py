@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView, SpectacularSwaggerView
+
+from codeq_site import health
 
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
+    path("healthz", health.HealthView.as_view(), name="healthz"),
+    path("readyz", health.ReadyView.as_view(), name="readyz"),
+    path("metrics", health.MetricsView.as_view(), name="metrics"),
+    path(".well-known/jwks.json", health.KeysView.as_view(), name="jwks"),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
+    path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
     path("admin/", admin.site.urls),
 ]

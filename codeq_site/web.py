@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
 
 import django
@@ -24,7 +25,7 @@ def main() -> None:
         from codeq_site.conf import conf
 
         web = conf().web
-        server = uvicorn.Server(
+        server = Server(
             uvicorn.Config(
                 application,
                 loop="uvloop",
@@ -45,6 +46,17 @@ def main() -> None:
         sys.exit(str(error))
     settle_memory()
     server.run(sockets=[own_socket])
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which waits for requests to end before it tells the application that it stops."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        from queues import waiting
+
+        # Or a deployment would have to wait for the longest poll.
+        waiting.room().end_waits()
+        await super().shutdown(sockets)
 
 
 def settle_memory() -> None:

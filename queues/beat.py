@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, stream, upkeep
+from queues import audit, metrics, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
                 return stored, refused
             bad = audit.store(batch)
             stream.acknowledge([entry for entry, _ in batch])
+            metrics.ended(entry for entry, _ in batch)
             refused += bad
             stored += len(batch) - bad
         got = Counter(entry.partition for entry in entries)

@@ -51,6 +51,18 @@ def cleanup(may_go_on: MayGoOn) -> int:
     return removed
 
 
+def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
+    """The same for one tenant, at most `limit`, of what was over before a moment: what its administrator asks for."""
+    audited_ms = stream.drained_until_ms(engine().partition_of(tid)) - 1
+    removed = 0
+    while removed < limit:
+        went = services.cleanup(tid, before_ms=min(before_ms, audited_ms), limit=limit - removed).now()
+        removed += went
+        if not went:
+            break
+    return removed
+
+
 def _dead_retention_ms(tid: str) -> int | None:
     """How long the tenant's dead letters stay; None (the default) where PostgreSQL cannot tell now."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from queues.api import views
+from queues.api import admin_views, views
 
 urlpatterns = [
     path("tasks", views.TasksView.as_view(), name="tasks"),
@@ -18,4 +18,9 @@ urlpatterns = [
     path("tasks/<str:task_id>/nack", views.NackView.as_view(), name="nack"),
     path("tasks/<str:task_id>/abandon", views.AbandonView.as_view(), name="abandon"),
     path("tasks/<str:task_id>", views.TaskView.as_view(), name="task"),
+    path("admin/queues", admin_views.QueuesView.as_view(), name="queues"),
+    path("admin/queues/<str:command>", admin_views.QueueView.as_view(), name="queue"),
+    path("admin/queues/<str:command>/pause", admin_views.PauseView.as_view(), name="pause"),
+    path("admin/queues/<str:command>/resume", admin_views.ResumeView.as_view(), name="resume"),
+    path("admin/tasks/cleanup", admin_views.CleanupView.as_view(), name="cleanup"),
 ]

@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 from codeq_site import errors, problem
 from codeq_site.conf import conf
 from codeq_site.lean import LeanRequest
+from queues.api.schema import ApiSchema
 from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponse]])
@@ -39,16 +40,19 @@ class Operation:
     name: str
     tag: str
     summary: str
-    may: Sequence[type[BasePermission]]
-    answers: dict[int, Any]
+    answers: dict[int, Any]  # status -> a struct, a media type, or None
+    may: Sequence[type[BasePermission]] = ()
     errors: Sequence[type[errors.CodeqError]] = ()
     body: Any = None
     is_body_optional: bool = False
     query: Any = None
+    # Headers that are read and sent, beside those of every operation: name -> what it says.
     headers: dict[str, str] = field(default_factory=dict)
+    answer_headers: dict[str, str] = field(default_factory=dict)
     # A verb that ends claimed work is open to a suspended tenant too.
     is_finishing: bool = False
-    examples: dict[str, Any] = field(default_factory=dict)
+    # Answers anybody: no token is looked at.
+    is_open: bool = False
 
     @cached_property
     def permissions(self) -> list[BasePermission]:
@@ -85,6 +89,7 @@ class ApiView(APIView):
     """Authenticates, checks rights, reads, calls the handler; whatever is raised becomes a problem document."""
 
     authentication_classes = [BearerAuthentication]
+    schema = ApiSchema()
     operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponse]]]]] = {}
     allow: ClassVar[str] = ""
 
@@ -111,6 +116,8 @@ class ApiView(APIView):
             if found is None:
                 return self._other_method(request)
             declared, handler = found
+            if declared.is_open:
+                return await handler(self)
             header = request.header(b"authorization")
             caller = declared.authenticator.authenticate_cached(header)
             if caller is None:
@@ -134,7 +141,7 @@ class ApiView(APIView):
 
     def _other_method(self, request: LeanRequest) -> HttpResponse:
         if request.method == "OPTIONS":
-            response = HttpResponse(status=204, content_type=JSON)
+            response = nothing()
         else:
             response = problem.answer(errors.MethodNotAllowed(f"This path knows {self.allow}."))
         response.headers["Allow"] = self.allow

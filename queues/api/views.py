@@ -11,7 +11,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors
 from codeq_site.errors import CodeqError
-from queues import selectors, services, waiting
+from queues import metrics, selectors, services, waiting
 from queues import task as nouns
 from queues.api import trace, wire
 from queues.api.view import ApiView, answer, nothing, operation
@@ -21,6 +21,8 @@ from tenants.tenant import ANY_COMMAND, Caller
 
 R = TypeVar("R")
 HOLDER = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
+LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` the claim gave, if it is not in the body."}
+TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": "Goes with `traceparent`."}
 CAN_CLAIM = (HasScope("codeq:claim"),)
 
 
@@ -33,6 +35,11 @@ class TasksView(ApiView):
         body=wire.NewTask,
         answers={202: wire.Task},
         errors=(errors.PayloadTooLarge, errors.IdempotencyMismatch, errors.StoreFull),
+        headers=TRACE,
+        answer_headers={
+            "Idempotency-Replayed": "`true`: the key had made this task before.",
+            "Idempotency-Mismatch": "`true`: and from another body.",
+        },
     )
     async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
         """Acknowledged means on disk. A repeated `idempotencyKey` answers with the task that it made before, and says
@@ -41,6 +48,8 @@ class TasksView(ApiView):
         (item,) = await services.enqueue(caller.tenant, [new])
         if isinstance(item, CodeqError):
             raise item
+        if not item.is_replayed:
+            metrics.created(item.task)
         response = answer(wire.task(item.task, caller.tenant.slug), 202)
         if item.is_replayed:
             response.headers["Idempotency-Replayed"] = "true"
@@ -58,6 +67,7 @@ class TaskBatchView(ApiView):
         body=wire.NewTasks,
         answers={200: wire.EnqueuedTasks},
         errors=(errors.StoreFull,),
+        headers=TRACE,
     )
     async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
         """Each task for itself, in one round trip; answered in order, an item with its error where it has one."""
@@ -71,6 +81,9 @@ class TaskBatchView(ApiView):
                 refused[at] = error
         stored = iter(await services.enqueue(caller.tenant, new) if new else ())
         items = [refused[at] if at in refused else next(stored) for at in range(len(body.tasks))]
+        for item in items:
+            if isinstance(item, nouns.Enqueued) and not item.is_replayed:
+                metrics.created(item.task)
         return answer(wire.EnqueuedTasks(results=[wire.enqueued_item(item, caller.tenant.slug) for item in items]))
 
 
@@ -148,6 +161,7 @@ class ResultView(ApiView):
         body=wire.NewResult,
         answers={200: wire.Result},
         errors=(*HOLDER, errors.PayloadTooLarge),
+        headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
         """The same submission again gets the same answer; a different one is refused."""
@@ -203,6 +217,7 @@ class HeartbeatView(ApiView):
         is_body_optional=True,
         answers={200: wire.Extended},
         errors=HOLDER,
+        headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
         """The lease then ends `extendSeconds` from now. 409 when it is over, noticed or not, and when the task was
@@ -229,6 +244,7 @@ class AbandonView(ApiView):
         is_body_optional=True,
         answers={200: wire.Abandoned},
         errors=HOLDER,
+        headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
         """To the back of its priority, at once. It counts as an attempt."""
@@ -248,6 +264,7 @@ class NackView(ApiView):
         is_body_optional=True,
         answers={200: wire.Nacked},
         errors=HOLDER,
+        headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Nack) -> HttpResponse:
         """The task waits for its backoff and is tried again, or becomes a dead letter when its attempts are used up."""
@@ -339,9 +356,11 @@ async def claim(view: ApiView, caller: Caller, body: wire.NewClaim, count: int) 
         commands = asked if asked != [ANY_COMMAND] else await _every_queue(caller)
         if not commands:
             return nouns.Claimed(tasks=[], now_ms=0)
-        return await services.claim(
+        claimed = await services.claim(
             tenant, commands, caller.subject, lease_seconds=body.lease_seconds, count=count, wait_ms=wait_ms
         )
+        metrics.claimed(claimed.tasks)
+        return claimed
 
     if not body.wait_seconds:
         return (await look(0)).tasks

@@ -52,6 +52,7 @@ LeaseSeconds = Annotated[
 ]
 WaitSeconds = Annotated[float, Meta(ge=0, le=30, description="How long to wait for a task before the answer is 204.")]
 Count = Annotated[int, Meta(ge=1, le=LIMITS.claim_batch, description="The most tasks to take.")]
+Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
 
 
@@ -63,10 +64,6 @@ class View(Struct, kw_only=True, rename="camel", omit_defaults=True):
     """What we answer. Fields without a value are left out."""
 
 
-# A raw value cannot be one of several types, so a field that is not there is empty.
-ABSENT = Raw(b"")
-
-
 # Producer
 
 
@@ -74,7 +71,13 @@ class NewTask(Body, kw_only=True):
     """A task to put on a queue."""
 
     command: Command
-    payload: Annotated[Raw, Meta(description="Any JSON value but null; kept byte-exact, without the spaces.")]
+    payload: Annotated[
+        Raw,
+        Meta(
+            description="Any JSON value but null; kept byte-exact, without the spaces.",
+            extra_json_schema={"not": {"type": "null"}},
+        ),
+    ]
     priority: Priority = 0
     max_attempts: (
         Annotated[
@@ -138,7 +141,7 @@ class Task(View, kw_only=True):
     max_attempts: int
     webhook: str | None = None
     worker_id: str | None = None
-    lease_until: dt.datetime | None = None
+    lease_until: Moment | None = None
     lease_token: Annotated[
         str | None, Meta(description="Only in the answer to a claim: proves this lease, and no other one.")
     ] = None
@@ -148,9 +151,9 @@ class Task(View, kw_only=True):
     tenant_id: str
     trace_parent: str | None = None
     trace_state: str | None = None
-    created_at: dt.datetime
-    updated_at: dt.datetime
-    visible_at: Annotated[dt.datetime | None, Meta(description="A delayed task is not claimed before.")] = None
+    created_at: Moment
+    updated_at: Moment
+    visible_at: Annotated[Moment | None, Meta(description="A delayed task is not claimed before.")] = None
     last_known_location: Location | None = None
 
 
@@ -216,7 +219,7 @@ class Extended(View, kw_only=True):
     """The lease goes on."""
 
     ok: Literal[True]
-    lease_until: dt.datetime
+    lease_until: Moment
 
 
 class Abandon(Body, kw_only=True):
@@ -256,7 +259,9 @@ class NewResult(Body, kw_only=True):
     """How the work ended."""
 
     status: Literal["COMPLETED", "FAILED"]
-    result: Annotated[Raw, Meta(description="An object. Required when COMPLETED.")] = ABSENT
+    result: Annotated[
+        Raw, Meta(description="Required when COMPLETED.", extra_json_schema={"type": ["object", "null"]})
+    ] = msgspec.field(default_factory=Raw)  # a raw value cannot be one of several types: absent is empty
     error: Annotated[Text, Meta(description="Required when FAILED.")] | None = None
     lease_token: LeaseToken | None = None
     worker_id: Annotated[str | None, Meta(description="Ignored: the token says who the worker is.")] = None
@@ -283,7 +288,7 @@ class Result(View, kw_only=True):
     error: str | None = None
     worker_id: str
     attempts: int
-    completed_at: dt.datetime
+    completed_at: Moment
 
 
 class SubmittedItem(View, kw_only=True):
@@ -370,7 +375,7 @@ class CleanedUp(View, kw_only=True):
     """What was removed."""
 
     deleted: int
-    before: dt.datetime
+    before: Moment
     limit: int
 
 

@@ -1,0 +1,95 @@
+"""The routes of a tenant's administrator: what the queues hold, stopping one, removing what is over."""
+
+from __future__ import annotations
+
+import time
+
+from django.http import HttpResponse
+
+from codeq_site import errors, offloop
+from queues import selectors, services, upkeep
+from queues.api import wire
+from queues.api.view import ApiView, answer, operation
+from tenants.permissions import IsAdmin
+from tenants.tenant import Caller
+
+
+class QueuesView(ApiView):
+    @operation(
+        "list_queues",
+        tag="Admin",
+        summary="List the tenant's queues",
+        may=(IsAdmin,),
+        answers={200: wire.Queues},
+    )
+    async def get(self, caller: Caller) -> HttpResponse:
+        """Every queue with what it holds, by name."""
+        found = await selectors.queues(caller.tenant)
+        return answer(wire.Queues(queues=[wire.queue_stats(queue, now_ms()) for queue in found]))
+
+
+class QueueView(ApiView):
+    @operation(
+        "queue_stats",
+        tag="Admin",
+        summary="Count what one queue holds",
+        may=(IsAdmin,),
+        answers={200: wire.QueueStats},
+        errors=(errors.InvalidRequest,),
+    )
+    async def get(self, caller: Caller, command: str) -> HttpResponse:
+        """A queue that nobody has used yet is empty."""
+        return answer(wire.queue_stats(await selectors.queue_stats(caller.tenant, command), now_ms()))
+
+
+class PauseView(ApiView):
+    @operation(
+        "pause",
+        tag="Admin",
+        summary="Stop giving out a queue's tasks",
+        may=(IsAdmin,),
+        answers={200: wire.Paused},
+        errors=(errors.InvalidRequest,),
+    )
+    async def post(self, caller: Caller, command: str) -> HttpResponse:
+        """Claims take nothing from it any more. Enqueues, results and retries go on."""
+        await services.pause(caller.tenant, command)
+        return answer(wire.Paused(command=command, paused=True))
+
+
+class ResumeView(ApiView):
+    @operation(
+        "resume",
+        tag="Admin",
+        summary="Give out a queue's tasks again",
+        may=(IsAdmin,),
+        answers={200: wire.Paused},
+        errors=(errors.InvalidRequest,),
+    )
+    async def post(self, caller: Caller, command: str) -> HttpResponse:
+        """Waiting claims are woken."""
+        await services.resume(caller.tenant, command)
+        return answer(wire.Paused(command=command, paused=False))
+
+
+class CleanupView(ApiView):
+    @operation(
+        "cleanup",
+        tag="Admin",
+        summary="Remove ended tasks whose retention is over",
+        may=(IsAdmin,),
+        body=wire.NewCleanup,
+        is_body_optional=True,
+        answers={200: wire.CleanedUp},
+    )
+    async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
+        """Beat does this by itself. Never removes live work, nor anything that is not audited yet."""
+        before = body.before or wire.moment(now_ms())
+        before_ms = max(0, round(before.timestamp() * 1000))
+        deleted = await offloop.run(upkeep.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=body.limit)
+        return answer(wire.CleanedUp(deleted=deleted, before=before, limit=body.limit))
+
+
+def now_ms() -> int:
+    """For showing ages and echoing defaults; Redis' clock decides about tasks."""
+    return round(time.time() * 1000)

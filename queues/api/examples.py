@@ -1,0 +1,112 @@
+"""The examples of the OpenAPI document, by operation. A test reads and writes each of them with its wire type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ID = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
+TOKEN = "5f0c7f0e9a3b4f41a1d2c3b4a5968778"  # noqa: S105 - nobody's
+CREATED, CLAIMED, ENDED = "2026-01-25T13:00:00.123Z", "2026-01-25T13:00:01.456Z", "2026-01-25T13:00:09.789Z"
+
+NEW_TASK = {
+    "command": "RENDER_VIDEO",
+    "payload": {"jobId": "j-123"},
+    "priority": 5,
+    "webhook": "https://example.org/codeq/hook",
+    "idempotencyKey": "job-j-123",
+}
+TASK = {
+    "id": ID,
+    "command": "RENDER_VIDEO",
+    "payload": '{"jobId":"j-123"}',
+    "priority": 5,
+    "status": "PENDING",
+    "attempts": 0,
+    "maxAttempts": 5,
+    "webhook": "https://example.org/codeq/hook",
+    "tenantId": "acme",
+    "createdAt": CREATED,
+    "updatedAt": CREATED,
+    "lastKnownLocation": "PENDING_LIST",
+}
+CLAIMED_TASK = TASK | {
+    "status": "IN_PROGRESS",
+    "workerId": "worker-1",
+    "leaseUntil": "2026-01-25T13:05:01.456Z",
+    "leaseToken": TOKEN,
+    "updatedAt": CLAIMED,
+    "lastKnownLocation": "INPROG_SET",
+}
+ENDED_TASK = TASK | {
+    "status": "COMPLETED",
+    "workerId": "worker-1",
+    "resultKey": f"/v1/codeq/tasks/{ID}/result",
+    "updatedAt": ENDED,
+    "lastKnownLocation": "NONE",
+}
+NEW_RESULT = {"status": "COMPLETED", "result": {"frames": 240}, "leaseToken": TOKEN}
+RESULT = {
+    "taskId": ID,
+    "status": "COMPLETED",
+    "result": {"frames": 240},
+    "workerId": "worker-1",
+    "attempts": 0,
+    "completedAt": ENDED,
+}
+LOST = {
+    "taskId": ID,
+    "error": "lease_lost",
+    "status": 409,
+    "detail": "The lease is over: the task was given back, taken by somebody else, or has ended.",
+}
+STATS = {
+    "command": "RENDER_VIDEO",
+    "ready": 124,
+    "delayed": 5,
+    "inProgress": 5,
+    "dlq": 0,
+    "paused": False,
+    "oldestReadySeconds": 2.5,
+    "readyByPriority": [100, 0, 0, 0, 0, 24, 0, 0, 0, 0],
+}
+NEW_CLAIM = {"commands": ["RENDER_VIDEO"], "leaseSeconds": 300, "waitSeconds": 20}
+
+# operation -> "request" or a status -> body
+EXAMPLES: dict[str, dict[str | int, Any]] = {
+    "enqueue": {"request": NEW_TASK, 202: TASK},
+    "enqueue_batch": {
+        "request": {"tasks": [NEW_TASK, {"command": "RENDER_VIDEO", "payload": "…"}]},
+        200: {"results": [{"task": TASK}, {"error": "payload_too_large", "status": 413, "detail": "payload: …"}]},
+    },
+    "get_task": {200: TASK},
+    "cancel": {200: TASK | {"status": "CANCELLED", "lastKnownLocation": "NONE"}},
+    "get_result": {200: {"task": ENDED_TASK, "result": RESULT}},
+    "claim": {"request": NEW_CLAIM, 200: CLAIMED_TASK},
+    "claim_batch": {"request": NEW_CLAIM | {"count": 10}, 200: {"tasks": [CLAIMED_TASK]}},
+    "heartbeat": {
+        "request": {"extendSeconds": 300, "leaseToken": TOKEN, "progress": {"percent": 40, "note": "frame 96"}},
+        200: {"ok": True, "leaseUntil": "2026-01-25T13:05:05.456Z"},
+    },
+    "abandon": {"request": {"leaseToken": TOKEN}, 200: {"status": "requeued"}},
+    "nack": {
+        "request": {"reason": "the disk is full", "delaySeconds": 30, "leaseToken": TOKEN},
+        200: {"status": "requeued", "delaySeconds": 30},
+    },
+    "submit": {"request": NEW_RESULT, 200: RESULT},
+    "submit_batch": {
+        "request": {"results": [NEW_RESULT | {"taskId": ID}]},
+        200: {"results": [{"taskId": ID, "result": RESULT}, LOST]},
+    },
+    "exchange": {
+        "request": NEW_CLAIM | {"count": 10, "results": [NEW_RESULT | {"taskId": ID}]},
+        200: {"results": [{"taskId": ID, "result": RESULT}], "tasks": [CLAIMED_TASK]},
+    },
+    "list_queues": {200: {"queues": [STATS]}},
+    "queue_stats": {200: STATS},
+    "pause": {200: {"command": "RENDER_VIDEO", "paused": True}},
+    "resume": {200: {"command": "RENDER_VIDEO", "paused": False}},
+    "cleanup": {
+        "request": {"limit": 1000},
+        200: {"deleted": 12, "before": "2026-01-26T13:00:00Z", "limit": 1000},
+    },
+}

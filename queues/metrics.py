@@ -1,0 +1,99 @@
+"""What is counted about tasks. Labels name commands, never tenants: whoever may scrape is not one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import redis
+
+from codeq_site import metrics
+from codeq_site.conf import conf
+from codeq_site.errors import Unavailable
+from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram
+from codeq_site.redis import client, engine
+from queues.engine import keys
+from queues.events import Entry, UnreadableError, parse
+from queues.task import Outcome, Task
+
+_created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
+_claimed = Counter("codeq_task_claimed_total", "Tasks claimed.", ["command"])
+_completed = Counter("codeq_task_completed_total", "Tasks that ended, by how.", ["command", "status"])
+_lease_expired = Counter("codeq_lease_expired_total", "Leases that ran out.", ["command"])
+_latency = Histogram(
+    "codeq_task_processing_latency_seconds",
+    "From a task's creation to its result.",
+    ["command", "status"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400),
+)
+# A child of a metric by its label: looking it up in prometheus_client costs more than counting.
+_created_by: dict[str, Counter] = {}
+_claimed_by: dict[str, Counter] = {}
+
+
+def created(task: Task) -> None:
+    _child(_created_by, _created, task.spec.command).inc()
+
+
+def claimed(tasks: Iterable[Task]) -> None:
+    for task in tasks:
+        _child(_claimed_by, _claimed, task.spec.command).inc()
+
+
+def ended(entries: Iterable[Entry]) -> None:
+    """Count what the drain has stored: only the stream knows of every end, and of each just once."""
+    for entry in entries:
+        try:
+            event = parse(entry)
+        except UnreadableError:
+            continue  # in quarantine
+        command = metrics.label(event.command)
+        if event.outcome == Outcome.EXPIRED:
+            _lease_expired.labels(command).inc()
+        if event.is_terminal:
+            _completed.labels(command, event.status).inc()
+        if event.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+            _latency.labels(command, event.status).observe(max(0, event.ended_ms - event.created_ms) / 1000)
+
+
+def _child(known: dict[str, Counter], counter: Counter, command: str) -> Counter:
+    child = known.get(command)
+    if child is None:
+        label = metrics.label(command)
+        child = counter.labels(label)
+        if label == command:
+            known[command] = child
+    return child
+
+
+@metrics.at_scrape
+def depths(until: float) -> Iterator[GaugeMetricFamily]:
+    """What all queues hold, added up over tenants. Every process says the same: take the `max`, not the sum."""
+    held: dict[str, list[int]] = {}
+    is_complete = 1
+    try:
+        for tid in _tenants():
+            if time.monotonic() > until:
+                is_complete = 0
+                break
+            for queue in engine().stats(tid).now():
+                total = held.setdefault(metrics.label(queue.command), [0, 0, 0, 0])
+                for at, count in enumerate((queue.ready, queue.delayed, queue.in_progress, queue.dlq)):
+                    total[at] += count
+    except (Unavailable, redis.RedisError):
+        is_complete = 0
+    depth = GaugeMetricFamily("codeq_queue_depth", "Tasks in the queues.", labels=["command", "queue"])
+    dead = GaugeMetricFamily("codeq_dlq_depth", "Dead letters.", labels=["command"])
+    for command, counts in sorted(held.items()):
+        for name, count in zip(("ready", "delayed", "in_progress", "dlq"), counts, strict=True):
+            depth.add_metric([command, name], count)
+        dead.add_metric([command], counts[3])
+    yield depth
+    yield dead
+    yield GaugeMetricFamily("codeq_depths_complete", "1 if every queue was read in time.", value=is_complete)
+
+
+def _tenants() -> Iterator[str]:
+    for partition in range(conf().queues.partitions):
+        for tid in client().sscan_iter(keys.of_partition(partition).tenants, count=1000):
+            yield tid.decode()
