@@ -5,7 +5,7 @@
 - cleanup: what was removed already is not sent again.
 
 Answers are the same with and without them (`CODEQ_QUEUES_BLOOM=0`): a false positive of the first costs a look-up;
-of the second it is rarer than 1e-12; the third only puts a removal off to the next rotation.
+of the second it is rarer than 1e-12; of the third it puts a removal off to the next pass.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from queues.engine import Call
 from queues.task import Enqueued, NewTask
 
 R = TypeVar("R")
+LEFT_OUT_AT_MOST = 10_000
 
 
 class Filters:
@@ -28,6 +29,7 @@ class Filters:
         self.idempotency = RotatingFilter(1_000_000, 0.01, 30 * 60)
         self.ghost = RotatingFilter(2_000_000, 1e-12, 6 * 3600)
         self.cleanup = RotatingFilter(2_000_000, 0.01, 6 * 3600)
+        self._left_out: set[str] = set()
 
     def known_first(
         self,
@@ -69,7 +71,18 @@ class Filters:
         return f"{tid} {task_id}" in self.ghost
 
     def was_removed(self, tid: str, task_id: str) -> bool:
-        return f"{tid} {task_id}" in self.cleanup
+        """Whether to leave the id out of this pass. The same id is never left out of two passes in a row, so a false
+        positive waits for one pass, and cannot fill the front of the line."""
+        key = f"{tid} {task_id}"
+        if key not in self.cleanup:
+            return False
+        if key in self._left_out:
+            self._left_out.discard(key)
+            return False
+        if len(self._left_out) >= LEFT_OUT_AT_MOST:
+            self._left_out.clear()
+        self._left_out.add(key)
+        return True
 
     def note_gone(self, tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> None:
         for task_id, is_gone in zip(task_ids, went, strict=True):

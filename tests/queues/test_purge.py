@@ -5,6 +5,7 @@ import redis
 
 from codeq_site import errors
 from queues import selectors, services
+from queues.filters import filters
 from queues.task import Status
 from tests.queues.conftest import Clock, Queue
 
@@ -85,3 +86,13 @@ def test_a_cancelled_task_can_be_deleted_while_its_id_still_stands_in_line(queue
     assert selectors.queue_stats(queue.tenant, "send").now().ready == 1
     assert queue.claim().id == second.id
     assert selectors.queue_stats(queue.tenant, "send").now().ready == 0
+
+
+@pytest.mark.spec("BLM-3", "What the cleanup filter takes for removed by mistake goes with the next pass")
+def test_a_false_positive_of_the_cleanup_filter_waits_for_one_pass(queue: Queue, clock: Clock) -> None:
+    queue.enqueue()
+    task = queue.claim()
+    queue.complete(task)
+    clock.advance(DAY)
+    filters().cleanup.add(f"{queue.tenant.tid} {task.id}")
+    assert [services.cleanup(queue.tenant.tid).now() for _ in range(3)] == [0, 1, 0]
