@@ -97,21 +97,8 @@ def verbs(w: World, count: int) -> None:
     targets = {1: (12, 12, 8), 100: (7, 6, 5)}
     for batch, limits in targets.items():
         w.client.flushall()
-        best = [9e9, 9e9, 9e9]
-        for repeat in range(3):
-            tid = f"b{batch}r{repeat}"
-            claims: list[list[Task]] = []
-
-            def claim(tid: str = tid, claims: list[list[Task]] = claims) -> int:
-                claims.extend(w.claim(tid, count, batch))
-                return sum(map(len, claims))
-
-            steps: list[Callable[[], int]] = [
-                lambda tid=tid: w.enqueue(tid, count, batch),  # type: ignore[misc]
-                claim,
-                lambda tid=tid, claims=claims: w.submit(tid, claims),  # type: ignore[misc]
-            ]
-            best = [min(b, w.script_us(step, repeats=1)) for b, step in zip(best, steps, strict=True)]
+        rounds = [one_way(w, f"b{batch}r{repeat}", count, batch) for repeat in range(3)]
+        best = [min(found) for found in zip(*rounds, strict=True)]
         for verb, us, limit in zip(("enqueue", "claim", "submit"), best, limits, strict=True):
             row(
                 f"{verb}, batches of {batch}",
@@ -119,6 +106,21 @@ def verbs(w: World, count: int) -> None:
                 f"<= {limit} µs",
                 us <= limit,
             )
+
+
+def one_way(w: World, tid: str, count: int, batch: int) -> tuple[float, float, float]:
+    """Script time per task of `count` tasks going all the way: enqueue, claim, submit."""
+    claims: list[list[Task]] = []
+
+    def claim() -> int:
+        claims.extend(w.claim(tid, count, batch))
+        return sum(map(len, claims))
+
+    return (
+        w.script_us(lambda: w.enqueue(tid, count, batch), repeats=1),
+        w.script_us(claim, repeats=1),
+        w.script_us(lambda: w.submit(tid, claims), repeats=1),
+    )
 
 
 def memory(w: World, count: int) -> None:
