@@ -110,7 +110,7 @@ def _columns(text: str) -> tuple[Column, ...]:
 _ATTEMPT = """id:long task_id:string number:int command:string priority:int created_at:time visible_at:time
     claimed_at:time? ended_at:time outcome:string status:string worker:string? error:string?
     payload_bytes:long result_bytes:long"""
-_DELIVERY = """id:long delivery_id:string number:int endpoint:string command:string started_at:time seconds:double?
+_DELIVERY = """id:long delivery_id:string number:int endpoint:string command:string started_at:time duration_ms:long
     status_code:int? delivered:int error:string?"""
 
 # As read: everything the audit holds, each row with why it is not counted, if it is not.
@@ -206,7 +206,7 @@ MARTS: dict[str, Table] = {
 }
 DELIVERIES = Table(
     "deliveries",
-    _columns(f"date:date tenant:string {_DELIVERY} latency_ms:long?"),
+    _columns(f"date:date tenant:string {_DELIVERY}"),
     ("delivery_id", "number"),
     _BY_DAY,
     fact="deliveries_raw",

@@ -30,6 +30,8 @@ SAME_EVERYWHERE = {
     # Files appear under their final name only when the job as a whole has committed.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # To keep the first row of each key it would sort once more before the rows are moved.
+    "spark.sql.optimizer.windowGroupLimitThreshold": "-1",
     # The names of partitions are read from the manifest; listing thousands of them needs no job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "20000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -41,7 +43,7 @@ SAME_EVERYWHERE = {
 }
 LOCAL = {
     # The default of 200 costs a scheduling round per task and buys nothing on a handful of cores.
-    "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 2))),
+    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
@@ -68,6 +70,8 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     # The workers must be this interpreter, not whichever `python3` comes first on a PATH.
     if is_local(master):
         os.environ["PYSPARK_PYTHON"] = sys.executable
+    if is_loopback(master):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # What runs on executors travels by value, so that a cluster needs our dependencies but not our code.
     cloudpickle.register_pickle_by_value(pipeline.spark)  # type: ignore[no-untyped-call]
@@ -75,6 +79,8 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
+    # It says each connection it opens and closes, some when nothing is left to say it to.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     logger.info("starting Spark on %s", master)
     session = builder.getOrCreate()
     return session

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from pipeline.spark import schemas
 from pipeline.spark.lake import Lake, Manifest, Partition
+from pipeline.spark.transforms.common import FILE
 
 ROWS_PER_FILE = 1_000_000
 
@@ -47,15 +48,27 @@ def check_files(spark: SparkSession, lake: Lake, table: schemas.Table, manifest:
         schemas.check(table, found, file, but=(*table.partitions, "reason"))
 
 
-def stage(
-    frame: DataFrame, lake: Lake, table: schemas.Table, run: str, *, rows: Mapping[str, int]
-) -> dict[str, Partition]:
-    """Write the frame as this table's partitions: each one's rows together and in the order of the table's keys, so
-    that equal rows make equal files. `rows` says about how many each will have: a big one becomes several files.
-    """
-    columns = [F.col(name) for name in table.partitions] + _salt(table, rows)
-    ordered = frame.repartition(*columns).sortWithinPartitions(*columns, *table.keys)
-    return write(ordered, lake, f"{table.name}/run={run}", table)
+def spread(frame: DataFrame, table: schemas.Table, rows: Mapping[str, int]) -> DataFrame:
+    """Bring the rows of each partition of this table together. `rows` says about how many each will have: a big one
+    is spread over several files, marked in `FILE`."""
+    big = {key: -(-count // ROWS_PER_FILE) for key, count in rows.items() if count > ROWS_PER_FILE}
+    if not big:
+        return frame.repartition(*table.partitions)
+    file: Column = F.lit(0).cast("bigint")
+    for key, files in sorted(big.items()):
+        here = F.lit(True)
+        for name, value in zip(table.partitions, key.split("/"), strict=True):
+            here = here & (F.col(name) == F.lit(value))
+        file = F.when(here, F.pmod(F.xxhash64(*table.keys), F.lit(files))).otherwise(file)
+    return frame.withColumn(FILE, file).repartition(*table.partitions, FILE)
+
+
+def stage(frame: DataFrame, lake: Lake, table: schemas.Table, run: str) -> dict[str, Partition]:
+    """Write a frame that was `spread` as this table's partitions, the rows of each file in the order of the table's
+    keys: equal rows make equal files."""
+    order = [*table.partitions, *(name for name in frame.columns if name == FILE), *table.keys]
+    ordered = frame.sortWithinPartitions(*dict.fromkeys(order))
+    return write(table.select(ordered), lake, f"{table.name}/run={run}", table)
 
 
 def write(frame: DataFrame, lake: Lake, folder: str, table: schemas.Table, *more: str) -> dict[str, Partition]:
@@ -98,19 +111,6 @@ def _digest(table: schemas.Table) -> list[Column]:
     values = [F.col(name) for name in table.names]
     nulls = [F.col(c.name).isNull() for c in table.columns if c.optional]
     return [F.bit_xor(F.xxhash64(F.lit(seed), *values, *nulls)).alias(f"_digest{seed}") for seed in range(2)]
-
-
-def _salt(table: schemas.Table, rows: Mapping[str, int]) -> list[Column]:
-    """Which file of its partition a row goes to, where some partition is big enough for more than one."""
-    salt: Column | None = None
-    for key, count in sorted(rows.items()):
-        if count > ROWS_PER_FILE:
-            here = F.lit(True)
-            for name, value in zip(table.partitions, key.split("/"), strict=True):
-                here = here & (F.col(name) == F.lit(value))
-            file = F.pmod(F.xxhash64(*table.keys), F.lit(-(-count // ROWS_PER_FILE)))
-            salt = F.when(here, file) if salt is None else salt.when(here, file)
-    return [] if salt is None else [F.coalesce(salt, F.lit(0))]
 
 
 def to_postgres(

@@ -40,6 +40,11 @@ class Audit:
     contract: schemas.Table
     day: str  # the column whose UTC day a row belongs to
     said: tuple[tuple[str, str], ...] = ()
+    join: str = ""
+
+    @property
+    def rows(self) -> str:
+        return f"{self.table} a {self.join}"
 
     def expressions(self) -> list[str]:
         said = dict(self.said)
@@ -55,7 +60,18 @@ class Audit:
 
 
 ATTEMPTS = Audit("queues_attempt", schemas.SOURCE, "ended_at", (("tenant", "a.tenant_id"),))
-DELIVERIES = Audit("webhooks_deliveryattempt", schemas.DELIVERY_SOURCE, "started_at")
+DELIVERIES = Audit(
+    "webhooks_deliveryattempt",
+    schemas.DELIVERY_SOURCE,
+    "started_at",
+    (
+        ("tenant", "d.tenant_id"),
+        ("endpoint", "d.address"),
+        ("command", "d.command"),
+        ("delivered", "coalesce(a.status_code BETWEEN 200 AND 299, false)::int"),
+    ),
+    "LEFT JOIN webhooks_delivery d ON d.id = a.delivery_id",
+)
 
 
 def exists(dsn: str, audit: Audit) -> bool:
@@ -83,7 +99,7 @@ class Snapshot:
 
 @contextlib.contextmanager
 def snapshot(
-    dsn: str, audit: Audit = ATTEMPTS, *, after: int = 0, settle_seconds: float = SETTLE_SECONDS
+    dsn: str, audit: Audit = ATTEMPTS, *, after: int = 0, settle_seconds: float | None = None
 ) -> Iterator[Snapshot]:
     """Hold one snapshot of the audit while its partitions are read. Ids up to `after` are known and not wanted."""
     import psycopg
@@ -93,7 +109,7 @@ def snapshot(
         if row and row[0]:
             raise NotAPrimary(NotAPrimary.__doc__)
         _check_columns(connection, audit)
-        settled = _settle(connection, audit, after, settle_seconds)
+        settled = _settle(connection, audit, after, SETTLE_SECONDS if settle_seconds is None else settle_seconds)
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             found: Any = connection.execute(
@@ -109,7 +125,7 @@ def _check_columns(connection: Any, audit: Audit) -> None:
     import psycopg
 
     try:
-        connection.execute(f"SELECT {', '.join(audit.expressions())} FROM {audit.table} a LIMIT 0")  # noqa: S608
+        connection.execute(f"SELECT {', '.join(audit.expressions())} FROM {audit.rows} LIMIT 0")  # noqa: S608
     except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
         raise schemas.ContractBroken(f"{audit.table}: {error.diag.message_primary}") from error
 
@@ -172,7 +188,7 @@ def read(
         .schema(audit.contract.struct)
         .options(
             dsn=dsn,
-            table=audit.table,
+            rows=audit.rows,
             select=", ".join(audit.expressions()),
             where=where,
             snapshot=moment.name,
@@ -225,7 +241,7 @@ class AuditReader(DataSourceReader):
         first, last = partition.value
         schema = to_arrow_schema(self.fields, timezone="UTC")
         query = (
-            f"COPY (SELECT {self.options['select']} FROM {self.options['table']} a"  # noqa: S608
+            f"COPY (SELECT {self.options['select']} FROM {self.options['rows']}"  # noqa: S608
             f" WHERE a.id BETWEEN {int(first)} AND {int(last)} AND {self.options['where']}) TO STDOUT (FORMAT csv)"
         )
         with psycopg.connect(self.options["dsn"], autocommit=True) as connection:
@@ -286,7 +302,7 @@ def _read_jdbc(spark: SparkSession, dsn: str, moment: Snapshot, audit: Audit, wh
     # Each partition's query is the first statement of its transaction, so it can join the snapshot there.
     frame = spark.read.jdbc(
         f"jdbc:postgresql://{parts.get('host') or 'localhost'}:{parts.get('port') or 5432}/{parts.get('dbname')}",
-        f"(SELECT {', '.join(audit.expressions())} FROM {audit.table} a WHERE {where}) AS audit",  # noqa: S608
+        f"(SELECT {', '.join(audit.expressions())} FROM {audit.rows} WHERE {where}) AS audit",  # noqa: S608
         predicates=[f"id BETWEEN {a} AND {b}" for a, b in ranges(moment.lowest, moment.highest)] or ["false"],
         properties={
             "driver": JDBC_DRIVER,

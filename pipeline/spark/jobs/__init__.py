@@ -10,7 +10,7 @@ from pipeline.spark.jobs import facts, ingest, marts, publish
 from pipeline.spark.jobs.running import Context, Job, Report
 from pipeline.spark.lake import Conflict
 
-__all__ = ["JOBS", "Context", "Report", "run"]
+__all__ = ["JOBS", "Context", "Report", "chosen", "run", "run_one"]
 
 TRIES = 20
 JOBS: dict[str, Job] = {
@@ -22,25 +22,29 @@ JOBS: dict[str, Job] = {
 }
 
 
-def run(context: Context, names: Iterable[str] = ()) -> Iterator[Report]:
-    """Run these jobs, or all, in their order. Each one's report comes as it ends."""
+def chosen(names: Iterable[str] = ()) -> list[str]:
+    """These jobs, or all, in the order in which they build on each other."""
     wanted = set(names) or set(JOBS)
     unknown = wanted - JOBS.keys()
     if unknown:
         raise ValueError(f"no such job: {', '.join(sorted(unknown))} (there are {', '.join(JOBS)})")
-    for name, job in JOBS.items():
-        if name in wanted:
-            yield _run(context, name, job)
+    return [name for name in JOBS if name in wanted]
 
 
-def _run(context: Context, name: str, job: Job) -> Report:
+def run(context: Context, names: Iterable[str] = ()) -> Iterator[Report]:
+    """Run these jobs, or all. Each one's report comes as it ends."""
+    for name in chosen(names):
+        yield run_one(context, name)
+
+
+def run_one(context: Context, name: str) -> Report:
     """Run one job, and again from what is there now where another run was first."""
     began = time.monotonic()
     tries = 0
     while True:
         context.told(name, "started")
         try:
-            report = job(context)
+            report = JOBS[name](context)
         except Conflict as conflict:
             tries += 1
             if tries == TRIES:

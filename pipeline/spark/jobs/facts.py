@@ -35,8 +35,9 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
         return Report(table.name)
     there = sorted(changed & wanted.keys())
     sinks.check_files(spark, lake, source, raw, there)
-    facts = transform(sinks.load(spark, lake, source, raw, there))
-    staged = sinks.stage(facts, lake, table, new_run(), rows={key: raw.partitions[key].rows for key in there})
+    rows = {key: raw.partitions[key].rows for key in there}
+    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there), table, rows))
+    staged = sinks.stage(facts, lake, table, new_run())
     context.told(table.name, f"staged {len(staged)} partitions")
     fresh = sinks.counted(spark, lake, table, staged, digest=True)
     kept = {key: part for key, part in before.partitions.items() if key not in changed}

@@ -48,7 +48,7 @@ def _mart(context: Context, table: schemas.Table, transform: Callable[[DataFrame
     stay = before.sources.keys() - changed
     if any(key.split("/")[0] in days for key in stay):
         fresh = fresh.unionByName(sinks.only(sinks.load(spark, lake, table, before, days), changed, but=True))
-    staged = sinks.stage(fresh, lake, table, new_run(), rows={})
+    staged = sinks.stage(sinks.spread(fresh, table, {}), lake, table, new_run())
     context.told(table.name, f"staged {len(staged)} days")
     new = sinks.counted(spark, lake, table, staged, digest=True)
     kept = {day: part for day, part in before.partitions.items() if day not in days}

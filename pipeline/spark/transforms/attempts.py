@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.spark import schemas
-from pipeline.spark.transforms.common import ms_between
+from pipeline.spark.transforms.common import FILE, ms_between, once
 
 NOWHERE = "1970-01-01"  # the day under which a row without a day is kept
 NOBODY = "none"
@@ -58,12 +58,12 @@ def attempts(raw: DataFrame) -> DataFrame:
 
     A wait is never negative: a Redis that failed over may have told the claim an earlier time than the enqueue.
     """
-    first = Window.partitionBy("task_id", "number").orderBy("id", "ended_at")
-    once = raw.withColumn("_place", F.row_number().over(first)).where("_place = 1")
-    facts = once.select(
+    wait = ms_between(F.col("visible_at"), F.col("claimed_at"))
+    facts = once(raw, "task_id", "number", first=("id", "ended_at")).select(
         "date",
         *(c.name for c in schemas.SOURCE.columns),
-        F.greatest(ms_between(F.col("visible_at"), F.col("claimed_at")), F.lit(0)).alias("wait_ms"),
+        F.when(wait < 0, 0).otherwise(wait).alias("wait_ms"),
         ms_between(F.col("claimed_at"), F.col("ended_at")).alias("run_ms"),
+        *(name for name in raw.columns if name == FILE),
     )
-    return schemas.ATTEMPTS.select(facts)
+    return facts

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+
+FILE = "_file"  # which file of its partition a row goes to, where the rows are already spread by it
 
 
 def count_where(condition: Column) -> Column:
@@ -35,3 +37,14 @@ def hour(moment: Column) -> Column:
 def ms_between(earlier: Column, later: Column) -> Column:
     """Whole milliseconds, the resolution of Redis' clock."""
     return F.unix_millis(later) - F.unix_millis(earlier)
+
+
+def once(frame: DataFrame, *keys: str, first: tuple[str, ...]) -> DataFrame:
+    """One row for each key of a day and tenant: the first one in this order.
+
+    The window is over what the rows are spread by, so that neither it nor the sorting for the files after it needs
+    them moved again.
+    """
+    spread = ["date", "tenant", *(name for name in frame.columns if name == FILE)]
+    window = Window.partitionBy(*spread, *keys).orderBy(*first)
+    return frame.withColumn("_place", F.row_number().over(window)).where("_place = 1").drop("_place")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.spark import schemas
-from pipeline.spark.transforms.common import at, count_where, hour, sorted_values
+from pipeline.spark.transforms.common import at, count_where, hour, once, sorted_values
 
 
 def deliveries(raw: DataFrame) -> DataFrame:
     """The facts of whole days: one row per (delivery, number), the one the audit wrote first."""
-    first = Window.partitionBy("delivery_id", "number").orderBy("id", "started_at")
-    once = raw.withColumn("_place", F.row_number().over(first)).where("_place = 1")
-    return schemas.DELIVERIES.select(once.withColumn("latency_ms", F.round(F.col("seconds") * 1000).cast("long")))
+    return once(raw, "delivery_id", "number", first=("id", "started_at"))
 
 
 def webhooks(facts: DataFrame) -> DataFrame:
@@ -24,7 +22,7 @@ def webhooks(facts: DataFrame) -> DataFrame:
         count_where(F.col("delivered") == 1).alias("delivered"),
         count_where((F.col("delivered") == 0) & answered).alias("refused"),
         count_where((F.col("delivered") == 0) & ~answered).alias("unreachable"),
-        sorted_values(F.when(answered, F.col("latency_ms"))).alias("latencies"),
+        sorted_values(F.when(answered, F.col("duration_ms"))).alias("latencies"),
     )
     values = F.col("latencies")
     return schemas.MARTS["webhooks"].select(

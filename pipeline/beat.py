@@ -1,0 +1,40 @@
+"""The pipeline's hourly run. It happens in a process of its own: a JVM has no business in a Celery worker."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+from codeq_site.jobs import Turn, job
+
+TURN_SECONDS = 30.0
+STOP_SECONDS = 20.0
+
+
+@job("pipeline.run", turn_seconds=TURN_SECONDS)
+def run(turn: Turn) -> str:
+    """Bring the lake and the marts up to date. What a run leaves undone, for whatever reason, the next one does."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed: pip install 'codeq[pipeline]'"
+    command = [sys.executable, "-m", "django", "pipeline", "run", "--settings", "codeq_site.settings"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = ""
+    try:
+        while True:
+            try:
+                said = process.communicate(timeout=TURN_SECONDS / 4)[0].decode(errors="replace")
+                break
+            except subprocess.TimeoutExpired:
+                turn.renew()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    last = said.strip().rpartition("\n")[2][:300]
+    if process.returncode:
+        raise RuntimeError(f"the pipeline's run ended with {process.returncode}: {last}")
+    return last
