@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives import serialization
@@ -22,6 +23,7 @@ from tests.queues.api.asgi_client import Client
 
 NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
 TASKS = "/v1/codeq/tasks"
+Configure = Callable[..., None]
 # This installation's key while the tests of a module run: signing by `tenants.keys` would ask the database.
 SIGNER: dict[str, Any] = {}
 
@@ -122,3 +124,17 @@ def tenant(_room: None) -> Tenant:
     found = directory.find(NORTH)
     assert found is not None
     return found
+
+
+@pytest.fixture
+def configure_tenant(tenant: Tenant) -> Iterator[Configure]:
+    """`configure_tenant(payload_bytes=10)`: these limits for the first tenant until the test ends."""
+
+    def change(**fields: Any) -> None:
+        with directory._lock:
+            entry = directory._by_slug[NORTH]
+            changed = msgspec.structs.replace(entry.tenant, **fields)
+            directory._by_slug[NORTH] = msgspec.structs.replace(entry, tenant=changed)
+
+    yield change
+    change(**{name: getattr(tenant, name) for name in tenant.__struct_fields__})

@@ -1,0 +1,351 @@
+"""Workers: claim, keep, give back, hand in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS, Configure
+from tests.queues.api.test_tasks import made
+from tests.waiting import until_async
+
+DONE = {"status": "COMPLETED", "result": {"ok": True}}
+MakeClient = Callable[..., Client]
+
+
+async def claimed(worker: Client, **said: Any) -> dict[str, Any]:
+    answer = await worker.post(f"{TASKS}/claim", said)
+    assert answer.status == 200, answer.body
+    task: dict[str, Any] = answer.json
+    return task
+
+
+@pytest.mark.spec("CLM-1", "A claim answers with the task, its lease and a token that proves it")
+async def test_a_claim_opens_a_lease(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    mine = await claimed(worker, leaseSeconds=100)
+    assert (mine["id"], mine["status"], mine["workerId"]) == (task["id"], "IN_PROGRESS", "worker-1")
+    assert len(mine["leaseToken"]) == 32
+    left = datetime.fromisoformat(mine["leaseUntil"]) - datetime.now(UTC)
+    assert timedelta(seconds=90) < left <= timedelta(seconds=101)
+    read = (await producer.get(f"{TASKS}/{task['id']}")).json
+    assert "leaseToken" not in read
+    assert (read["leaseUntil"], read["lastKnownLocation"]) == (mine["leaseUntil"], "INPROG_SET")
+
+
+@pytest.mark.spec("CLM-2", "A worker gets what its token's eventTypes allow, and no more")
+async def test_a_claim_is_limited_to_the_tokens_commands(producer: Client, client: MakeClient) -> None:
+    for command in ("A", "B"):
+        await made(producer, command=command)
+    only_b = client("worker", eventTypes=["B", "C"])
+    refused = await only_b.post(f"{TASKS}/claim", {"commands": ["B", "A"]})
+    assert (refused.status, refused.code) == (403, "forbidden")
+    assert (await claimed(only_b))["command"] == "B"
+    assert (await only_b.post(f"{TASKS}/claim")).status == 204
+    nothing = client("worker", eventTypes=[])
+    assert (await nothing.post(f"{TASKS}/claim")).status == 403
+    everything = client("worker", eventTypes=["*"])
+    assert (await claimed(everything))["command"] == "A"
+
+
+async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Client, worker: Client) -> None:
+    assert (await worker.post(f"{TASKS}/claim")).status == 204
+    commands = [f"C{number}" for number in range(150)]
+    for start in (0, 75):
+        tasks = [{"command": command, "payload": 1} for command in commands[start : start + 75]]
+        await producer.post(f"{TASKS}/batch", {"tasks": tasks})
+    found = set()
+    while (answer := await worker.post(f"{TASKS}/claim/batch")).status == 200:
+        found |= {task["command"] for task in answer.json["tasks"]}
+    assert found == set(commands)
+
+
+@pytest.mark.spec("CLM-3", "204 without a body when there is nothing")
+async def test_an_empty_queue_answers_204(worker: Client) -> None:
+    answer = await worker.post(f"{TASKS}/claim", {"commands": ["NOTHING"]})
+    assert (answer.status, answer.body) == (204, b"")
+    assert "content-length" not in answer.headers
+    assert (await worker.post(f"{TASKS}/claim/batch", {"count": 3})).status == 204
+
+
+@pytest.mark.spec("CLM-3", "A batch claim takes up to `count`, the best first")
+async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Client) -> None:
+    tasks = [{"command": "A", "payload": number, "priority": number % 3} for number in range(6)]
+    await producer.post(f"{TASKS}/batch", {"tasks": tasks})
+    first = (await worker.post(f"{TASKS}/claim/batch", {"count": 4})).json["tasks"]
+    assert [task["payload"] for task in first] == ["2", "5", "1", "4"]
+    assert [task["payload"] for task in (await worker.post(f"{TASKS}/claim/batch")).json["tasks"]] == ["0", "3"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("claim", {"leaseSeconds": 0}),
+        ("claim", {"leaseSeconds": 43_201}),
+        ("claim", {"leaseSeconds": 1e9}),
+        ("claim", {"leaseSeconds": 1.5}),
+        ("claim", {"leaseSeconds": True}),
+        ("claim", {"waitSeconds": -1}),
+        ("claim", {"waitSeconds": 31}),
+        ("claim", {"waitSeconds": "5"}),
+        ("claim", {"commands": "A"}),
+        ("claim", {"commands": ["A:B"]}),
+        ("claim", {"commands": ["A\n"]}),
+        ("claim", {"commands": ["A"] * 101}),
+        ("claim", {"count": 2}),
+        ("claim/batch", {"count": 0}),
+        ("claim/batch", {"count": 11}),
+        ("claim/batch", {"count": 1e9}),
+        ("claim/batch", {"count": True}),
+    ],
+)
+async def test_a_claim_has_its_bounds(worker: Client, path: str, said: dict[str, Any]) -> None:
+    answer = await worker.post(f"{TASKS}/{path}", said)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert next(iter(said)) in answer.json["detail"]
+
+
+@pytest.mark.spec("CLM-6", "A heartbeat moves the end of the lease, and takes down the progress")
+async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    await claimed(worker, leaseSeconds=5)
+    said = {"extendSeconds": 1000, "progress": {"percent": 40, "note": "frame 96"}}
+    beat = await worker.post(f"{TASKS}/{task['id']}/heartbeat", said)
+    assert beat.json["ok"] is True
+    left = datetime.fromisoformat(beat.json["leaseUntil"]) - datetime.now(UTC)
+    assert timedelta(seconds=990) < left <= timedelta(seconds=1001)
+    read = (await producer.get(f"{TASKS}/{task['id']}")).json
+    assert (read["leaseUntil"], read["progress"]) == (beat.json["leaseUntil"], {"percent": 40, "note": "frame 96"})
+    await worker.post(f"{TASKS}/{task['id']}/heartbeat", {"progress": 55.5})
+    assert (await producer.get(f"{TASKS}/{task['id']}")).json["progress"] == {"percent": 55.5}
+
+
+@pytest.mark.spec("CLM-7", "A lease that is over cannot be kept, handed in or given back, by whoever held it")
+async def test_an_expired_lease_is_refused_everywhere(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    lease = await claimed(worker, leaseSeconds=1)
+    until = datetime.fromisoformat(lease["leaseUntil"]).timestamp()
+
+    async def over() -> bool:
+        return time.time() > until + 0.05
+
+    await until_async(over)
+    for verb, body in (("heartbeat", {}), ("nack", {}), ("abandon", {}), ("result", DONE)):
+        answer = await worker.post(f"{TASKS}/{task['id']}/{verb}", body | {"leaseToken": lease["leaseToken"]})
+        assert (answer.status, answer.code) == (409, "lease_lost"), verb
+
+
+HOLDER_VERBS = {"heartbeat": {}, "nack": {}, "abandon": {}, "result": DONE}
+
+
+@pytest.mark.spec("CLM-7", "Whoever does not hold the lease is refused; so is its holder with the token of another one")
+@pytest.mark.parametrize(("verb", "body"), HOLDER_VERBS.items(), ids=HOLDER_VERBS.keys())
+async def test_only_the_holder_of_the_lease(
+    producer: Client, worker: Client, other_worker: Client, verb: str, body: dict[str, Any]
+) -> None:
+    task = await made(producer)
+    path = f"{TASKS}/{task['id']}/{verb}"
+    never = await worker.post(path, body)
+    assert (never.status, never.code) == (409, "lease_lost")
+    lease = await claimed(worker)
+    other = await other_worker.post(path, body)
+    assert (other.status, other.code) == (403, "not_owner")
+    other_token = await other_worker.post(path, body | {"leaseToken": lease["leaseToken"]})
+    assert other_token.status == 403
+    wrong = await worker.post(path, body | {"leaseToken": "0" * 32})
+    assert (wrong.status, wrong.code) == (409, "lease_lost")
+    header = {"X-CodeQ-Lease-Token": "0" * 32}
+    assert (await worker.post(path, body, headers=header)).status == 409
+    torn = await worker.post(path, body | {"leaseToken": lease["leaseToken"]}, headers=header)
+    assert (torn.status, torn.code) == (400, "invalid_request")
+    right = await worker.post(path, body, headers={"X-CodeQ-Lease-Token": lease["leaseToken"]})
+    assert right.status == 200
+
+
+async def test_a_tenant_may_require_the_lease_token(
+    producer: Client, worker: Client, configure_tenant: Configure
+) -> None:
+    configure_tenant(is_lease_token_required=True)
+    task = await made(producer)
+    lease = await claimed(worker)
+    without = await worker.post(f"{TASKS}/{task['id']}/heartbeat")
+    assert (without.status, without.code) == (400, "invalid_request")
+    assert (await worker.post(f"{TASKS}/{task['id']}/heartbeat", {"leaseToken": lease["leaseToken"]})).status == 200
+
+
+@pytest.mark.spec("RET-1", "A nack sends the task to wait, and at its last attempt to the dead letters")
+@pytest.mark.spec("RET-2", "`delaySeconds` overrides the backoff, up to its cap")
+async def test_a_nack_delays_and_then_kills(producer: Client, worker: Client) -> None:
+    task = await made(producer, maxAttempts=2)
+    path = f"{TASKS}/{task['id']}"
+    await claimed(worker)
+    first = await worker.post(f"{path}/nack", {"delaySeconds": 0, "reason": "disk full"})
+    assert (first.status, first.json) == (200, {"status": "requeued", "delaySeconds": 0})
+    again = await claimed(worker)
+    assert (again["attempts"], again["error"]) == (1, "disk full")
+    second = await worker.post(f"{path}/nack", {"reason": "still full"})
+    assert second.json == {"status": "dlq", "delaySeconds": 0}
+    dead = (await producer.get(path)).json
+    assert (dead["status"], dead["error"], dead["attempts"]) == ("FAILED", "still full", 2)
+    assert dead["lastKnownLocation"] == "DLQ_SET"
+    assert "resultKey" not in dead
+
+
+async def test_a_nacks_delay_is_capped(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/nack", b'{"delaySeconds": 1e300}')
+    assert answer.json == {"status": "requeued", "delaySeconds": 900}
+
+
+@pytest.mark.spec("RET-3", "An abandoned task is back at once, at the end of its priority; it cost an attempt")
+async def test_an_abandoned_task_is_back_at_once(producer: Client, worker: Client) -> None:
+    first, second = await made(producer, maxAttempts=2), await made(producer)
+    assert (await claimed(worker))["id"] == first["id"]
+    answer = await worker.post(f"{TASKS}/{first['id']}/abandon")
+    assert (answer.status, answer.json) == (200, {"status": "requeued"})
+    assert (await claimed(worker))["id"] == second["id"]
+    again = await claimed(worker)
+    assert (again["id"], again["attempts"]) == (first["id"], 1)
+    assert (await worker.post(f"{TASKS}/{first['id']}/abandon")).json == {"status": "dlq"}
+
+
+@pytest.mark.spec("ACK-1", "COMPLETED needs a result, an object; FAILED needs an error")
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"status": "COMPLETED"}, "result"),
+        ({"status": "COMPLETED", "result": None}, "result"),
+        ({"status": "COMPLETED", "result": [1]}, "result"),
+        ({"status": "COMPLETED", "result": "x"}, "result"),
+        ({"status": "COMPLETED", "error": "x"}, "result"),
+        ({"status": "FAILED"}, "error"),
+        ({"status": "FAILED", "error": ""}, "error"),
+        ({"status": "FAILED", "error": "a\0b"}, "error"),
+        ({"status": "CANCELLED", "result": {}}, "status"),
+        ({"status": "completed", "result": {}}, "status"),
+        ({"result": {}}, "status"),
+    ],
+)
+async def test_a_result_says_how_it_ended(producer: Client, worker: Client, body: Any, named: str) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert named in answer.json["detail"]
+    assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
+
+
+@pytest.mark.spec("ACK-3", "The same submission again is the same answer; another one is refused, and changes nothing")
+async def test_repeating_a_submission_is_harmless(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    lease = await claimed(worker)
+    path = f"{TASKS}/{task['id']}/result"
+    said = DONE | {"leaseToken": lease["leaseToken"]}
+    first = await worker.post(path, said)
+    spaced = b'{"leaseToken":"%s","result" : { "ok":true },"status":"COMPLETED"}' % lease["leaseToken"].encode()
+    for again in (said, spaced, said | {"workerId": "somebody else"}):
+        answer = await worker.post(path, again)
+        assert (answer.status, answer.json) == (200, first.json)
+    for other in (said | {"result": {"ok": False}}, {"status": "FAILED", "error": "x"}):
+        answer = await worker.post(path, other)
+        assert (answer.status, answer.code) == (409, "already_ended")
+    assert (await producer.get(path)).json["result"] == first.json
+
+
+@pytest.mark.spec("ACK-1", "A failed task keeps its error as its result")
+async def test_a_failed_task_has_a_result_too(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "out of colour"})
+    assert (answer.json["status"], answer.json["error"], answer.json["attempts"]) == ("FAILED", "out of colour", 1)
+    read = (await worker.get(f"{TASKS}/{task['id']}/result")).json
+    assert read["result"] == answer.json
+    assert read["task"]["error"] == "out of colour"
+
+
+async def test_a_result_is_kept_as_it_was_written(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    body = rb'{"status":"COMPLETED","result":{ "n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000" }}'
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in answer.body
+    read = await producer.get(f"{TASKS}/{task['id']}/result")
+    assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in read.body
+
+
+async def test_a_result_has_a_size(producer: Client, worker: Client, configure_tenant: Configure) -> None:
+    configure_tenant(result_bytes=100)
+    task = await made(producer)
+    await claimed(worker)
+    large = {"status": "COMPLETED", "result": {"x": "y" * 100}}
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", large)
+    assert (answer.status, answer.code) == (413, "payload_too_large")
+
+
+@pytest.mark.spec("ACK-6", "The items of a batch of results are independent, and answered in order")
+async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Client) -> None:
+    mine, two = await made(producer), await made(producer)
+    foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
+    await worker.post(f"{TASKS}/claim/batch")
+    results = [
+        {"taskId": mine["id"]} | DONE,
+        {"taskId": foreign["id"]} | DONE,
+        {"taskId": two["id"], "status": "COMPLETED"},
+        {"taskId": mine["id"]} | DONE,
+        {"taskId": two["id"], "status": "FAILED", "error": "no"},
+    ]
+    answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
+    assert answer.status == 200, answer.body
+    items = answer.json["results"]
+    assert [item["taskId"] for item in items] == [result["taskId"] for result in results]
+    assert [item.get("error") for item in items] == [None, "task_not_found", "invalid_request", None, None]
+    assert [item.get("status") for item in items] == [None, 404, 400, None, None]
+    assert items[0]["result"] == items[3]["result"]
+    assert items[4]["result"]["status"] == "FAILED"
+    assert (await stranger.get(f"{TASKS}/{foreign['id']}")).json["status"] == "PENDING"
+
+
+@pytest.mark.parametrize("results", [[], [{"taskId": "nonsense"} | DONE], [DONE], [{"taskId": "x"}] * 101])
+async def test_a_batch_of_results_has_its_bounds(worker: Client, results: list[Any]) -> None:
+    answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+async def test_an_exchange_hands_in_and_takes(producer: Client, worker: Client) -> None:
+    for _ in range(3):
+        await made(producer)
+    first = (await worker.post(f"{TASKS}/exchange", {"count": 2})).json
+    assert (first["results"], len(first["tasks"])) == ([], 2)
+    results = [{"taskId": task["id"], "leaseToken": task["leaseToken"]} | DONE for task in first["tasks"]]
+    second = (await worker.post(f"{TASKS}/exchange", {"results": results, "count": 2})).json
+    assert [item["result"]["status"] for item in second["results"]] == ["COMPLETED"] * 2
+    assert len(second["tasks"]) == 1
+    empty = await worker.post(f"{TASKS}/exchange")
+    assert (empty.status, empty.json) == (200, {"results": [], "tasks": []})
+
+
+async def test_an_exchange_that_may_not_claim_hands_nothing_in(producer: Client, client: MakeClient) -> None:
+    task = await made(producer, command="A")
+    worker = client("worker", eventTypes=["A"])
+    await claimed(worker)
+    said = {"results": [{"taskId": task["id"]} | DONE], "commands": ["B"]}
+    assert (await worker.post(f"{TASKS}/exchange", said)).status == 403
+    assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
+
+
+@pytest.mark.spec("ACK-5", "There is no result while a task runs, nor of one that ended without")
+async def test_no_result_and_no_task_are_two_things(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    path = f"{TASKS}/{task['id']}/result"
+    waiting = await producer.get(path)
+    assert (waiting.status, waiting.code, waiting.json["detail"]) == (404, "result_not_found", "result not found")
+    absent = await producer.get(f"{TASKS}/01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10/result")
+    assert (absent.status, absent.code, absent.json["detail"]) == (404, "task_not_found", "task not found")
+    await producer.delete(f"{TASKS}/{task['id']}")
+    assert (await producer.get(path)).code == "result_not_found"
