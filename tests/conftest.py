@@ -156,6 +156,22 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+# Rooms whose tests share something that takes long to start (an `up`, a Spark): each stays on one xdist worker.
+# xdist's own `--dist loadgroup` does nothing under pytest 9.
+TOGETHER = ("tests/site/test_up.py", "tests/pipeline/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRoom(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((room for room in TOGETHER if nodeid.startswith(room)), nodeid)
+
+    return ByRoom(config, log)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Where CODEQ_TEST_NO_SKIPS is set (CI), a skipped test is a failed run: it says what the machine lacks."""
     if os.environ.get("CODEQ_TEST_NO_SKIPS") and terminalreporter.stats.get("skipped"):

@@ -19,8 +19,6 @@ import redis
 from tests.site.conftest import Installation
 from tests.waiting import until
 
-pytestmark = pytest.mark.xdist_group("up")
-
 
 def published(installation: Installation) -> dict[str, str]:
     found: dict[str, str] = json.loads((installation.home / "embedded.json").read_text())

@@ -236,7 +236,7 @@ class Up:
 
     def _serving(self) -> str:
         status, reason = ports.ask(self.conf.web.host, self.conf.web.port, "/readyz")
-        return "" if status in (200, 404) else reason
+        return "" if status == 200 else reason
 
     def _consuming(self) -> str:
         """Whether Celery's worker waits at the broker. Only our own broker is asked; of another we know too little."""
