@@ -8,7 +8,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import selectors, services, upkeep
-from queues.api import wire
+from queues.api import translate, wire
 from queues.api.view import ApiView, answer, operation
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
@@ -25,7 +25,7 @@ class QueuesView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """Every queue with what it holds, by name."""
         found = await selectors.queues(caller.tenant)
-        return answer(wire.Queues(queues=[wire.queue_stats(queue, now_ms()) for queue in found]))
+        return answer(wire.Queues(queues=[translate.queue_stats(queue, now_ms()) for queue in found]))
 
 
 class QueueView(ApiView):
@@ -39,7 +39,7 @@ class QueueView(ApiView):
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
         """A queue that nobody has used yet is empty."""
-        return answer(wire.queue_stats(await selectors.queue_stats(caller.tenant, command), now_ms()))
+        return answer(translate.queue_stats(await selectors.queue_stats(caller.tenant, command), now_ms()))
 
 
 class PauseView(ApiView):
@@ -84,7 +84,7 @@ class CleanupView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
         """Beat does this by itself. Never removes live work, nor anything that is not audited yet."""
-        before = body.before or wire.moment(now_ms())
+        before = body.before or translate.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
         deleted = await offloop.run(upkeep.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=body.limit)
         return answer(wire.CleanedUp(deleted=deleted, before=before, limit=body.limit))

@@ -1,0 +1,113 @@
+"""A claim as a request asks for it: which queues, and for how long it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from django.core.exceptions import RequestAborted
+
+from codeq_site.lean import LeanRequest
+from queues import metrics, selectors, services, waiting
+from queues.api import wire
+from queues.engine.engine import CLAIM_QUEUES
+from queues.task import Claimed, Task
+from tenants.permissions import commands_for
+from tenants.tenant import ANY_COMMAND, Caller, Tenant
+
+R = TypeVar("R")
+# Tenants whose queues are remembered by name; and how long, or a new queue would starve behind a busy old one.
+REMEMBERED = 10_000
+REMEMBERED_SECONDS = 1.0
+
+
+async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count: int) -> list[Task]:
+    """What the caller may have, now or within `waitSeconds`."""
+    tenant = caller.tenant
+    asked = commands_for(caller, body.commands)
+
+    async def take(commands: Sequence[str], wait_ms: int) -> Claimed:
+        return await services.claim(
+            tenant, commands, caller.subject, lease_seconds=body.lease_seconds, count=count, wait_ms=wait_ms
+        )
+
+    async def look(wait_ms: int) -> Claimed:
+        if asked == [ANY_COMMAND]:
+            claimed = await _of_every_queue(tenant, take, wait_ms)
+        else:
+            claimed = await take(asked, wait_ms)
+        metrics.claimed(claimed.tasks)
+        return claimed
+
+    if not body.wait_seconds:
+        return (await look(0)).tasks
+
+    async def give_back(claimed: Claimed) -> None:
+        back: list[Any] = [
+            services.abandon(tenant, task.id, caller.subject, token=task.lease_token) for task in claimed.tasks
+        ]
+        await asyncio.gather(*back)
+
+    queues = [f"{tenant.tid}:{command}" for command in asked]
+    claimed = await unless_gone(waiting.room().claim(queues, look, give_back, request.disconnected, body.wait_seconds))
+    return claimed.tasks
+
+
+async def unless_gone(wait: Coroutine[Any, Any, R]) -> R:
+    """What a wait answers; there is nobody to answer when the client went away."""
+    try:
+        return await wait
+    except waiting.Gone as gone:
+        raise RequestAborted from gone
+
+
+class _Names:
+    """The names of tenants' queues as they were lately: enough to take a task, not to say that there is none."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+
+    def get(self, tenant: Tenant) -> list[str]:
+        until, names = self._of.get(tenant.tid, (0.0, []))
+        return names if time.monotonic() < until else []
+
+    async def read(self, tenant: Tenant) -> list[str]:
+        """Those with something to take first."""
+        queues = sorted(await selectors.queues(tenant), key=lambda queue: (queue.is_paused, -queue.ready))
+        names = [queue.command for queue in queues]
+        self._of[tenant.tid] = (time.monotonic() + REMEMBERED_SECONDS, names)
+        self._of.move_to_end(tenant.tid)
+        while len(self._of) > REMEMBERED:
+            self._of.popitem(last=False)
+        return names
+
+
+_names = _Names()
+
+
+async def _of_every_queue(tenant: Tenant, take: Any, wait_ms: int) -> Claimed:
+    known = _names.get(tenant)
+    if 0 < len(known) <= CLAIM_QUEUES:
+        claimed: Claimed = await take(known, wait_ms)
+        if claimed.tasks:
+            return claimed
+    else:
+        claimed = Claimed(tasks=[], now_ms=0)
+    names = await _names.read(tenant)
+    if names and set(names) <= set(known) and len(known) <= CLAIM_QUEUES:
+        return claimed
+    soonest = claimed
+    for some in _pieces(names, CLAIM_QUEUES):
+        claimed = await take(some, wait_ms)
+        if claimed.tasks:
+            return claimed
+        if claimed.next_due_ms and (not soonest.next_due_ms or claimed.next_due_ms < soonest.next_due_ms):
+            soonest = claimed
+    return soonest
+
+
+def _pieces(names: Sequence[str], size: int) -> Iterable[Sequence[str]]:
+    return (names[at : at + size] for at in range(0, len(names), size))

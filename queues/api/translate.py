@@ -1,0 +1,164 @@
+"""Between the wire and the nouns: what a request says as what a verb takes, and back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+import msgspec
+from msgspec import Raw
+
+from codeq_site import errors
+from queues import task as nouns
+from queues.api import wire
+from queues.task import Location, Status
+
+# What a worker's JSON library can be trusted with.
+PAYLOAD_DEPTH = 100
+
+
+def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
+    return nouns.NewTask(
+        command=body.command,
+        payload=opaque(body.payload, "payload").decode(),
+        priority=body.priority,
+        max_attempts=body.max_attempts,
+        webhook=body.webhook,
+        idempotency_key=body.idempotency_key,
+        run_at_ms=None if body.run_at is None else max(1, round(body.run_at.timestamp() * 1000)),
+        delay_ms=0 if body.delay_seconds is None else round(body.delay_seconds * 1000),
+        trace_parent=trace_parent,
+        trace_state=trace_state,
+    )
+
+
+def new_result(task_id: str, body: wire.NewResult, lease_token: str | None) -> nouns.NewResult:
+    is_absent = bytes(body.result) in (b"", b"null")
+    result = None if is_absent else opaque(body.result, "result")
+    if result is not None and not result.startswith(b"{"):
+        raise errors.InvalidRequest("Expected `object` - at `$.result`")
+    if body.status == "COMPLETED" and result is None:
+        raise errors.InvalidRequest("Object missing required field `result`: a COMPLETED task has one")
+    if body.status == "FAILED" and body.error is None:
+        raise errors.InvalidRequest("Object missing required field `error`: a FAILED task has one")
+    return nouns.NewResult(
+        task_id=task_id,
+        status=Status(body.status),
+        result=result,
+        error=body.error,
+        lease_token=lease_token,
+    )
+
+
+def opaque(raw: Raw, field: str) -> bytes:
+    """A JSON value as compact UTF-8 text, every number as it was written. What no JSON reader could take is refused.
+
+    The decoder has checked the syntax by now, escapes and surrogates among it; it looks neither at the bytes of a
+    string nor at the depth, which decides whether a worker's JSON library survives the payload.
+    """
+    try:
+        text = msgspec.json.format(raw, indent=-1)
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise errors.InvalidRequest(f"Not valid UTF-8 - at `$.{field}`") from error
+    if text == b"null":
+        raise errors.InvalidRequest(f"Expected a value, got `null` - at `$.{field}`")
+    if text.count(b"[") + text.count(b"{") > PAYLOAD_DEPTH and is_deeper(text, PAYLOAD_DEPTH):
+        raise errors.InvalidRequest(f"Nested deeper than {PAYLOAD_DEPTH} levels - at `$.{field}`")
+    return text
+
+
+_not_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+').sub
+_to_square = bytes.maketrans(b"{}", b"[]")
+
+
+def is_deeper(text: bytes, levels: int) -> bool:
+    """Whether valid JSON nests deeper than `levels`. The innermost brackets go, again and again."""
+    brackets = _not_brackets(b"", text).translate(_to_square)
+    for _ in range(levels):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def moment(ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+def task(found: nouns.Task, tenant_id: str) -> wire.Task:
+    spec = found.spec
+    is_answered = found.status is Status.COMPLETED or (
+        found.status is Status.FAILED and found.location is not Location.DLQ_SET
+    )
+    return wire.Task(
+        id=found.id,
+        command=spec.command,
+        payload=spec.payload,
+        priority=found.priority,
+        status=found.status,
+        attempts=found.attempts,
+        max_attempts=found.max_attempts,
+        webhook=spec.webhook,
+        worker_id=found.worker,
+        lease_until=None if found.lease_until_ms is None else moment(found.lease_until_ms),
+        lease_token=found.lease_token,
+        error=found.error,
+        progress=None if found.progress is None else Raw(found.progress.encode()),
+        result_key=f"/v1/codeq/tasks/{found.id}/result" if is_answered else None,
+        tenant_id=tenant_id,
+        trace_parent=spec.trace_parent,
+        trace_state=spec.trace_state,
+        created_at=moment(found.created_ms),
+        updated_at=moment(found.updated_ms),
+        visible_at=moment(found.visible_ms) if found.visible_ms > found.created_ms else None,
+        last_known_location=found.location,
+    )
+
+
+def result(found: nouns.Result) -> wire.Result:
+    return wire.Result(
+        task_id=found.task_id,
+        status=found.status,
+        result=found.result,
+        error=found.error,
+        worker_id=found.worker,
+        attempts=found.attempts,
+        completed_at=moment(found.completed_ms),
+    )
+
+
+def progress(value: float | wire.Progress | None) -> str | None:
+    """Progress as it is stored: the compact JSON of a `Progress`."""
+    if value is None:
+        return None
+    known = value if isinstance(value, wire.Progress) else wire.Progress(percent=value)
+    return msgspec.json.encode({"percent": known.percent, **({"note": known.note} if known.note else {})}).decode()
+
+
+def enqueued_item(item: nouns.Enqueued | errors.CodeqError, tenant_id: str) -> wire.EnqueuedItem:
+    if isinstance(item, errors.CodeqError):
+        return wire.EnqueuedItem(error=item.code, status=item.status, detail=item.detail)
+    return wire.EnqueuedItem(
+        task=task(item.task, tenant_id), is_replayed=item.is_replayed, is_mismatch=item.is_mismatch
+    )
+
+
+def submitted_item(task_id: str, item: nouns.Result | errors.CodeqError) -> wire.SubmittedItem:
+    if isinstance(item, errors.CodeqError):
+        return wire.SubmittedItem(task_id=task_id, error=item.code, status=item.status, detail=item.detail)
+    return wire.SubmittedItem(task_id=task_id, result=result(item))
+
+
+def queue_stats(found: nouns.QueueStats, now_ms: int) -> wire.QueueStats:
+    oldest = found.oldest_ready_ms
+    return wire.QueueStats(
+        command=found.command,
+        ready=found.ready,
+        delayed=found.delayed,
+        in_progress=found.in_progress,
+        dlq=found.dlq,
+        paused=found.is_paused,
+        oldest_ready_seconds=None if oldest is None else max(0.0, (now_ms - oldest) / 1000),
+        ready_by_priority=found.ready_by_priority,
+    )

@@ -1,0 +1,1 @@
+"""The routes: read the wire, call one verb, write the wire."""

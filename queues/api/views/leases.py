@@ -1,0 +1,137 @@
+"""Leases: taken, kept and given back by workers."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+
+from codeq_site import errors
+from queues import services
+from queues.api import translate, wire
+from queues.api.claiming import claim
+from queues.api.view import ApiView, answer, nothing, operation
+from tenants.permissions import HasScope
+from tenants.tenant import Caller
+
+HOLDER = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
+LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` the claim gave, if it is not in the body."}
+CAN_CLAIM = (HasScope("codeq:claim"),)
+
+
+class ClaimView(ApiView):
+    @operation(
+        "claim",
+        tag="Worker",
+        summary="Take a task",
+        may=CAN_CLAIM,
+        body=wire.NewClaim,
+        is_body_optional=True,
+        answers={200: wire.Task, 204: None},
+    )
+    async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
+        """The best ready task of the queues, under a lease. 204 when there is none, after `waitSeconds`."""
+        tasks = await claim(self.request, caller, body, 1)
+        return answer(translate.task(tasks[0], caller.tenant.slug)) if tasks else nothing()
+
+
+class ClaimBatchView(ApiView):
+    @operation(
+        "claim_batch",
+        tag="Worker",
+        summary="Take several tasks",
+        may=CAN_CLAIM,
+        body=wire.NewClaims,
+        is_body_optional=True,
+        answers={200: wire.Tasks, 204: None},
+    )
+    async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
+        """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
+        tasks = await claim(self.request, caller, body, body.count or wire.LIMITS.claim_batch)
+        if not tasks:
+            return nothing()
+        return answer(wire.Tasks(tasks=[translate.task(task, caller.tenant.slug) for task in tasks]))
+
+
+class HeartbeatView(ApiView):
+    @operation(
+        "heartbeat",
+        tag="Worker",
+        summary="Keep the lease of a task",
+        may=(HasScope("codeq:heartbeat"),),
+        is_finishing=True,
+        body=wire.Heartbeat,
+        is_body_optional=True,
+        answers={200: wire.Extended},
+        errors=HOLDER,
+        headers=LEASE,
+    )
+    async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
+        """The lease then ends `extendSeconds` from now. 409 when it is over, noticed or not, and when the task was
+        cancelled."""
+        lease = await services.heartbeat(
+            caller.tenant,
+            task_id,
+            caller.subject,
+            extend_seconds=body.extend_seconds,
+            token=lease_token(self, body.lease_token),
+            progress=translate.progress(body.progress),
+        )
+        return answer(wire.Extended(ok=True, lease_until=translate.moment(lease.until_ms)))
+
+
+class AbandonView(ApiView):
+    @operation(
+        "abandon",
+        tag="Worker",
+        summary="Give a task back",
+        may=(HasScope("codeq:abandon"),),
+        is_finishing=True,
+        body=wire.Abandon,
+        is_body_optional=True,
+        answers={200: wire.Abandoned},
+        errors=HOLDER,
+        headers=LEASE,
+    )
+    async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
+        """To the back of its priority, at once. It counts as an attempt."""
+        token = lease_token(self, body.lease_token)
+        returned = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
+        return answer(wire.Abandoned(status="dlq" if returned.is_dead else "requeued"))
+
+
+class NackView(ApiView):
+    @operation(
+        "nack",
+        tag="Worker",
+        summary="Say that this attempt failed",
+        may=(HasScope("codeq:nack"),),
+        is_finishing=True,
+        body=wire.Nack,
+        is_body_optional=True,
+        answers={200: wire.Nacked},
+        errors=HOLDER,
+        headers=LEASE,
+    )
+    async def post(self, caller: Caller, task_id: str, body: wire.Nack) -> HttpResponse:
+        """The task waits for its backoff and is tried again, or becomes a dead letter when its attempts are used up."""
+        returned = await services.nack(
+            caller.tenant,
+            task_id,
+            caller.subject,
+            token=lease_token(self, body.lease_token),
+            delay_seconds=body.delay_seconds,
+            reason=body.reason,
+        )
+        return answer(
+            wire.Nacked(
+                status="dlq" if returned.is_dead else "requeued",
+                delay_seconds=0 if returned.is_dead else returned.delay_ms / 1000,
+            )
+        )
+
+
+def lease_token(view: ApiView, in_body: str | None) -> str | None:
+    """The lease token of the body or the header. Both, and they differ: the request contradicts itself."""
+    in_header = view.request.header(b"x-codeq-lease-token")
+    if in_body is not None and in_header is not None and in_body != in_header:
+        raise errors.InvalidRequest("leaseToken: the header says another one than the body")
+    return in_body if in_body is not None else in_header

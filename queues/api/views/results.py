@@ -1,0 +1,132 @@
+"""Results: handed in by workers, read by anybody of the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.http import HttpResponse
+
+from codeq_site import errors
+from codeq_site.errors import CodeqError
+from queues import selectors, services, waiting
+from queues import task as nouns
+from queues.api import claiming, translate, wire
+from queues.api.view import ApiView, answer, operation
+from queues.api.views.leases import HOLDER, LEASE, lease_token
+from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
+from tenants.tenant import Caller
+
+
+class ResultView(ApiView):
+    @operation(
+        "get_result",
+        tag="Producer",
+        summary="Read a task's result, waiting for it if asked",
+        may=(IsEither,),
+        query=wire.ResultQuery,
+        answers={200: wire.TaskResult},
+        errors=(errors.TaskNotFound, errors.ResultNotFound),
+    )
+    async def get(self, caller: Caller, task_id: str, query: wire.ResultQuery) -> HttpResponse:
+        """404 `result_not_found` while there is none, at once for a task that ended without one."""
+        found: list[tuple[nouns.Task, nouns.Result]] = []
+
+        async def look(wait_ms: int) -> bool:
+            try:
+                found[:] = [await selectors.result(caller.tenant, task_id, watch=wait_ms > 0)]
+            except errors.ResultNotFound:
+                if wait_ms <= 0:
+                    return False
+                task = await selectors.task(caller.tenant, task_id)
+                if not task.status.is_terminal:
+                    return False
+                # It has ended since, or without a result.
+                found[:] = [await selectors.result(caller.tenant, task_id)]
+            return True
+
+        if query.wait_seconds:
+            await claiming.unless_gone(
+                waiting.room().ended(task_id, look, self.request.disconnected, query.wait_seconds)
+            )
+        else:
+            await look(0)
+        if not found:
+            raise errors.ResultNotFound
+        task, result = found[0]
+        return answer(wire.TaskResult(task=translate.task(task, caller.tenant.slug), result=translate.result(result)))
+
+    @operation(
+        "submit",
+        tag="Worker",
+        summary="Hand in the result of a claimed task",
+        may=(HasScope("codeq:result"),),
+        is_finishing=True,
+        body=wire.NewResult,
+        answers={200: wire.Result},
+        errors=(*HOLDER, errors.PayloadTooLarge),
+        headers=LEASE,
+    )
+    async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
+        """The same submission again gets the same answer; a different one is refused."""
+        new = translate.new_result(task_id, body, lease_token(self, body.lease_token))
+        (item,) = await services.submit(caller.tenant, caller.subject, [new])
+        if isinstance(item, CodeqError):
+            raise item
+        return answer(translate.result(item))
+
+
+class ResultBatchView(ApiView):
+    @operation(
+        "submit_batch",
+        tag="Worker",
+        summary="Hand in several results",
+        may=(HasScope("codeq:result"),),
+        is_finishing=True,
+        body=wire.NewResults,
+        answers={200: wire.SubmittedResults},
+    )
+    async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
+        """Each result for itself, in one round trip; answered in order, an item with its error where it has one."""
+        return answer(wire.SubmittedResults(results=await submit(caller, body.results)))
+
+
+class ExchangeView(ApiView):
+    @operation(
+        "exchange",
+        tag="Worker",
+        summary="Hand in results and take the next tasks",
+        may=(HasScope("codeq:result"), HasScope("codeq:claim")),
+        is_finishing=True,
+        body=wire.NewExchange,
+        is_body_optional=True,
+        answers={200: wire.Exchanged},
+    )
+    async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
+        """A worker's whole loop in one request. A suspended tenant's results are taken, and no new task is given."""
+        # Before anything is stored: a claim that is refused must not leave half a request done.
+        commands_for(caller, body.commands)
+        results = await submit(caller, body.results) if body.results else []
+        if caller.tenant.suspended:
+            if not results:
+                refuse_new_work(caller)
+            tasks: Sequence[nouns.Task] = ()
+        else:
+            tasks = await claiming.claim(self.request, caller, body, body.count or wire.LIMITS.claim_batch)
+        return answer(
+            wire.Exchanged(results=results, tasks=[translate.task(task, caller.tenant.slug) for task in tasks])
+        )
+
+
+async def submit(caller: Caller, bodies: Sequence[wire.NewResultOf]) -> list[wire.SubmittedItem]:
+    new: list[nouns.NewResult] = []
+    refused: dict[int, CodeqError] = {}
+    for at, body in enumerate(bodies):
+        try:
+            new.append(translate.new_result(body.task_id, body, body.lease_token))
+        except CodeqError as error:
+            refused[at] = error
+    stored = iter(await services.submit(caller.tenant, caller.subject, new) if new else ())
+    return [
+        translate.submitted_item(body.task_id, refused[at] if at in refused else next(stored))
+        for at, body in enumerate(bodies)
+    ]

@@ -1,0 +1,106 @@
+"""Producers: tasks in, read and cancelled."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+
+from codeq_site import errors
+from codeq_site.errors import CodeqError
+from queues import metrics, selectors, services
+from queues import task as nouns
+from queues.api import trace, translate, wire
+from queues.api.view import ApiView, answer, operation
+from tenants.permissions import IsEither, IsProducer
+from tenants.tenant import Caller
+
+TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": "Goes with `traceparent`."}
+
+
+class TasksView(ApiView):
+    @operation(
+        "enqueue",
+        tag="Producer",
+        summary="Put a task on a queue",
+        may=(IsProducer,),
+        body=wire.NewTask,
+        answers={202: wire.Task},
+        errors=(errors.PayloadTooLarge, errors.IdempotencyMismatch, errors.StoreFull),
+        headers=TRACE,
+        answer_headers={
+            "Idempotency-Replayed": "`true`: the key had made this task before.",
+            "Idempotency-Mismatch": "`true`: and from another body.",
+        },
+    )
+    async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
+        """Acknowledged means on disk. A repeated `idempotencyKey` answers with the task that it made before, and says
+        so in a header."""
+        new = translate.new_task(body, *trace.context(self.request))
+        (item,) = await services.enqueue(caller.tenant, [new])
+        if isinstance(item, CodeqError):
+            raise item
+        if not item.is_replayed:
+            metrics.created(item.task)
+        response = answer(translate.task(item.task, caller.tenant.slug), 202)
+        if item.is_replayed:
+            response.headers["Idempotency-Replayed"] = "true"
+        if item.is_mismatch:
+            response.headers["Idempotency-Mismatch"] = "true"
+        return response
+
+
+class TaskBatchView(ApiView):
+    @operation(
+        "enqueue_batch",
+        tag="Producer",
+        summary="Put several tasks on queues",
+        may=(IsProducer,),
+        body=wire.NewTasks,
+        answers={200: wire.EnqueuedTasks},
+        errors=(errors.StoreFull,),
+        headers=TRACE,
+    )
+    async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
+        """Each task for itself, in one round trip; answered in order, an item with its error where it has one."""
+        context = trace.context(self.request)
+        new: list[nouns.NewTask] = []
+        refused: dict[int, CodeqError] = {}
+        for at, each in enumerate(body.tasks):
+            try:
+                new.append(translate.new_task(each, *context))
+            except CodeqError as error:
+                refused[at] = error
+        stored = iter(await services.enqueue(caller.tenant, new) if new else ())
+        items = [refused[at] if at in refused else next(stored) for at in range(len(body.tasks))]
+        for item in items:
+            if isinstance(item, nouns.Enqueued) and not item.is_replayed:
+                metrics.created(item.task)
+        return answer(wire.EnqueuedTasks(results=[translate.enqueued_item(item, caller.tenant.slug) for item in items]))
+
+
+class TaskView(ApiView):
+    @operation(
+        "get_task",
+        tag="Producer",
+        summary="Read a task",
+        may=(IsEither,),
+        answers={200: wire.Task},
+        errors=(errors.TaskNotFound,),
+    )
+    async def get(self, caller: Caller, task_id: str) -> HttpResponse:
+        """A task of one's tenant, with where it is now."""
+        found = await selectors.task(caller.tenant, task_id)
+        return answer(translate.task(found, caller.tenant.slug))
+
+    @operation(
+        "cancel",
+        tag="Producer",
+        summary="Cancel a task",
+        may=(IsProducer,),
+        answers={200: wire.Task},
+        errors=(errors.TaskNotFound, errors.AlreadyEnded),
+    )
+    async def delete(self, caller: Caller, task_id: str) -> HttpResponse:
+        """A waiting task ends CANCELLED. A running one too: its worker learns of it at the next heartbeat, and a late
+        result is refused."""
+        found = await services.cancel(caller.tenant, task_id)
+        return answer(translate.task(found, caller.tenant.slug))
