@@ -45,6 +45,7 @@ SCHEDULE: dict[str, tuple[str, float]] = {
     "drain": ("queues.drain", 1.0),
     "repair": ("queues.repair", 1.0),
     "cleanup": ("queues.cleanup", 60.0),
+    "sample": ("queues.sample", 60.0),
 }
 
 app.on_configure.connect(lambda **_: configure(), weak=False)

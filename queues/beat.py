@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, metrics, stream, upkeep
+from queues import audit, metrics, sampling, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,13 @@ def repair(turn: Turn) -> str:
 def cleanup(turn: Turn) -> str:
     """Remove tasks whose retention is over."""
     return f"{upkeep.cleanup(turn.renew)} removed"
+
+
+@job("queues.sample", turn_seconds=60.0)
+def sample(turn: Turn) -> str:
+    """Write down how deep the queues are."""
+    written, deleted = sampling.sample(turn.renew)
+    return f"{written} written, {deleted} old ones deleted"
 
 
 def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:

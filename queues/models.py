@@ -1,4 +1,4 @@
-"""What outlives a task in Redis: its attempts, how it ended, and the entries that could not be stored.
+"""What outlives a task in Redis: its attempts, how it ended, what could not be stored, how deep queues were.
 
 Text is `text`, never `jsonb`: a worker may send what jsonb refuses or rewrites (`\\u0000`, `1e400`,
 duplicate keys), and one such result must not stop the audit. The tenant is kept as its `tid` without a
@@ -150,3 +150,36 @@ class BeatJob(models.Model):
     @property
     def duration_ms(self) -> int:
         return round((self.ended_at - self.started_at).total_seconds() * 1000)
+
+
+class QueueSample(models.Model):
+    """How deep one queue was at one minute, and what came and went since the sample before.
+
+    An unchanged queue is sampled every half hour only, an empty one not at all: no row within an hour says empty.
+    """
+
+    tenant = tenant_key()
+    command = models.TextField()
+    at = models.DateTimeField()
+    ready = models.BigIntegerField()
+    delayed = models.BigIntegerField()
+    in_progress = models.BigIntegerField()
+    dead = models.BigIntegerField()
+    oldest_ready_seconds = models.FloatField(null=True)
+    arrived = models.BigIntegerField(
+        help_text="Enqueued or replayed: what the depth grew by, and what left. Below 0 makes up for the row before."
+    )
+    completed = models.BigIntegerField()
+    failed = models.BigIntegerField(help_text="Attempts that a worker ended with an error.")
+    died = models.BigIntegerField(help_text="Out of attempts.")
+    returned = models.BigIntegerField(help_text="Attempts that ended without success, the task going on.")
+    cancelled = models.BigIntegerField()
+
+    class Meta:
+        verbose_name = "depth sample"
+        constraints = [models.UniqueConstraint(fields=["tenant", "command", "at"], name="one_sample_a_minute")]
+        indexes = [models.Index(fields=["at"], name="sample_at")]
+        get_latest_by = "at"
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id}:{self.command} at {self.at:%H:%M}"

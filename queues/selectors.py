@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
 from codeq_site import errors
@@ -47,6 +50,21 @@ def queue_stats(tenant: Tenant, command: str) -> Call[QueueStats]:
 def queues(tenant: Tenant) -> Call[list[QueueStats]]:
     """Every queue the tenant has, by name."""
     return engine().stats(tenant.tid).then(lambda found: sorted(found, key=lambda queue: queue.command))
+
+
+def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
+    """The queues of many tenants, each one's by name, in one round trip."""
+    calls = [engine().stats(tid) for tid in tids]
+
+    def read(replies: list[Any]) -> dict[str, list[QueueStats]]:
+        found = {}
+        for tid, call, reply in zip(tids, calls, replies, strict=True):
+            queues = call.read([reply])
+            assert not isinstance(queues, Call)
+            found[tid] = sorted(queues, key=lambda queue: queue.command)
+        return found
+
+    return Call(engine().runner, [command for call in calls for command in call.commands], read)
 
 
 def _read(tenant: Tenant, task_id: str, *, watch: bool) -> Call[tuple[Task, Answer | None]]:

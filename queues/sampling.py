@@ -1,0 +1,167 @@
+"""Writes down, each minute, how deep the queues are and what came and went: what charts and rates are made of."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+from django.db import connection
+from django.db.models import Count
+
+from codeq_site.redis import client
+from queues import selectors, stream
+from queues.engine import keys
+from queues.models import Attempt, AuditedResult, QueueSample
+from queues.task import Outcome, QueueStats, Status
+
+MayGoOn = Callable[[], bool]
+Queue = tuple[str, str]  # tid, command
+
+MINUTE = timedelta(minutes=1)
+# What the audit stores of a minute comes a moment after it: the drain's second, and one that was busy.
+SETTLED = timedelta(seconds=15)
+# A queue that does not change gets a row this often; without one for LOOKBACK it counts as empty.
+UNCHANGED = timedelta(minutes=30)
+LOOKBACK = timedelta(hours=1)
+KEPT = timedelta(days=8)  # the longest chart shows seven
+TENANTS = 200  # in one round trip
+DELETED_AT_ONCE = 10_000
+
+
+class Depth(NamedTuple):
+    ready: int
+    delayed: int
+    in_progress: int
+    dead: int
+
+    @property
+    def backlog(self) -> int:
+        """Everything that has not ended."""
+        return self.ready + self.delayed + self.in_progress
+
+
+class Flow(NamedTuple):
+    completed: int = 0
+    failed: int = 0
+    died: int = 0
+    returned: int = 0
+    cancelled: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.completed + self.failed + self.died + self.cancelled
+
+
+NOTHING = Depth(0, 0, 0, 0)
+STILL = Flow()
+
+
+def sample(may_go_on: MayGoOn, now: datetime | None = None) -> tuple[int, int]:
+    """Write this minute's samples, once however often it is asked, and drop old ones; how many of each."""
+    at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
+    last = QueueSample.objects.filter(at__gt=at - LOOKBACK).order_by("-at").values_list("at", flat=True).first()
+    if last == at:
+        return 0, 0
+    before = latest(at)
+    flows = flows_between((last or at - MINUTE) - SETTLED, at - SETTLED)
+    rows = []
+    for tid, queue in _queues(may_go_on):
+        key = (tid, queue.command)
+        depth = Depth(queue.ready, queue.delayed, queue.in_progress, queue.dlq)
+        flow, was = flows.get(key, STILL), before.get(key)
+        since = was.at if was else None
+        known = Depth(was.ready, was.delayed, was.in_progress, was.dead) if was else NOTHING
+        if depth == known and flow == STILL and (depth == NOTHING or (since and since > at - UNCHANGED)):
+            continue
+        rows.append(
+            QueueSample(
+                tenant_id=tid,
+                command=queue.command,
+                at=at,
+                **depth._asdict(),
+                oldest_ready_seconds=_age(queue, at),
+                # Nobody sampled before: what is there need not have come this minute.
+                arrived=depth.backlog - known.backlog + flow.left if last else flow.left,
+                **flow._asdict(),
+            )
+        )
+    QueueSample.objects.bulk_create(rows, batch_size=1000, ignore_conflicts=True)
+    return len(rows), prune(at - KEPT, may_go_on)
+
+
+def latest(at: datetime, tids: Iterable[str] | None = None) -> dict[Queue, QueueSample]:
+    """Each queue's last sample in the hour before, by queue."""
+    rows = QueueSample.objects.filter(at__gt=at - LOOKBACK, at__lte=at)
+    if tids is not None:
+        rows = rows.filter(tenant_id__in=tids)
+    newest = rows.order_by("tenant_id", "command", "-at").distinct("tenant_id", "command")
+    return {(str(row.tenant_id), row.command): row for row in newest}
+
+
+def flows_between(since: datetime, until: datetime) -> dict[Queue, Flow]:
+    """What ended in each queue from `since` on and before `until`."""
+    counts: dict[Queue, Counter[str]] = defaultdict(Counter)
+    attempts = (
+        Attempt.objects.filter(ended_at__gte=since, ended_at__lt=until)
+        .values_list("tenant_id", "command", "outcome", "status")
+        .annotate(count=Count("pk"))
+    )
+    for tid, command, outcome, status, count in attempts:
+        counts[tid, command][_kind(outcome, status)] += count
+    withdrawn = (
+        AuditedResult.objects.filter(
+            ended_at__gte=since, ended_at__lt=until, outcome=Outcome.CANCELLED, deliveries=0
+        )
+        .values_list("tenant_id", "command")
+        .annotate(count=Count("pk"))
+    )  # fmt: skip
+    for tid, command, count in withdrawn:
+        counts[tid, command]["cancelled"] += count
+    return {queue: Flow(**count) for queue, count in counts.items()}
+
+
+def prune(before: datetime, may_go_on: MayGoOn) -> int:
+    """Delete the samples of the time before, a piece at a time: a long delete would hold up the others."""
+    deleted = 0
+    while may_go_on():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "DELETE FROM queues_queuesample WHERE id IN "
+                "(SELECT id FROM queues_queuesample WHERE at < %s ORDER BY at LIMIT %s)",
+                [before, DELETED_AT_ONCE],
+            )
+            went = cursor.rowcount
+        deleted += went
+        if went < DELETED_AT_ONCE:
+            break
+    return deleted
+
+
+def _kind(outcome: str, status: str) -> str:
+    if outcome == Outcome.COMPLETED:
+        return "completed"
+    if outcome == Outcome.CANCELLED:
+        return "cancelled"
+    if outcome == Outcome.FAILED:
+        return "failed"
+    return "died" if status == Status.FAILED else "returned"
+
+
+def _queues(may_go_on: MayGoOn) -> Iterator[tuple[str, QueueStats]]:
+    for partition in stream.partitions():
+        tids = client().sscan_iter(keys.of_partition(partition).tenants, count=1000)
+        while chunk := [tid.decode() for tid in islice(tids, TENANTS)]:
+            if not may_go_on():
+                return
+            for tid, queues in selectors.queues_of(chunk).now().items():
+                for queue in queues:
+                    yield tid, queue
+
+
+def _age(queue: QueueStats, at: datetime) -> float | None:
+    if queue.oldest_ready_ms is None:
+        return None
+    return max(0.0, at.timestamp() - queue.oldest_ready_ms / 1000)
