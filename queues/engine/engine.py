@@ -95,9 +95,11 @@ class Engine:
             ]
             group = groups.setdefault((new.command, new.priority, repeat), [])
             group.append((position, task_id, spec, args))
+        # Whatever their queues: who came first with a key is stored before the next one asks for it.
+        ordered = sorted(groups.items(), key=lambda group: group[0][2])
         script = scripts.load("enqueue")
         partition, commands = keys.of_partition(self.partition_of(tid)), []
-        for (command, priority, _), items in groups.items():
+        for (command, priority, _), items in ordered:
             queue = keys.of_queue(root, tid, command)
             bound = script.bind(
                 ready=queue.ready[priority],
@@ -120,7 +122,7 @@ class Engine:
 
         def read(answers: list[Any]) -> list[Enqueued | errors.CodeqError]:
             done: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
-            for ((_, priority, _), items), (now_ms, *lines) in zip(groups.items(), answers, strict=True):
+            for ((_, priority, _), items), (now_ms, *lines) in zip(ordered, answers, strict=True):
                 for (position, task_id, spec, args), line in zip(items, lines, strict=True):
                     if isinstance(line, list):
                         done[position] = known_task(line)
@@ -199,8 +201,9 @@ class Engine:
 
         def read(answers: list[Any]) -> Claimed | Call[Claimed]:
             reply = answers[0]
+            expired, dead = reply[3], reply[4]
             if reply[5]:  # only ghosts so far: walk on
-                return self.claim(
+                again = self.claim(
                     tid,
                     commands,
                     worker,
@@ -209,12 +212,17 @@ class Engine:
                     wait_ms=wait_ms,
                     dead_retention_ms=dead_retention_ms,
                 )
+                return again.then(
+                    lambda claimed: msgspec.structs.replace(
+                        claimed, expired=claimed.expired + expired, dead=claimed.dead + dead
+                    )
+                )
             return Claimed(
                 tasks=replies.claimed_tasks(reply, worker, token),
                 now_ms=reply[0],
                 next_due_ms=int(reply[2]) or None,
-                expired=reply[3],
-                dead=reply[4],
+                expired=expired,
+                dead=dead,
             )
 
         return Call(self.runner, [(script, bound)], read)
@@ -403,8 +411,14 @@ class Engine:
         return self._call("visits", read, due=keys.of_partition(partition).due, limit=limit, clock=self._now())
 
     def pause(self, tid: str, command: str) -> Call[None]:
-        of = keys.of_tenant(self._root(tid), tid)
-        return self._call("pause", lambda _: None, queues=of.queues, command=command)
+        return self._call(
+            "pause",
+            lambda _: None,
+            queues=self._tenant(tid).queues,
+            tenants=self._partition(tid).tenants,
+            tid=tid,
+            command=command,
+        )
 
     def resume(self, tid: str, command: str) -> Call[None]:
         root, partition = self._root(tid), self._partition(tid)
@@ -412,9 +426,11 @@ class Engine:
             "resume",
             lambda _: None,
             queues=keys.of_tenant(root, tid).queues,
+            tenants=partition.tenants,
             waiting=partition.waiting,
             woken=partition.woken,
             root=root,
+            tid=tid,
             queue=keys.of_queue(root, tid, command).name,
             command=command,
             clock=self._now(),

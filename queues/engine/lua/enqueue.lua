@@ -11,8 +11,12 @@ local reply, new, at_once, later, first = { now }, {}, {}, {}, nil
 for i = args_from, #ARGV, 7 do
   local id, digest = ARGV[i], ARGV[i + 5]
   local known = digest ~= '' and call('GET', idem_key(tid, digest))
-  local existing = known and reading()(known)
-  if existing then
+  local existing = known and known ~= id and reading()(known)
+  -- A client that lost the answer sends the same script again: what it asked for is there, perhaps claimed by now.
+  local stored = not existing and call('HMGET', task_key(id), 'created', 'visible')
+  if stored and stored[1] then
+    reply[#reply + 1] = tonumber(stored[2] or stored[1])
+  elseif existing then
     local fingerprint = call('HGET', task_key(known), 'fingerprint')
     reply[#reply + 1] = { fingerprint == ARGV[i + 6] and 1 or 0, unpack(existing) }
   else

@@ -1,11 +1,13 @@
 --! resume: the queue is open to claims again, and a long poll that waits for it looks again.
---! KEYS    queues waiting woken
---! ARGV    root queue command clock
+--! KEYS    queues tenants waiting woken
+--! ARGV    root tid queue command clock
 --! RETURNS 1
 --! EFFECTS queues[command] = active
 --! COST    O(1)
 --! FLAGS   allow-oom
 --@ include now, wake
+local now = now_ms()
+call('SADD', tenants, tid)
+woke(queue, now)
 call('HSET', queues, command, 'active')
-woke(queue, now_ms())
 return 1
