@@ -9,6 +9,6 @@
 local _ = due -- routes the call to the tenant's slot
 local fields = shown(id)
 if not fields then return {} end
-local status = fields[3]
+local status, answer = fields[3], with_answer == '1' and call('HGET', task_key(id), 'answer')
 if watch == '1' and (status == 'PENDING' or status == 'IN_PROGRESS') then call('HSET', task_key(id), 'awaited', 1) end
-return { fields, with_answer == '1' and call('HGET', task_key(id), 'answer') or false }
+return { fields, answer }

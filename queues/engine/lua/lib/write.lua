@@ -72,7 +72,9 @@ local function zset_move(key, member, from, to)
   undo[#undo + 1] = from and { call, 'ZADD', key, from, member } or { call, 'ZREM', key, member }
 end
 
+-- Nothing counted is no field.
 local function count_up(key, field, by)
-  call('HINCRBY', key, field, by)
-  undo[#undo + 1] = { call, 'HINCRBY', key, field, -by }
+  local count = call('HINCRBY', key, field, by)
+  undo[#undo + 1] = { count_up, key, field, -by }
+  if count == 0 then call('HDEL', key, field) end
 end
