@@ -1,1 +1,1 @@
-"""The engine proved against a model, at every error point; `world.py` is what these tests, concurrency and faults share."""
+"""The engine proved against a model and at every error point; `world.py` serves concurrency and faults too."""

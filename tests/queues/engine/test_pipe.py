@@ -139,9 +139,7 @@ async def test_a_slow_reader_makes_writers_wait_instead_of_filling_memory(pipe: 
     assert [answer[0] for answer in await asyncio.gather(*tasks, late)] == [b"OK"] * 4
 
 
-async def test_the_runner_sends_a_missing_script_once_and_names_what_redis_refuses(
-    pipe: Pipe, server: Valkey
-) -> None:
+async def test_the_runner_sends_a_missing_script_once_and_names_what_redis_refuses(pipe: Pipe, server: Valkey) -> None:
     runner = AsyncRunner(pipe.send, SyncRunner(None))  # type: ignore[arg-type]
     script = load("pause")
     bound = script.bind(queues="codeq:{0}:queues:t", tenants="codeq:{0}:tenants", tid="t", command="send")

@@ -1,0 +1,1 @@
+"""Servers killed, cut, filled, moved: nothing acknowledged is lost, nothing is doubled."""

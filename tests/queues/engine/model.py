@@ -1,0 +1,299 @@
+"""What a queue is, said without Redis, in plain Python: `test_model.py` holds the engine to it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from codeq_site import errors
+from queues.engine.engine import Options
+from queues.task import NewResult, NewTask, Status
+
+Refusal = type[errors.CodeqError]
+Queue = tuple[str, str]
+
+
+@dataclass
+class Job:
+    id: str
+    tid: str
+    command: str
+    priority: int
+    max: int
+    asked: NewTask
+    created: int
+    visible: int
+    place: str = "ready"  # delayed inprog dlq terminal gone
+    status: Status = Status.PENDING
+    attempts: int = 0
+    past: int = 0
+    worker: str = ""
+    token: str = ""
+    deadline: int = 0
+    claimed: int = 0
+    error: str = ""
+    progress: str = ""
+    answer: tuple[Status, bytes | None, str | None] | None = None
+    ended: int = 0
+    expires: int = 0
+    dead_since: int = 0
+    events: list[tuple[int, str, str, int, str, str]] = field(default_factory=list)
+
+    @property
+    def queue(self) -> Queue:
+        return self.tid, self.command
+
+
+@dataclass(frozen=True)
+class Lease:
+    tid: str
+    id: str
+    worker: str
+    token: str
+
+
+class Model:
+    def __init__(self, options: Options, retention_ms: int, dead_retention_ms: int) -> None:
+        self.options = options
+        self.retention_ms, self.dead_retention_ms = retention_ms, dead_retention_ms
+        self.jobs: dict[str, Job] = {}
+        self.lines: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+        self.idem: dict[tuple[str, str], str] = {}
+        self.paused: dict[Queue, bool] = {}
+        self.policies: dict[Queue, tuple[str, int, int]] = {}
+
+    # Reads
+
+    def find(self, tid: str, task_id: str) -> Job | None:
+        job = self.jobs.get(task_id)
+        return job if job and job.tid == tid and job.place != "gone" else None
+
+    def of(self, queue: Queue, place: str) -> list[Job]:
+        return [job for job in self.jobs.values() if job.queue == queue and job.place == place]
+
+    def first_due(self, queue: Queue) -> int | None:
+        moments = [job.visible for job in self.of(queue, "delayed")] + [
+            job.deadline for job in self.of(queue, "inprog")
+        ]
+        return min(moments, default=None)
+
+    # What a producer does
+
+    def enqueue(self, tid: str, asked: Sequence[NewTask], ids: Sequence[str], now: int) -> list[Any]:
+        """An answer each: the id and whether it was there before and differs, or a refusal."""
+        answers: list[Any] = [None] * len(asked)
+        seen: dict[str, int] = {}
+        order = []
+        for at, new in enumerate(asked):
+            key = new.idempotency_key
+            repeat = seen[key] = seen.get(key, -1) + 1 if key else 0  # type: ignore[index]
+            order.append((repeat, at))
+        for _, at in sorted(order):
+            answers[at] = self._enqueue_one(tid, asked[at], ids[at], now)
+        return answers
+
+    def _enqueue_one(self, tid: str, new: NewTask, task_id: str, now: int) -> Any:
+        known = self.idem.get((tid, new.idempotency_key)) if new.idempotency_key else None
+        if known and known != task_id:
+            return known, True, self.jobs[known].asked != new
+        if task_id in self.jobs:
+            return task_id, False, False
+        visible = max(now, new.run_at_ms or now + new.delay_ms)
+        if visible - now > self.options.horizon_ms:
+            return errors.InvalidRequest
+        job = self.jobs[task_id] = Job(
+            id=task_id,
+            tid=tid,
+            command=new.command,
+            priority=new.priority,
+            max=new.max_attempts or self.options.max_attempts,
+            asked=new,
+            created=now,
+            visible=visible,
+        )
+        if new.idempotency_key:
+            self.idem[tid, new.idempotency_key] = task_id
+        self.paused.setdefault(job.queue, False)
+        if visible > now:
+            job.place = "delayed"
+        else:
+            self._stand_in_line(job)
+        return task_id, False, False
+
+    def cancel(self, tid: str, task_id: str, now: int) -> Refusal | None:
+        job = self.find(tid, task_id)
+        if not job:
+            return errors.TaskNotFound
+        if job.status is Status.CANCELLED:
+            return None
+        if job.status.is_terminal:
+            return errors.AlreadyEnded
+        attempt = job.past + job.attempts + 1 if job.status is Status.IN_PROGRESS else 0
+        self._leave(job)
+        job.place, job.status, job.ended, job.expires = "terminal", Status.CANCELLED, now, now + self.retention_ms
+        self._tell(job, attempt, "CANCELLED", job.worker if attempt else "", "")
+        return None
+
+    # What a worker does
+
+    def claim(self, tid: str, commands: Sequence[str], limit: int, now: int) -> list[Job]:
+        """Who is taken, in order; `lease` then opens the lease."""
+        open_ = [command for command in commands if self.paused.get((tid, command)) is False]
+        budget = self.options.inspect_limit
+        for command in open_:
+            if budget > 0:
+                moved = self.promote((tid, command), budget, now)
+                reaped, _ = self.reap((tid, command), budget, now)
+                budget -= max(moved, reaped)
+        taken: list[Job] = []
+        for priority in range(9, -1, -1):
+            for command in open_:
+                line = self.lines[tid, command, priority]
+                while line and len(taken) < limit:
+                    taken.append(self.jobs[line.pop(0)])
+        return taken
+
+    def lease(self, job: Job, worker: str, token: str, now: int, lease_ms: int) -> None:
+        job.place, job.status = "inprog", Status.IN_PROGRESS
+        job.worker, job.token, job.claimed, job.deadline = worker, token, now, now + lease_ms
+
+    def refusal(self, tid: str, task_id: str, worker: str, token: str, now: int) -> Refusal | None:
+        job = self.find(tid, task_id)
+        if not job:
+            return errors.TaskNotFound
+        if job.status is Status.CANCELLED:
+            return errors.TaskCancelled
+        if job.status.is_terminal:
+            return errors.AlreadyEnded
+        if job.status is Status.PENDING:
+            return errors.LeaseLost
+        if job.worker != worker:
+            return errors.NotLeaseOwner
+        if (token and job.token != token) or job.deadline <= now:
+            return errors.LeaseLost
+        return None
+
+    def heartbeat(self, lease: Lease, token: str, extend_ms: int, progress: str, now: int) -> Refusal | int:
+        refused = self.refusal(lease.tid, lease.id, lease.worker, token, now)
+        if refused:
+            return refused
+        job = self.jobs[lease.id]
+        job.deadline = now + extend_ms
+        job.progress = progress or job.progress
+        return job.deadline
+
+    def submit(self, tid: str, worker: str, results: Sequence[NewResult], now: int) -> list[Any]:
+        """Who may answer is decided before the first answer of the batch is stored."""
+        refused = [self.refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
+        return [self._submit_one(worker, new, why, now) for new, why in zip(results, refused, strict=True)]
+
+    def _submit_one(self, worker: str, new: NewResult, refused: Refusal | None, now: int) -> Any:
+        job, answer = self.jobs.get(new.task_id), (new.status, new.result, new.error)
+        if not job:
+            return refused
+        if job.answer and refused in (None, errors.AlreadyEnded):
+            is_same = job.worker == worker and job.answer == answer
+            return (job.ended, job.attempts) if is_same else errors.AlreadyEnded
+        if refused:
+            return refused
+        attempt = job.past + job.attempts + 1
+        job.attempts += new.status is Status.FAILED
+        job.place, job.status, job.error, job.answer = "terminal", new.status, new.error or "", answer
+        job.ended, job.expires = now, now + self.retention_ms
+        self._tell(job, attempt, new.status.value, worker, new.error or "")
+        return now, job.attempts
+
+    def nack(self, lease: Lease, token: str, delay_ms: int | None, reason: str, now: int) -> Any:
+        refused = self.refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refused or self._give_back(self.jobs[lease.id], "NACKED", reason, delay_ms, now)
+
+    def abandon(self, lease: Lease, token: str, now: int) -> Any:
+        refused = self.refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refused or self._give_back(self.jobs[lease.id], "ABANDONED", "", 0, now)
+
+    def _give_back(self, job: Job, outcome: str, reason: str, delay_ms: int | None, now: int) -> tuple[bool, int]:
+        """Whether it died of that, and how long it waits."""
+        cause = reason or ("LEASE_EXPIRED" if outcome == "EXPIRED" else "")
+        job.attempts += 1
+        attempt = job.past + job.attempts
+        worker = job.worker
+        if job.attempts >= job.max:
+            job.place, job.status, job.error = "dlq", Status.FAILED, cause or "MAX_ATTEMPTS"
+            job.dead_since, job.expires = now, now + self.dead_retention_ms
+            self._tell(job, attempt, outcome, worker, cause)
+            return True, 0
+        if delay_ms is None:
+            delay_ms = self.backoff_ms(job)
+        job.status, job.visible, job.error = Status.PENDING, now + delay_ms, cause or job.error
+        self._tell(job, attempt, outcome, worker, cause)
+        if delay_ms > 0:
+            job.place = "delayed"
+        else:
+            self._stand_in_line(job)
+        return False, delay_ms
+
+    def backoff_ms(self, job: Job) -> int:
+        """Of the policies without dice."""
+        policy, base, cap = self.policies.get(
+            job.queue, (self.options.backoff, self.options.backoff_base_ms, self.options.backoff_cap_ms)
+        )
+        factor = {"fixed": 1, "linear": job.attempts, "exponential": 2 ** (job.attempts - 1)}[policy]
+        return int(min(base * factor, cap))
+
+    # What time and operators do
+
+    def promote(self, queue: Queue, limit: int, now: int) -> int:
+        due = sorted((job.visible, job.id) for job in self.of(queue, "delayed") if job.visible <= now)[:limit]
+        for _, task_id in due:
+            self._stand_in_line(self.jobs[task_id])
+        return len(due)
+
+    def reap(self, queue: Queue, limit: int, now: int) -> tuple[int, int]:
+        over = sorted((job.deadline, job.id) for job in self.of(queue, "inprog") if job.deadline <= now)[:limit]
+        dead = [self._give_back(self.jobs[task_id], "EXPIRED", "", None, now)[0] for _, task_id in over]
+        return len(over), sum(dead)
+
+    def replay(self, tid: str, task_ids: Sequence[str], now: int) -> list[Refusal | None]:
+        return [self._replay_one(tid, task_id, now) for task_id in task_ids]
+
+    def _replay_one(self, tid: str, task_id: str, now: int) -> Refusal | None:
+        job = self.find(tid, task_id)
+        if not job:
+            return errors.TaskNotFound
+        if job.place != "dlq":
+            return errors.NotDead
+        job.past, job.attempts, job.status, job.visible, job.expires = (
+            job.past + job.attempts,
+            0,
+            Status.PENDING,
+            now,
+            0,
+        )
+        self._stand_in_line(job)
+        return None
+
+    def purge(self, tid: str, task_ids: Sequence[str], before_ms: int | None = None) -> list[bool]:
+        went = []
+        for task_id in task_ids:
+            job = self.find(tid, task_id)
+            goes = bool(job and job.status.is_terminal and (before_ms is None or job.expires <= before_ms))
+            went.append(goes)
+            if job and goes:
+                job.place = "gone"
+                key = job.asked.idempotency_key
+                if key and self.idem.get((tid, key)) == task_id:
+                    del self.idem[tid, key]
+        return went
+
+    def _stand_in_line(self, job: Job) -> None:
+        job.place = "ready"
+        self.lines[job.tid, job.command, job.priority].append(job.id)
+
+    def _leave(self, job: Job) -> None:
+        if job.place == "ready":
+            self.lines[job.tid, job.command, job.priority].remove(job.id)
+
+    def _tell(self, job: Job, attempt: int, outcome: str, worker: str, error: str) -> None:
+        job.events.append((attempt, outcome, job.status.value, job.attempts, worker, error))
