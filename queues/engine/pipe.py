@@ -55,7 +55,7 @@ class Pipe:
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> _Link:
-        connection = self._pool.make_connection()
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await connection.connect()
@@ -72,6 +72,11 @@ class Pipe:
         return self._link
 
 
+def _parse_error(text: str) -> Exception:
+    error: Exception = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return error
+
+
 class _Link(asyncio.Protocol):
     """One life of the connection."""
 
@@ -79,7 +84,7 @@ class _Link(asyncio.Protocol):
         self._writer = writer  # kept, for it closes the transport when it is collected
         self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=lambda text: BaseParser.parse_error(text))
+        self._reader = hiredis.Reader(replyError=_parse_error)
         self._transport: Any = None
         self._outgoing: list[bytes] = []
         self._answers: list[Any] = []
