@@ -46,6 +46,9 @@ SCHEDULE: dict[str, tuple[str, float]] = {
     "repair": ("queues.repair", 1.0),
     "cleanup": ("queues.cleanup", 60.0),
     "sample": ("queues.sample", 60.0),
+    "deliver": ("webhooks.deliver", 1.0),
+    "notify": ("webhooks.notify", 1.0),
+    "webhooks-cleanup": ("webhooks.cleanup", 60.0),
 }
 
 app.on_configure.connect(lambda **_: configure(), weak=False)

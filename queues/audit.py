@@ -122,7 +122,7 @@ def _result_row(item: Ended) -> tuple[Any, ...]:
     )
     return (
         event.task_id, event.tid, event.command, event.priority, item.payload, event.status, event.outcome,
-        event.is_dead, event.error or events.text(item.answer.error or ""), item.result, item.artifacts,
+        event.is_dead, item.error, item.result, item.artifacts,
         event.attempts, event.attempt, item.max_attempts, event.worker, events.text(webhook),
         events.text(trace_parent), events.text(trace_state), _time(event.created_ms), _time(event.claimed_ms),
         _time(event.ended_ms), event.position,

@@ -97,6 +97,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return text(self.answer.artifacts or b"")
 
     @property
+    def error(self) -> str:
+        """What the task died of. The event says what its last attempt did; given up without a word is said so."""
+        said = self.event.error or text(self.answer.error or "")
+        return said or ("MAX_ATTEMPTS" if self.event.is_dead else "")
+
+    @property
     def payload(self) -> str:
         return text(self.spec.payload) if self.spec else ""
 

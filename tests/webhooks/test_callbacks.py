@@ -1,0 +1,238 @@
+"""Every way a task can end opens one delivery, in the transaction that audits it, and says what happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from codeq_site.redis import client, engine
+from queues import audit, beat, services, stream, upkeep
+from queues.task import NewResult, NewTask, Status
+from tenants.models import Tenant as TenantRow
+from tenants.tenant import Tenant
+from tests.webhooks.conftest import Clock, Send
+from tests.webhooks.receiver import Receiver
+from webhooks.models import Delivery, Endpoint
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
+HOOK = "https://example.org/hook?x=1"
+
+
+@pytest.fixture
+def tenant(acme: TenantRow) -> Tenant:
+    return Tenant(tid=acme.tid, slug=acme.slug)
+
+
+def enqueue(tenant: Tenant, **fields: Any) -> str:
+    new = NewTask(**{"command": "render", "payload": "1", "webhook": HOOK, **fields})
+    return services.enqueue(tenant, [new]).now()[0].task.id
+
+
+def claim(tenant: Tenant, **options: Any) -> None:
+    assert services.claim(tenant, ["render"], "w", **options).now().tasks
+
+
+def submit(tenant: Tenant, *task_ids: str, **fields: Any) -> None:
+    usual: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
+    answers = services.submit(tenant, "w", [NewResult(task_id=each, **usual) for each in task_ids]).now()
+    assert not [each for each in answers if isinstance(each, Exception)]
+
+
+def drain() -> None:
+    beat.run_drain(lambda: True)
+
+
+def told(task_id: str) -> list[dict[str, Any]]:
+    rows = Delivery.objects.filter(task_id=task_id).order_by("created_at", "pk")
+    return [json.loads(row.body) for row in rows]
+
+
+def by_result(tenant: Tenant) -> str:
+    task_id = enqueue(tenant)
+    claim(tenant)
+    submit(tenant, task_id)
+    return task_id
+
+
+def by_failure(tenant: Tenant) -> str:
+    task_id = enqueue(tenant)
+    claim(tenant)
+    submit(tenant, task_id, status=Status.FAILED, error="no luck")
+    return task_id
+
+
+def by_batch(tenant: Tenant) -> str:
+    task_ids = [enqueue(tenant, webhook=None), enqueue(tenant), enqueue(tenant, webhook=None)]
+    claim(tenant, count=3)
+    submit(tenant, *task_ids)
+    return task_ids[1]
+
+
+def by_nack(tenant: Tenant) -> str:
+    task_id = enqueue(tenant, max_attempts=1)
+    claim(tenant)
+    services.nack(tenant, task_id, "w", reason="no luck").now()
+    return task_id
+
+
+def by_abandon(tenant: Tenant) -> str:
+    task_id = enqueue(tenant, max_attempts=1)
+    claim(tenant)
+    services.abandon(tenant, task_id, "w").now()
+    return task_id
+
+
+def by_expiry(tenant: Tenant) -> str:
+    task_id = enqueue(tenant, max_attempts=1)
+    claim(tenant, lease_seconds=1)
+    seconds, _ = client().time()
+    engine()._clock = lambda: (int(seconds) + 5) * 1000
+    try:
+        upkeep.repair(lambda: True)
+    finally:
+        engine()._clock = None
+    return task_id
+
+
+def by_cancelling_it_waiting(tenant: Tenant) -> str:
+    task_id = enqueue(tenant)
+    services.cancel(tenant, task_id).now()
+    return task_id
+
+
+def by_cancelling_it_running(tenant: Tenant) -> str:
+    task_id = enqueue(tenant)
+    claim(tenant)
+    services.cancel(tenant, task_id).now()
+    return task_id
+
+
+ENDINGS: dict[Callable[[Tenant], str], tuple[str, str]] = {
+    by_result: ("COMPLETED", ""),
+    by_failure: ("FAILED", "no luck"),
+    by_batch: ("COMPLETED", ""),
+    by_nack: ("FAILED", "no luck"),
+    by_abandon: ("FAILED", "MAX_ATTEMPTS"),
+    by_expiry: ("FAILED", "LEASE_EXPIRED"),
+    by_cancelling_it_waiting: ("CANCELLED", ""),
+    by_cancelling_it_running: ("CANCELLED", ""),
+}
+
+
+@pytest.mark.spec("WHK-3", "Every terminal transition opens exactly one delivery, whichever way the task ended (W-1)")
+@pytest.mark.parametrize(("end", "says"), ENDINGS.items(), ids=[each.__name__ for each in ENDINGS])
+def test_each_way_to_end_tells_the_webhook_once(
+    tenant: Tenant, end: Callable[[Tenant], str], says: tuple[str, str]
+) -> None:
+    task_id = end(tenant)
+    drain()
+    drain()
+    [body] = told(task_id)
+    assert (body["status"], body["error"]) == says
+    assert (body["taskId"], body["eventType"]) == (task_id, "render")
+    assert Delivery.objects.count() == 1
+
+
+@pytest.mark.spec("WHK-3", "A dead letter that is replayed and then done is told twice, under two ids (W-1)")
+def test_a_replayed_dead_letter_is_told_of_both_endings(tenant: Tenant) -> None:
+    task_id = by_nack(tenant)
+    services.replay(tenant, [task_id]).now()
+    claim(tenant)
+    submit(tenant, task_id)
+    drain()
+    dead, done = told(task_id)
+    assert (dead["status"], dead["result"], done["status"], done["result"]) == ("FAILED", None, "COMPLETED", {"n": 1.1})
+    assert dead["deliveryId"] != done["deliveryId"]
+
+
+def test_the_body_has_the_fields_of_the_contract_and_numbers_as_they_came(tenant: Tenant) -> None:
+    task_id = enqueue(tenant)
+    claim(tenant)
+    submit(
+        tenant,
+        task_id,
+        status=Status.COMPLETED,
+        result=b'{"big":12345678901234567890.10,"lone":"\\ud800"}',
+        artifacts=b'[{"name":"a.txt","url":"https://example.org/a"}]',
+    )
+    drain()
+    row = Delivery.objects.get()
+    assert '"result":{"big":12345678901234567890.10,"lone":"\\ud800"}' in row.body
+    body = json.loads(row.body)
+    assert list(body) == [
+        "taskId", "eventType", "status", "result", "error", "artifacts", "completedAt", "attempts", "deliveryId",
+    ]  # fmt: skip
+    assert body["artifacts"][0]["name"] == "a.txt"
+    assert body["deliveryId"] == str(row.pk)
+    assert body["completedAt"].endswith("Z")
+    assert (row.tenant_id, row.address, row.host) == ("acme0001", "https://example.org/hook", "example.org:443")
+
+
+@pytest.mark.parametrize("result", [b"not json", b"\xff\xfe", b'{"a":', b"[" * 100_000], ids=repr)
+def test_a_result_that_is_no_json_does_not_break_the_body(tenant: Tenant, result: bytes) -> None:
+    task_id = enqueue(tenant)
+    claim(tenant)
+    submit(tenant, task_id, status=Status.COMPLETED, result=result)
+    drain()
+    [body] = told(task_id)
+    assert isinstance(body["result"], str)
+
+
+def test_no_webhook_opens_nothing(tenant: Tenant) -> None:
+    task_id = enqueue(tenant, webhook=None)
+    claim(tenant)
+    submit(tenant, task_id)
+    drain()
+    assert not Delivery.objects.exists()
+
+
+def test_a_url_that_may_not_be_called_is_on_record_and_never_sent(tenant: Tenant, send: Send) -> None:
+    """A task that was enqueued before a network was closed, or past the check at the door."""
+    task_id = enqueue(tenant, webhook="http://169.254.169.254/latest/")
+    services.cancel(tenant, task_id).now()
+    drain()
+    row = Delivery.objects.get()
+    assert (row.status, row.last_error) == ("given up", "refused: the address is not a public one")
+    sender = send()
+    assert (sender.delivered, sender.failed) == (0, 0)
+
+
+def test_a_disabled_endpoints_delivery_is_held(tenant: Tenant, acme: TenantRow) -> None:
+    Endpoint.objects.create(tenant=acme, address="https://example.org/hook", is_enabled=False)
+    by_result(tenant)
+    drain()
+    assert Delivery.objects.get().status == "held"
+
+
+@pytest.mark.spec("WHK-3", "What was read twice (a drain that died before it acknowledged) is told once")
+def test_the_same_ending_read_again_opens_nothing_new(tenant: Tenant) -> None:
+    by_result(tenant)
+    place = engine().partition_of(tenant.tid)
+    stream.survey()
+    entries = stream.read({place: stream.NEW}, 10)
+    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    audit.store(batch)
+    Delivery.objects.update(status="delivered")
+    audit.store(batch)
+    assert Delivery.objects.get().status == "delivered"
+
+
+@pytest.mark.spec("WHK-3", "From a worker's result to the endpoint: drained, sent, signed with the tenant's secret")
+def test_a_result_reaches_its_endpoint(tenant: Tenant, receiver: Receiver, send: Send, clock: Clock) -> None:
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    task_id = enqueue(tenant, webhook=receiver.url(), trace_parent=trace, trace_state="k=v")
+    claim(tenant)
+    submit(tenant, task_id)
+    drain()
+    clock.advance(seconds=5)
+    assert send().delivered == 1
+    [request] = receiver.requests
+    assert json.loads(request.body)["result"] == {"n": 1.1}
+    assert request.headers["traceparent"] == trace
+    assert request.headers["tracestate"] == "k=v"
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["webhook-id"] == json.loads(request.body)["deliveryId"]
+    assert Delivery.objects.get().status == "delivered"

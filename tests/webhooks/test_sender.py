@@ -1,0 +1,336 @@
+"""Deliveries: sent once when all goes well, again when it does not, and nobody waits for anybody else's endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from standardwebhooks import Webhook
+
+from tenants import services as tenants
+from tenants.models import Tenant
+from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
+from tests.webhooks.receiver import OK, Receiver, hang, in_turn, raw, status
+from webhooks import outbox, record, services
+from webhooks.http import Posted
+from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint
+from webhooks.schedule import Step, Verdict
+from webhooks.sender import Sender
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
+
+
+@pytest.mark.spec("WHK-6", "Every attempt is on record: when, how long, what came back")
+def test_a_delivery_and_its_attempts_are_on_record(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    receiver.answer = in_turn(status(500, b"broken \0 " + b"x" * 5000), raw(OK))
+    row = make_delivery(receiver.url("/hook?x=1"))
+    assert send().failed == 1
+    row.refresh_from_db()
+    assert (row.status, row.tries, row.last_status, row.last_error) == ("pending", 1, 500, "HTTP 500")
+    assert timedelta(seconds=1.7) < row.due_at - clock.now < timedelta(seconds=2.3)
+    assert send().failed == 0  # not before it is due
+    clock.advance(seconds=3)
+    assert send().delivered == 1
+    row.refresh_from_db()
+    assert (row.status, row.attempts, row.last_status, row.reservation) == ("delivered", 2, 200, None)
+    first, second = DeliveryAttempt.objects.filter(delivery=row).order_by("number")
+    assert (first.status_code, first.error, len(first.answer)) == (500, "HTTP 500", 2048 + len("\\u0000") - 1)
+    assert first.answer.startswith("broken \\u0000 xx")
+    assert (second.status_code, second.error, second.answer) == (200, "", "ok")
+    assert {request.headers["webhook-id"] for request in receiver.requests} == {str(row.pk)}
+    assert len(receiver.requests) == 2
+
+
+@pytest.mark.spec("WHK-3", "The tries follow the schedule for more than a day, and then it is given up (W-12)")
+def test_a_delivery_is_tried_for_a_day_and_then_given_up(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
+) -> None:
+    configure(failures_to_pause=1000)
+    receiver.answer = status(500)
+    row = make_delivery(receiver.url())
+    started = clock.now
+    for _ in range(12):
+        send()
+        row.refresh_from_db()
+        clock.now = max(clock.now, row.due_at)
+    assert row.status == "given up"
+    assert len(receiver.requests) == 12
+    assert clock.now - started > timedelta(hours=21)
+    send()
+    assert len(receiver.requests) == 12
+
+
+@pytest.mark.spec("WHK-4", "Signed with the tenant's secrets in force, or with the endpoint's own")
+def test_a_delivery_is_signed_with_the_secrets_in_force(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
+) -> None:
+    former = tenants.signing_secret("acme")
+    make_delivery(receiver.url())
+    send()
+    new = tenants.rotate_signing_secret("acme").reveal()
+    make_delivery(receiver.url())
+    send()
+    endpoint, own = services.register(acme.pk, receiver.url("/other"))
+    newer = services.rotate(endpoint, clock.now)
+    make_delivery(receiver.url("/other?x"))
+    send()
+    stranger = Tenant.objects.create(slug="stranger")
+    strangers = tenants.signing_secret(stranger.slug)
+    first, second, third = receiver.requests
+    for request, secrets in ((first, [former]), (second, [former, new]), (third, [own, newer])):
+        for secret in secrets:
+            Webhook(secret).verify(request.body, request.headers)
+        for secret in {former, new, own, newer, strangers} - set(secrets):
+            with pytest.raises(Exception, match="No matching signature"):
+                Webhook(secret).verify(request.body, request.headers)
+
+
+def test_a_tenant_without_a_secret_gets_one_and_it_verifies(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send
+) -> None:
+    make_delivery(receiver.url())
+    send()
+    [request] = receiver.requests
+    Webhook(tenants.signing_secret("acme")).verify(request.body, request.headers)
+
+
+@pytest.mark.spec("WHK-3", "410 disables the endpoint; what it missed can be recovered since a moment (W-11, W-14)")
+def test_an_endpoint_that_is_gone_is_disabled_and_can_be_recovered(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
+) -> None:
+    receiver.answer = status(410)
+    old = make_delivery(receiver.url("/a?n=1"), created_at=clock.now - timedelta(days=2))
+    elsewhere = make_delivery(receiver.url("/b"), due_at=clock.now + timedelta(hours=1))
+    waiting = make_delivery(receiver.url("/a?n=2"), due_at=clock.now + timedelta(hours=1))
+    send()
+    endpoint = Endpoint.objects.get()
+    assert (endpoint.address, endpoint.is_enabled) == (receiver.url("/a"), False)
+    assert endpoint.disabled_because == "it answered 410 Gone"
+    statuses = dict(Delivery.objects.values_list("pk", "status"))
+    assert statuses == {old.pk: "held", waiting.pk: "held", elsewhere.pk: "pending"}
+
+    receiver.answer = raw(OK)
+    assert services.recover(endpoint, clock.now - timedelta(days=1), clock.now) == 1
+    assert send().delivered == 1
+    assert receiver.requests[-1].path == "/a?n=2"
+    assert services.recover(endpoint, clock.now - timedelta(days=3), clock.now) == 1
+    assert send().delivered == 1
+    assert receiver.requests[-1].headers["webhook-id"] == str(old.pk)
+
+
+@pytest.mark.spec("WHK-3", "An endpoint that fails for five days is disabled, once, and said so (W-14)")
+def test_an_endpoint_that_fails_for_days_is_disabled(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
+) -> None:
+    configure(failures_to_pause=1000)
+    receiver.answer = status(500)
+    for _ in range(5):  # the first day, after its quick tries
+        make_delivery(receiver.url(), tries=4)
+        send()
+        clock.advance(days=1)
+    assert Endpoint.objects.get().failing_since == clock.now - timedelta(days=5)
+    assert services.disable_failing(clock.now - timedelta(seconds=1)) == 0
+    assert services.disable_failing(clock.now) == 1
+    assert services.disable_failing(clock.now) == 0
+    assert Endpoint.objects.get().disabled_because == "it failed for 5 days"
+    assert set(Delivery.objects.values_list("status", flat=True)) == {"held"}
+
+
+def test_an_endpoint_that_recovers_by_itself_is_not_disabled(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    receiver.answer = in_turn(status(500), raw(OK))
+    make_delivery(receiver.url(), tries=4)
+    send()
+    assert Endpoint.objects.get().failing_since
+    make_delivery(receiver.url())
+    send()
+    assert Endpoint.objects.get().failing_since is None
+    assert services.disable_failing(clock.now + timedelta(days=9)) == 0
+
+
+@pytest.mark.spec("WHK-3", "A host that fails again and again is only probed, and served again when it answers (W-13)")
+def test_a_failing_host_is_paused_probed_and_served_again(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    receiver.answer = status(503)
+    for number in range(60):
+        make_delivery(receiver.url(f"/{number}"))
+    send()
+    sent = len(receiver.requests)
+    assert sent <= 20 + 12 * outbox.AHEAD  # what was reserved before anything was known
+    circuit = Circuit.objects.get()
+    assert circuit.failures == sent
+    assert circuit.paused_until
+
+    for number in range(3):  # half a minute each: one probe
+        send()
+        assert len(receiver.requests) == sent + number
+        clock.advance(seconds=31)
+        send()
+        assert len(receiver.requests) == sent + number + 1
+    receiver.answer = raw(OK)
+    clock.advance(seconds=31)
+    send()
+    assert not Circuit.objects.exists()
+    clock.advance(hours=1)
+    send()
+    assert set(Delivery.objects.values_list("status", flat=True)) == {"delivered"}
+
+
+def test_one_tenants_failures_do_not_pause_another_tenants_host(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
+) -> None:
+    other = Tenant.objects.create(slug="other")
+    Circuit.objects.create(
+        tenant=acme, host=f"127.0.0.1:{receiver.port}", failures=99, updated_at=clock.now,
+        paused_until=clock.now + timedelta(seconds=30),
+    )  # fmt: skip
+    make_delivery(receiver.url("/acme"))
+    make_delivery(receiver.url("/other"), tenant=other)
+    send()
+    assert [request.path for request in receiver.requests] == ["/other"]
+
+
+@pytest.mark.spec("WHK-3", "A hanging endpoint holds a tenth of the slots and delays nobody else (C-10)")
+def test_a_hanging_endpoint_does_not_delay_the_others(
+    loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
+) -> None:
+    configure(deadline_seconds=3, slots=60, slots_per_host=6)
+    hung = make_receiver(answer=hang)
+    others = [make_receiver(host=f"127.0.0.{number}") for number in range(2, 12)]
+    for number in range(200):
+        make_delivery(hung.url(), due_at=clock.now - timedelta(seconds=10))
+        make_delivery(others[number % 10].url())
+    sender = Sender(clock=clock)
+    thread = threading.Thread(target=lambda: (asyncio.run(sender.run(lambda: True, 2)), connections.close_all()))
+    started = time.monotonic()
+    thread.start()
+    while sender.delivered < 200:
+        assert time.monotonic() - started < 2.5, "the others waited for the one that hangs"
+        time.sleep(0.01)
+    assert len(hung.requests) <= 6
+    thread.join(20)
+    assert hung.connections <= 6 * 2
+
+
+@pytest.mark.spec("WHK-3", "What a dead worker was sending is due again within a minute, under the same id (B-6)")
+def test_a_reservation_ends_by_itself_and_the_delivery_keeps_its_id(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    row = make_delivery(receiver.url())
+    dead = uuid.uuid4()
+    assert [each.id for each in outbox.reserve(dead, 10, clock.now)] == [row.pk]
+    send()
+    assert receiver.requests == []
+    clock.advance(seconds=31)
+    send()
+    assert [request.headers["webhook-id"] for request in receiver.requests] == [str(row.pk)]
+
+
+@pytest.mark.spec("BEA-1", "Senders that overlap never send the same delivery")
+def test_two_senders_share_the_work_and_send_nothing_twice(
+    receiver: Receiver, make_delivery: MakeDelivery, clock: Clock
+) -> None:
+    for number in range(300):
+        make_delivery(receiver.url(f"/{number}"))
+
+    def work() -> None:
+        asyncio.run(Sender(clock=clock).run(lambda: True, 20))
+        connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    # A sender that finds a host's room taken by the others leaves; what is left is the next run's.
+    asyncio.run(Sender(clock=clock).run(lambda: True, 20))
+    connections.close_all()
+    assert sorted(request.path for request in receiver.requests) == sorted(f"/{number}" for number in range(300))
+    assert set(Delivery.objects.values_list("status", flat=True)) == {"delivered"}
+
+
+def test_a_late_failure_of_a_lost_reservation_changes_nothing_and_a_late_success_counts(
+    receiver: Receiver, make_delivery: MakeDelivery, clock: Clock
+) -> None:
+    """A sender frozen past its reservation wakes up and reports."""
+    row = make_delivery(receiver.url())
+    frozen, other = uuid.uuid4(), uuid.uuid4()
+    [mine] = outbox.reserve(frozen, 1, clock.now)
+    clock.advance(seconds=31)
+    assert outbox.reserve(other, 1, clock.now)
+
+    def report(code: int, verdict: str) -> None:
+        due = clock.now + timedelta(hours=9)
+        item = record.Finished(mine, clock.now, Posted(code, "", 1), Step(Verdict(verdict), due))
+        record.record(frozen, [item], clock.now)
+        row.refresh_from_db()
+
+    report(500, "retry")
+    assert (row.status, row.reservation, row.tries) == ("pending", other, 0)
+    report(200, "delivered")
+    assert (row.status, row.reservation) == ("delivered", None)
+
+
+def test_a_run_that_must_stop_gives_back_what_it_has_not_begun(
+    loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
+) -> None:
+    configure(deadline_seconds=1, slots_per_host=2)
+    hung = make_receiver(answer=hang)
+    for _ in range(8):
+        make_delivery(hung.url())
+    answers = iter([True])
+    last: list[int] = []
+    sender = Sender(clock=clock)
+    asyncio.run(sender.run(lambda: next(answers, False), 20, on_last=lambda: last.append(1)))
+    connections.close_all()
+    assert last == [1]
+    assert sender.failed == 2
+    assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, tries=0).count() == 6
+
+
+@pytest.mark.spec("WHK-6", "An operator's replay sends a delivery again under its own id")
+def test_a_replay_sends_again_under_the_same_id(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    row = make_delivery(receiver.url())
+    send()
+    pending = make_delivery(receiver.url(), due_at=clock.now + timedelta(hours=1))
+    assert services.replay(Delivery.objects.all(), clock.now) == 1
+    send()
+    assert [request.headers["webhook-id"] for request in receiver.requests] == [str(row.pk)] * 2
+    pending.refresh_from_db()
+    assert pending.due_at == clock.now + timedelta(hours=1)
+    row.refresh_from_db()
+    assert (row.attempts, row.tries) == (2, 1)
+
+
+def test_finished_deliveries_are_forgotten_after_their_retention(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
+) -> None:
+    make_delivery(receiver.url())
+    send()
+    waiting = make_delivery(receiver.url(), due_at=clock.now + timedelta(days=99))
+    assert services.cleanup(clock.now + timedelta(days=29)) == 0
+    assert services.cleanup(clock.now + timedelta(days=31)) == 1
+    assert list(Delivery.objects.values_list("pk", flat=True)) == [waiting.pk]
+    assert not DeliveryAttempt.objects.exists()
+
+
+def test_a_trace_that_is_no_trace_is_not_passed_on(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
+    make_delivery(receiver.url(), trace_parent="00-zz\r\nX-Evil: 1", trace_state="a=b")
+    make_delivery(receiver.url(), trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", trace_state="a\r\nX-Evil: 1")
+    assert send().delivered == 2
+    for request in receiver.requests:
+        assert "x-evil" not in request.headers
+        assert "tracestate" not in request.headers
+        json.loads(request.body)

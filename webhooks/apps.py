@@ -1,0 +1,16 @@
+"""The app of callbacks and notifications."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class WebhooksConfig(AppConfig):
+    name = "webhooks"
+    verbose_name = "Webhooks"
+
+    def ready(self) -> None:
+        from queues import events
+        from webhooks import callbacks
+
+        events.on_ended(callbacks.open_deliveries)
