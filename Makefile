@@ -22,7 +22,7 @@ test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TEST
 	@$(BIN)/python -m pytest -n 2 -q $(TESTS)
 
 .PHONY: check
-check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, API description
+check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
@@ -30,6 +30,19 @@ check: $(VENV)/.dev ## style, types, import contracts, production settings, migr
 	@$(PRODUCTION) $(BIN)/python manage.py check --deploy --fail-level WARNING
 	@$(BIN)/python -W "ignore:Got an error checking a consistent migration history" \
 		manage.py makemigrations --check --dry-run
+
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m tests.spec --check
+
+.PHONY: bench
+bench: $(VENV)/.dev ## what a task costs inside Valkey, and what the filters save
+	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.filters
+
+.PHONY: docs
+docs: $(VENV)/.dev ## write the pages of docs/reference that are read off the code and the tests
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.spec
 
 # A deployment as it should be, to try the checks on; nothing is connected to.
 PRODUCTION = env CODEQ_PRODUCTION=true CODEQ_ALLOWED_HOSTS=codeq.example.com \

@@ -156,9 +156,9 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-# Rooms whose tests share something that takes long to start (an `up`, a Spark): each stays on one xdist worker.
+# Whose tests share something that takes long to start, an `up` or a Spark: they stay on one xdist worker.
 # xdist's own `--dist loadgroup` does nothing under pytest 9.
-TOGETHER = ("tests/site/test_up.py", "tests/pipeline/")
+TOGETHER = {"tests/site/test_up.py": "up", "tests/site/test_readme.py": "up", "tests/pipeline/": "spark"}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -167,7 +167,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByRoom(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((room for room in TOGETHER if nodeid.startswith(room)), nodeid)
+            return next((shared for room, shared in TOGETHER.items() if nodeid.startswith(room)), nodeid)
 
     return ByRoom(config, log)
 
