@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sys
 from collections import defaultdict
@@ -36,9 +38,10 @@ class Marks:
 
 def collect() -> dict[str, dict[str, str]]:
     marks = Marks()
-    code = pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:terminal", "tests"], [marks])
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "tests"], [marks])
     if code != 0:
-        raise SystemExit(f"the tests could not be collected (pytest: {code})")
+        raise SystemExit(f"{said.getvalue()[-4000:]}\nthe tests could not be collected (pytest: {code})")
     return dict(marks.found)
 
 

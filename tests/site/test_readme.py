@@ -23,7 +23,7 @@ def test_the_readmes_lines_do_what_they_say(running: Installation, tmp_path: Pat
     here = block.replace("http://127.0.0.1:8080", running.base).replace(".venv/bin/python", sys.executable)
     assert here.count(running.base) == 1
     said = subprocess.run(
-        ["sh", "-eu", "-c", here.replace("\ncurl ", "\necho; curl -w '\\n%{http_code}' ")],
+        ["sh", "-eu", "-c", here.replace("\ncurl ", "\ncurl -w '\\n%{http_code}\\n\\n' ")],
         env=clean_environment({"CODEQ_HOME": str(running.home)}),
         cwd=settings.BASE_DIR,
         capture_output=True,
