@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
-from django.db import Error, close_old_connections, connection
+from django.db import Error, connection
 from django.db.models import QuerySet
 
 from codeq_site.conf import conf
@@ -204,11 +204,11 @@ class Directory:
         is_down = False
         try:
             while not stopped.wait(POLL_SECONDS):
-                close_old_connections()
                 try:
                     self.poll()
                     is_down = False
                 except (Error, Unavailable) as error:
+                    connection.close()  # the next look opens a new one
                     if not is_down:
                         log.warning("tenants cannot be followed, the last known state is used: %s", error)
                     is_down = True

@@ -171,6 +171,8 @@ class KeySet:
             if now - self._tried < self._pace.retry:
                 return None
             flight = self._flight = Future[None]()
+            # From here on it cannot be cancelled: one waiter that gives up must not end it for the others.
+            flight.set_running_or_notify_cancel()
             self._tried = now
             if is_unknown:
                 self._asked = now

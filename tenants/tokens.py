@@ -29,6 +29,7 @@ TOKEN_LENGTH = 16 * 2**10
 CACHE_LIMIT = 10_000
 _THREADS = 8
 _WAIT_SECONDS = fetching.DEADLINE_SECONDS + 1
+_ROUNDS = 3  # a token needs one fetch of keys at most; more would be a fault, and not one to wait for
 _JWS = PyJWS(algorithms=list(jwks.ALGORITHMS))
 
 
@@ -192,12 +193,14 @@ class Verifier:
         `finishing` lets a suspended tenant through, for verbs that end work already claimed.
         """
         caller = self.cached(token, finishing=finishing)
-        while caller is None:
+        if caller is not None:
+            return caller
+        for _ in range(_ROUNDS):
             try:
-                caller = self._verify(token)
+                return _admit(self._verify(token), finishing)
             except jwks.Pending as pending:
                 _wait(pending.flight)
-        return _admit(caller, finishing)
+        raise _keys_are_late()
 
     async def verify_async(self, token: str, *, finishing: bool = False) -> Caller:
         """As `verify`, and nothing that may block runs on the event loop."""
@@ -231,7 +234,7 @@ class Verifier:
 
     async def _verify_off_loop(self, token: str) -> Caller:
         loop = asyncio.get_running_loop()
-        while True:
+        for _ in range(_ROUNDS):
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokens")
             try:
@@ -242,6 +245,7 @@ class Verifier:
                     await asyncio.wait_for(asyncio.wrap_future(pending.flight), _WAIT_SECONDS)
                 except TimeoutError as error:
                     raise _keys_are_late() from error
+        raise _keys_are_late()
 
     def _verify_in_thread(self, token: str) -> Caller:
         try:

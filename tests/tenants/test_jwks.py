@@ -313,3 +313,25 @@ def test_nobody_waits_longer_than_the_fetch_may_take(
     with pytest.raises(CodeqError) as refusal:
         Verifier().verify(signer.token())
     assert isinstance(refusal.value, Unavailable)
+
+
+@OUTAGE
+@pytest.mark.real_time
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("acme")
+async def test_one_who_gives_up_waiting_for_keys_spoils_it_for_nobody(
+    issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, issuer.answer = Verifier(), issuer.hang
+    monkeypatch.setattr(tokens, "_WAIT_SECONDS", 0.05)
+    with pytest.raises(Unavailable):
+        await one.verify_async(signer.token(jti="impatient"))
+    monkeypatch.undo()
+    gone = asyncio.ensure_future(one.verify_async(signer.token(jti="gone")))
+    stays = asyncio.ensure_future(one.verify_async(signer.token(jti="stays")))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    issuer.release.set()
+    assert (await asyncio.wait_for(stays, 5)).tenant.slug == "acme"
+    assert issuer.asked == 1
+    await asyncio.to_thread(one.stop)

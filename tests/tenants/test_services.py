@@ -13,7 +13,7 @@ import jwt
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test import Client, override_settings
 from django.utils import timezone
 
@@ -23,6 +23,7 @@ from tenants.models import InstallationKey, SigningSecret, Tenant, TenantIssuer
 from tenants.tokens import Verifier
 from tests.tenants.conftest import Configure
 from tests.tenants.minting import Signer
+from tests.waiting import until
 
 MODEL = pytest.mark.spec("TEN-5", "Tenants are rows with limits, suspension, secrets and issuers")
 SECRETS = pytest.mark.spec("WHK-4", "Signing secrets per tenant: sealed at rest, two in force during rotation")
@@ -195,18 +196,40 @@ def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> N
 
 @OWN_KEYS
 @pytest.mark.django_db(transaction=True)
-def test_machines_that_start_at_once_make_one_key() -> None:
-    barrier = threading.Barrier(10, timeout=10)
+def test_two_machines_that_start_at_once_make_one_key() -> None:
+    is_made, may_commit = threading.Event(), threading.Event()
 
-    def start(_: int) -> str:
-        barrier.wait()
+    def first() -> None:
+        try:
+            with transaction.atomic():
+                keys.document()
+                is_made.set()
+                assert may_commit.wait(10)
+        finally:
+            connections.close_all()
+
+    def second() -> str:
         try:
             return str(keys.document()["keys"][0]["kid"])
         finally:
             connections.close_all()
 
-    with ThreadPoolExecutor(10) as pool:
-        assert set(pool.map(start, range(10))) == {InstallationKey.objects.get().kid}
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(first)
+        assert is_made.wait(10)
+        two = pool.submit(second)
+        until(lambda: two.done() or is_waiting_for_the_lock())
+        # Without the lock it would see no key yet, and have made another by now.
+        assert not two.done()
+        may_commit.set()
+        one.result(10)
+        assert two.result(10) == InstallationKey.objects.get().kid
+
+
+def is_waiting_for_the_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return bool(cursor.fetchone()[0])
 
 
 @OWN_KEYS
