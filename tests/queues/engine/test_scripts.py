@@ -1,0 +1,241 @@
+"""The loader, and what every script keeps to: its header is true, its names are used, it does nothing it must not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from codeq_site.embedded import Valkey
+from queues.engine import keys, scripts
+from queues.engine.engine import CHUNK
+from queues.engine.scripts import LUA, SECTIONS, Script, ScriptError, parse
+from queues.task import NewResult, Status
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+
+ALL = scripts.everything()
+BUILT_IN = {
+    *("redis", "KEYS", "ARGV", "math", "string", "table"),
+    *("tonumber", "tostring", "ipairs", "pairs", "unpack", "pcall", "type"),
+}
+RESERVED = {
+    *("and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not"),
+    *("or", "repeat", "return", "then", "true", "until", "while"),
+}
+every_script = pytest.mark.parametrize("script", ALL, ids=[script.name for script in ALL])
+
+HEADER = """\
+--! claim: one line
+--! KEYS    ready[2] inprog {more}*
+--! ARGV    worker now {item}*
+--! RETURNS OK
+--! EFFECTS none
+--! COST    O(1)
+"""
+
+
+def words_of(source: str) -> list[str]:
+    """The words of a Lua text, without its comments; a string is one empty word."""
+    bare = re.sub(r"--[^\n]*|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|^#![^\n]*", " '' ", source, flags=re.M)
+    return re.findall(r"\w+|\.\.|[^\w\s]", bare)
+
+
+def is_name(word: str) -> bool:
+    return bool(re.match(r"[A-Za-z_]", word)) and word not in RESERVED
+
+
+def unknown_names(source: str) -> set[str]:
+    """Names used before anything of theirs was declared: what Lua would look for among the globals."""
+    words = ["", *words_of(source), ""]
+    known, unknown = set(BUILT_IN), set()
+    declares_until = 0
+    for at, (before, word, after) in enumerate(zip(words, words[1:], words[2:], strict=False), 1):
+        if word == "function":
+            declares_until = words.index(")", at)
+        elif word == "for":
+            declares_until = min(words.index(end, at) for end in ("=", "in") if end in words[at:])
+        elif word == "local" and after != "function":
+            # `local a, b =`: as long as commas follow.
+            declares_until = at + 1
+            while words[declares_until + 1] == ",":
+                declares_until += 2
+        if not is_name(word) or before in (".", ":") or (before in ("{", ",") and after == "=" and at > declares_until):
+            continue
+        if at <= declares_until:
+            known.add(word)
+        elif word not in known:
+            unknown.add(word)
+    return unknown
+
+
+@every_script
+def test_a_script_uses_all_that_its_header_names(script: Script) -> None:
+    used = words_of(script.source)
+    for name in [*script.names, "keys_from" * bool(script.keys.repeated), "args_from" * bool(script.args.repeated)]:
+        assert not name or used.count(name) > 1, f"{name} is declared and not used"
+
+
+@every_script
+def test_a_script_uses_nothing_that_is_not_declared(script: Script) -> None:
+    assert unknown_names(script.source) == set()
+
+
+def test_an_undeclared_name_is_found() -> None:
+    script = parse(
+        HEADER + "local function f(a)\n  return a + b\nend\nreturn { f(now), c = ready[1].d, worker, inprog }"
+    )
+    assert unknown_names(script.source) == {"b"}
+    assert unknown_names("local x = f()\nlocal function f() end") == {"f"}
+    assert unknown_names("local function f() g = 1 end for a, b in pairs(f) do f(a, b, c) end local d, e = d") == {
+        "g",
+        "c",
+    }
+
+
+@every_script
+def test_a_header_has_every_section_and_bounds_what_is_refused_for_lack_of_memory(script: Script) -> None:
+    assert set(SECTIONS) <= script.sections.keys()
+    assert script.summary
+    flags = script.sections.get("FLAGS")
+    # A full server must be able to drain: only what adds tasks may be refused.
+    assert (flags is None) == (script.name == "enqueue")
+    assert flags in (None, "allow-oom", "no-writes")
+
+
+@every_script
+def test_a_script_does_nothing_that_costs_or_differs_without_bound(script: Script) -> None:
+    called = set(re.findall(r"\bcall\('(\w+)'", script.source)) | set(re.findall(r"{ call, '(\w+)'", script.source))
+    assert called.isdisjoint({"KEYS", "SCAN", "HGETALL", "SMEMBERS", "SORT", "FLUSHDB", "FLUSHALL", "RANDOMKEY"})
+    assert "LRANGE" not in called
+    assert script.source.count("redis.call") == 1  # the one line that error injection replaces
+    assert not re.search(r"\b(cjson|cmsgpack|loadstring|os\.)", script.source)
+    # Redis seeds every script alike: dice without a seed of ours would fall the same way each time.
+    # (An abandoned task is back at once, and asks no dice.)
+    if "math.random()" in script.source and script.name != "abandon":
+        assert "math.randomseed(tonumber(seed))" in script.source
+    assert script.source.count("math.randomseed(") == script.source.count("math.randomseed(tonumber(seed))")
+    assert "'TIME'" not in script.source or "if clock ~= ''" in script.source
+
+
+@every_script
+def test_a_script_carries_no_function_that_it_does_not_use(script: Script) -> None:
+    words = words_of(script.source)
+    for name in re.findall(r"local function (\w+)", script.source):
+        assert words.count(name) > 1, f"{name} is shipped and not called"
+
+
+def test_every_library_function_is_used_by_some_script() -> None:
+    shipped = {name for script in ALL for name in re.findall(r"local function (\w+)", script.source)}
+    texts = [key_scripts.read_text(encoding="utf-8") for key_scripts in (LUA / "lib").glob("*.lua")]
+    written = {name for text in [*texts, keys.LUA] for name in re.findall(r"^local function (\w+)", text, re.M)}
+    assert written <= shipped
+
+
+def test_the_sha_is_the_servers(valkey: Valkey) -> None:
+    with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
+        assert [client.script_load(script.source) for script in ALL] == [script.sha for script in ALL]
+    assert len({script.sha for script in ALL}) == len(ALL)
+
+
+def test_names_become_positions() -> None:
+    script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from] }")
+    bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
+    assert bound == (script.sha, 4, "r0", "r1", "p", "k", "w", 7, "a", "b")
+
+
+def test_the_script_sees_what_python_names(valkey: Valkey) -> None:
+    script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from + 1] }")
+    bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
+    with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
+        assert client.execute_command("EVAL", script.source, *bound[1:]) == ["r1", "p", "w", "7", "k", "b"]
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"inprog": "p", "worker": "w", "now": 1}, {"typo": 1}], ids=["none", "few", "typo"]
+)
+def test_a_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
+    script = parse(HEADER + "return { ready, inprog, worker, now }")
+    right = {"ready": ["a", "b"], "inprog": "p", "worker": "w", "now": 1}
+    with pytest.raises(TypeError):
+        script.bind(**named)
+    with pytest.raises(TypeError):
+        script.bind(**right, more=1)
+    with pytest.raises(TypeError):
+        script.bind(**{**right, "nwo": right.pop("now")})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER.replace("--! COST    O(1)\n", ""),
+        HEADER.replace("--! claim: one line\n", ""),
+        HEADER.replace("worker now", "worker Now"),
+        HEADER.replace("{item}*", "{item}"),
+        HEADER + "--! not a header line\n",
+        HEADER + "--@ inlcude now\n",
+    ],
+    ids=["no cost", "no name", "not a name", "open group", "odd line", "typo in include"],
+)
+def test_a_broken_header_stops_the_loader(text: str) -> None:
+    with pytest.raises(ScriptError):
+        parse(text + "return 1")
+
+
+def test_an_unknown_library_stops_the_loader() -> None:
+    with pytest.raises(FileNotFoundError):
+        parse(HEADER + "--@ include nothing_of_that_name\nreturn 1")
+
+
+def test_a_file_must_bear_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.lua").write_text(HEADER + "return 1")
+    monkeypatch.setattr(scripts, "LUA", tmp_path)
+    scripts.load.cache_clear()
+    try:
+        with pytest.raises(ScriptError, match="calls itself claim"):
+            scripts.load("other")
+    finally:
+        scripts.load.cache_clear()
+
+
+def test_a_change_of_one_byte_is_another_version() -> None:
+    one, other = parse(HEADER + "return 1"), parse(HEADER + "return  1")
+    assert one.sha != other.sha
+
+
+@pytest.mark.spec("CLM-5", "A thousand tasks go through every verb in one script each")
+def test_a_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
+    with redis.Redis.from_url(valkey.url) as client:
+        world = World(client, clock=Clock(), backoff="fixed")
+        engine = world.engine
+        made = engine.enqueue(TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS).now()
+        assert len(made) == CHUNK
+        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
+        assert len(claimed) == CHUNK
+        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in claimed]
+        assert not [
+            one for one in engine.submit(TID, "w1", results, retention_ms=1).now() if isinstance(one, Exception)
+        ]
+        assert all(engine.purge(TID, [task.id for task in claimed]).now())
+        world.check()
+
+        later = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
+        engine.enqueue(TID, "acme", later, retention_ms=DAY_MS).now()
+        assert all(engine.known(TID, later).now())
+        world.engine._clock.advance(1)  # type: ignore[union-attr]
+        assert engine.promote(TID, "send", CHUNK).now() == (CHUNK, 0)
+        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
+        world.engine._clock.advance(1)  # type: ignore[union-attr]
+        assert engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()[:2] == (CHUNK, CHUNK)
+        ids = [task.id for task in claimed]
+        assert not [one for one in engine.replay(TID, ids).now() if isinstance(one, Exception)]
+        world.check()
+        engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now()
+        world.engine._clock.advance(1)  # type: ignore[union-attr]
+        engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()
+        world.engine._clock.advance(1)  # type: ignore[union-attr]
+        now_ms, over = engine.expired(TID, limit=CHUNK).now()
+        assert len(over) == CHUNK
+        assert all(engine.purge(TID, over, before_ms=now_ms).now())
+        assert not world.check().tasks
