@@ -147,6 +147,12 @@ class TooMany(CodeqError):
     retryable = True
 
 
+class QueueFull(TooMany):
+    """As many tasks wait as this tenant may have waiting: let workers catch up."""
+
+    code = "queue_full"
+
+
 class Unavailable(CodeqError):
     """The queue cannot answer right now: try again shortly."""
 

@@ -15,7 +15,7 @@ from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
 from queues.engine import Call
-from queues.engine.engine import CHUNK, CLAIM_QUEUES
+from queues.engine.engine import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.filters import filters
 from queues.task import (
@@ -40,13 +40,23 @@ IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REASON_CHARS = 4096
 
 
-def enqueue(tenant: Tenant, tasks: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
-    """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before."""
+def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[list[Enqueued | errors.CodeqError]]:
+    """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before.
+
+    `by` is the fingerprint of the token that asks, where the rate of one token is limited.
+    """
     if tenant.suspended:
         raise errors.TenantSuspended
 
     def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
-        return engine().enqueue(tenant.tid, tenant.slug, new, retention_ms=tenant.retention_ms)
+        return engine().enqueue(
+            tenant.tid,
+            tenant.slug,
+            new,
+            retention_ms=tenant.retention_ms,
+            limits=_limits("create", tenant.rates.create, by),
+            depth=tenant.depth,
+        )
 
     def judged(item: Enqueued | errors.CodeqError) -> Enqueued | errors.CodeqError:
         if isinstance(item, Enqueued) and item.is_mismatch and tenant.is_idempotency_strict:
@@ -68,10 +78,13 @@ def claim(
     lease_seconds: int | None = None,
     count: int = 1,
     wait_ms: int = 0,
+    by: str = "",
+    is_counted: bool = True,
 ) -> Call[Claimed]:
     """Take the best ready tasks, at most `count`, and open their leases: one look, no waiting.
 
-    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.waiting`).
+    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.waiting`); when it looks
+    again after one, that is not another request (`is_counted`).
     """
     if tenant.suspended:
         raise errors.TenantSuspended
@@ -90,7 +103,13 @@ def claim(
         limit=count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
+        limits=_limits("claim", tenant.rates.claim if is_counted else 0, by),
     )
+
+
+def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> Call[None]:
+    """Count a request that is neither an enqueue nor a claim against the tenant's rate; TooMany when it is reached."""
+    return engine().admit(tenant.tid, _limits(what, per_second, by))
 
 
 def heartbeat(
@@ -202,6 +221,23 @@ def replay(
     )
 
 
+def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
+    """Bring dead letters back in line for a job: each once, however often the job asks. What was wrong with each."""
+    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    return engine().replay_for(tenant.tid, task_ids, job)
+
+
+def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> Call[list[errors.CodeqError | None]]:
+    """Delete dead letters, and nothing that is none any more. What was wrong with each."""
+    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+
+    def note(wrong: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
+        filters().note_gone(tenant.tid, task_ids, [error is None for error in wrong])
+        return wrong
+
+    return engine().purge_dead(tenant.tid, task_ids).then(note)
+
+
 def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
     """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
     _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
@@ -285,6 +321,19 @@ def _check_task(tenant: Tenant, task: NewTask) -> None:
         raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
 
 
+def _limits(what: str, per_second: float, by: str) -> Limits:
+    if not per_second:
+        return NO_LIMITS
+    limits = conf().limits
+    return Limits(
+        what=what,
+        per_second=per_second,
+        burst_seconds=limits.burst_seconds,
+        token=by,
+        token_percent=limits.token_percent,
+    )
+
+
 def _check_command(command: str) -> None:
     _require(bool(COMMAND.fullmatch(command)), "command: 1 to 128 of A-Z a-z 0-9 _ . -")
 
@@ -309,6 +358,6 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 __all__ = [
-    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "replay", "resume",
-    "submit",
+    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead", "replay",
+    "replay_for", "resume", "submit",
 ]  # fmt: skip

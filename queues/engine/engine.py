@@ -62,6 +62,30 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.backoff} {self.backoff_base_ms} {self.backoff_cap_ms}"
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a tenant, and one of its tokens, may do one kind of thing. A rate of 0 is no limit."""
+
+    what: str = ""
+    per_second: float = 0
+    burst_seconds: float = 2.0
+    token: str = ""
+    token_percent: int = 100
+
+    def line(self, root: str, tid: str) -> str:
+        """The buckets as the scripts read them: "<key> <ms a unit> <burst ms>" each."""
+        if not self.per_second:
+            return ""
+        price, burst = 1000 / self.per_second, self.burst_seconds * 1000
+        buckets = [f"{keys.rate(root, tid, self.what)} {price} {burst}"]
+        if self.token and self.token_percent < 100:
+            own = keys.rate(root, tid, self.what, self.token)
+            buckets.append(f"{own} {price * 100 / self.token_percent} {burst}")
+        return " ".join(buckets)
+
+
+NO_LIMITS = Limits()
+
+
 class Engine:
     """The verbs. `clock` replaces Redis' own time, in tests only."""
 
@@ -71,7 +95,14 @@ class Engine:
         self._clock = clock
 
     def enqueue(
-        self, tid: str, tenant: str, tasks: Sequence[NewTask], *, retention_ms: int
+        self,
+        tid: str,
+        tenant: str,
+        tasks: Sequence[NewTask],
+        *,
+        retention_ms: int,
+        limits: Limits = NO_LIMITS,
+        depth: int = 0,
     ) -> Call[list[Enqueued | errors.CodeqError]]:
         """Store tasks. One script for those that share a command and a priority, all in one round trip."""
         root = self._root(tid)
@@ -116,20 +147,21 @@ class Engine:
                 clock=self._now(),
                 idem_ttl_ms=retention_ms,
                 horizon_ms=self.options.horizon_ms,
+                limits=limits.line(root, tid),
+                depth=depth or "",
                 args=[value for item in items for value in item[3]],
             )
             commands.append((script, bound))
 
         def read(answers: list[Any]) -> list[Enqueued | errors.CodeqError]:
             done: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
-            for ((_, priority, _), items), (now_ms, *lines) in zip(ordered, answers, strict=True):
+            for ((_, priority, _), items), (now_ms, wait_ms, *lines) in zip(ordered, answers, strict=True):
                 for (position, task_id, spec, args), line in zip(items, lines, strict=True):
                     if isinstance(line, list):
                         done[position] = known_task(line)
                         continue
-                    if line == b"TOO_FAR":
-                        horizon = self.options.horizon_ms // 1000
-                        done[position] = errors.InvalidRequest(f"runAt: at most {horizon} seconds from now")
+                    if isinstance(line, bytes):
+                        done[position] = self._not_stored(line, wait_ms)
                         continue
                     done[position] = Enqueued(
                         task=Task(
@@ -147,6 +179,13 @@ class Engine:
             return [item for item in done if item is not None]
 
         return Call(self.runner, commands, read)
+
+    def _not_stored(self, word: bytes, wait_ms: int) -> errors.CodeqError:
+        if word == b"LIMITED":
+            return errors.TooMany(retry_after_seconds=wait_ms / 1000)
+        if word == b"FULL":
+            return errors.QueueFull(retry_after_seconds=5)
+        return errors.InvalidRequest(f"runAt: at most {self.options.horizon_ms // 1000} seconds from now")
 
     def known(self, tid: str, tasks: Sequence[NewTask]) -> Call[list[Enqueued | None]]:
         """The tasks that these tasks' idempotency keys have made already, without sending the tasks."""
@@ -170,6 +209,7 @@ class Engine:
         limit: int,
         wait_ms: int = 0,
         dead_retention_ms: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> Call[Claimed]:
         """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
         root, partition = self._root(tid), self._partition(tid)
@@ -195,12 +235,15 @@ class Engine:
             default_backoff=self.options.backoff_line,
             dead_retention_ms=dead_retention_ms or self.options.dead_retention_ms,
             clock=self._now(),
+            limits=limits.line(root, tid),
             keys=[key for command in commands for key in keys.of_queue(root, tid, command).ready],
             args=commands,
         )
 
         def read(answers: list[Any]) -> Claimed | Call[Claimed]:
             reply = answers[0]
+            if reply[0] == b"LIMITED":
+                raise errors.TooMany(retry_after_seconds=reply[1] / 1000)
             expired, dead = reply[3], reply[4]
             if reply[5]:  # only ghosts so far: walk on
                 again = self.claim(
@@ -367,27 +410,67 @@ class Engine:
     ) -> Call[list[Task | errors.CodeqError]]:
         """Bring dead letters back in line, each with a new spec where `specs` has one."""
         blobs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
+        return self._replay(
+            tid,
+            task_ids,
+            blobs,
+            "",
+            lambda reply: [replies.refusal(line) or replies.shown_task(line[1:]) for line in reply],
+        )
+
+    def replay_for(self, tid: str, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
+        """The same for a job, each task once however often the job asks; what was wrong with each, or None."""
+        return self._replay(
+            tid, task_ids, [b""] * len(task_ids), job, lambda reply: [replies.refusal(line) for line in reply]
+        )
+
+    def _replay(
+        self, tid: str, task_ids: Sequence[str], blobs: Sequence[bytes], job: str, read: Callable[[Any], list[R]]
+    ) -> Call[list[R]]:
         return self._call(
             "replay",
-            lambda reply: [replies.refusal(line) or replies.shown_task(line[1:]) for line in reply],
+            read,
+            events=self._partition(tid).events,
             expiry=self._tenant(tid).expiry,
             waiting=self._partition(tid).waiting,
             woken=self._partition(tid).woken,
             root=self._root(tid),
             tid=tid,
+            job=job,
             clock=self._now(),
             args=[word for pair in zip(task_ids, blobs, strict=True) for word in pair],
         )
 
     def purge(self, tid: str, task_ids: Sequence[str], *, before_ms: int | None = None) -> Call[list[bool]]:
         """Remove ended tasks; with `before_ms`, only those whose retention was over by then. Which ones went."""
+        return self._purge(tid, task_ids, before_ms, lambda reply: [flag == 1 for flag in reply])
+
+    def purge_dead(self, tid: str, task_ids: Sequence[str]) -> Call[list[errors.CodeqError | None]]:
+        """Remove dead letters and nothing else; what was wrong with each, or None."""
+        words: dict[int, type[errors.CodeqError]] = {0: errors.NotDead, -1: errors.TaskNotFound}
+        return self._purge(
+            tid, task_ids, None, lambda reply: [words[flag]() if flag in words else None for flag in reply], only_dead=1
+        )
+
+    def _purge(
+        self,
+        tid: str,
+        task_ids: Sequence[str],
+        before_ms: int | None,
+        read: Callable[[Any], list[R]],
+        *,
+        only_dead: int = 0,
+    ) -> Call[list[R]]:
         return self._call(
             "purge",
-            lambda reply: [flag == 1 for flag in reply],
+            read,
+            events=self._partition(tid).events,
             expiry=self._tenant(tid).expiry,
             root=self._root(tid),
             tid=tid,
             before_ms="" if before_ms is None else before_ms,
+            only_dead=only_dead,
+            clock=self._now(),
             args=task_ids,
         )
 
@@ -409,6 +492,16 @@ class Engine:
             return [(tid, command) for tid, _, command in (name.decode().partition(":") for name in reply)]
 
         return self._call("visits", read, due=keys.of_partition(partition).due, limit=limit, clock=self._now())
+
+    def admit(self, tid: str, limits: Limits) -> Call[None]:
+        """Count one request of a kind that no other script counts. TooMany when the limit is reached."""
+
+        def read(wait_ms: int) -> None:
+            if wait_ms:
+                raise errors.TooMany(retry_after_seconds=wait_ms / 1000)
+
+        root = self._root(tid)
+        return self._call("admit", read, due=self._partition(tid).due, limits=limits.line(root, tid), clock=self._now())
 
     def pause(self, tid: str, command: str) -> Call[None]:
         return self._call(

@@ -13,6 +13,7 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:expiry:<tid>                     ZSET    ended id -> when cleanup may take it
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), what changes, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; lives as long as the retention
+    codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  moment (ms) until which what was admitted is paid for
     codeq:{p}:tenants                          SET     every <tid> that has a queue
     codeq:{p}:due                              ZSET    <tid>:<command> -> no later than when it needs a visit
     codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits for it
@@ -37,6 +38,7 @@ LEGEND = re.compile(
     r"codeq:(partitions|lock:[a-z.]+|\{\d+\}:("
     r"q:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}:(ready:\d|delayed|inprog|dlq)"
     r"|(queues|policies|ghosts|expiry):[a-z0-9]+|task:[0-9a-f-]{36}|idem:[a-z0-9]+:[0-9a-f]{64}"
+    r"|rate:[a-z0-9]+:[a-z]+(:[0-9a-f]+)?"
     r"|tenants|due|waiting|woken|events))"
 )
 
@@ -92,6 +94,11 @@ def of_queue(root: str, tid: str, command: str) -> QueueKeys:
 
 def lock(job: str) -> str:
     return f"codeq:lock:{job}"
+
+
+def rate(root: str, tid: str, what: str, token: str = "") -> str:
+    """The bucket of a tenant for one kind of request, or that of one of its tokens (by its fingerprint)."""
+    return f"{root}rate:{tid}:{what}:{token}" if token else f"{root}rate:{tid}:{what}"
 
 
 def task(root: str, task_id: str) -> str:

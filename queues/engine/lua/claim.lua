@@ -1,16 +1,23 @@
 --! claim: take the best ready tasks of some queues of a tenant and open their leases.
 --! KEYS    due queues ghosts waiting woken events expiry {ready[10]}*
---! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock {command}*
---! RETURNS now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
+--! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
+--! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; what is due in these queues is promoted and reaped first
 --! COST    O((limit + inspect_limit) · log n), whatever the backlog
 --! FLAGS   allow-oom
 --@ include keys, write, now, due, lease
+--@ lazy limiter(admitted, charge): limit
 --@ lazy repairs(promote_due, reap_expired): wake, ended, give_back, promote, reap
 -- Ids of ended tasks that one claim walks past; what is left of them is the next claim's.
 local GHOSTS_AT_MOST = 200
 local WRITTEN = { 'status', 'lease' }
 local now = now_ms()
+if limits ~= '' then
+  local admitted, charge = limiter()
+  local buckets, wait = admitted(limits, now)
+  if not buckets then return { 'LIMITED', wait } end
+  charge(buckets, 1, now)
+end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local asked, first_due, expired, dead = {}, nil, 0, 0
 local budget = tonumber(inspect_limit)

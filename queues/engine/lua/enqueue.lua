@@ -1,13 +1,16 @@
 --! enqueue: store tasks of one queue and one priority, ready at once or delayed.
 --! KEYS    ready delayed due queues tenants waiting woken
---! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms {id spec max delay_ms run_at_ms digest fingerprint}*
---! RETURNS now_ms {visible_ms | TOO_FAR | {same task…}}*    a list where the idempotency key had made a task before
+--! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms limits depth {id spec max delay_ms run_at_ms digest fingerprint}*
+--! RETURNS now_ms wait_ms {visible_ms | TOO_FAR | LIMITED | FULL | {same task…}}*
+--! RETURNS a list where the key had made a task before; LIMITED and FULL stand at all new ones, and none is stored
 --! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is known from now on
 --! COST    O(n), O(n · log delayed) for delayed ones
 --@ include keys, write, now, due, wake
 --@ lazy reading(shown): task
+--@ lazy limiter(admitted, charge): limit
+--@ lazy counting(waiting_tasks): depth
 local now = now_ms()
-local reply, new, at_once, later, first = { now }, {}, {}, {}, nil
+local reply, new, at_once, later, first = { now, 0 }, {}, {}, {}, nil
 for i = args_from, #ARGV, 7 do
   local id, digest = ARGV[i], ARGV[i + 5]
   local known = digest ~= '' and call('GET', idem_key(tid, digest))
@@ -32,13 +35,26 @@ for i = args_from, #ARGV, 7 do
         later[#later + 1], later[#later + 2] = visible, id
         if not first or visible < first then first = visible end
       end
-      new[#new + 1] = { i, visible, known }
       reply[#reply + 1] = visible
+      new[#new + 1] = { i, visible, known, #reply }
     end
   end
 end
+local buckets, charge, refused
+if limits ~= '' and #new > 0 then
+  local admitted
+  admitted, charge = limiter()
+  buckets, reply[2] = admitted(limits, now)
+  if not buckets then refused = 'LIMITED' end
+end
+if depth ~= '' and counting()() + #new > tonumber(depth) then refused = 'FULL' end
+if refused then
+  for _, task in ipairs(new) do reply[task[4]] = refused end
+  return reply
+end
 local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
 -- decided; only writes below
+if buckets then charge(buckets, #new, now) end
 for _, task in ipairs(new) do
   local i, visible = task[1], task[2]
   local key, digest = task_key(ARGV[i]), ARGV[i + 5]

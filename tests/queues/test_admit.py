@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from codeq_site import errors
+from codeq_site.redis import engine
+from queues import services
+from queues.engine.engine import Limits
+from queues.task import Enqueued, NewTask
+from tenants.tenant import Rates
+from tests.queues.conftest import Clock, Queue
+
+
+@pytest.fixture
+def limited(queue: Queue) -> Queue:
+    """A tenant that may create and claim ten a second, with a burst of two seconds' worth."""
+    queue.tenant = msgspec.structs.replace(queue.tenant, rates=Rates(create=10, claim=10))
+    return queue
+
+
+def stored(queue: Queue, tries: int) -> int:
+    items = [services.enqueue(queue.tenant, [NewTask(command="send", payload="1")]).now()[0] for _ in range(tries)]
+    return sum(isinstance(item, Enqueued) for item in items)
+
+
+@pytest.mark.spec("AUT-3", "A tenant creates as fast as its rate, after a burst; then 429 with the time to wait")
+def test_the_rate_holds_over_time(limited: Queue, clock: Clock) -> None:
+    total = stored(limited, 100)
+    assert total == 20
+    for _ in range(600):
+        clock.advance(0.05)
+        total += stored(limited, 1)
+    assert total == pytest.approx(20 + 300, rel=0.05)
+
+
+def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock: Clock) -> None:
+    stored(limited, 20)
+    (refused,) = services.enqueue(limited.tenant, [NewTask(command="send", payload="1")]).now()
+    assert isinstance(refused, errors.TooMany)
+    assert refused.retry_after_seconds is not None
+    assert refused.retry_after_seconds <= 0.11
+    clock.advance(refused.retry_after_seconds)
+    assert stored(limited, 1) == 1
+
+
+def test_a_batch_pays_for_each_of_its_tasks(limited: Queue, clock: Clock) -> None:
+    batch = [NewTask(command="send", payload="1")] * 50
+    first = services.enqueue(limited.tenant, batch).now()
+    assert all(isinstance(item, Enqueued) for item in first), "one larger than the burst still goes through"
+    assert {type(item) for item in services.enqueue(limited.tenant, batch).now()} == {errors.TooMany}
+    clock.advance(2.9)
+    assert stored(limited, 1) == 0
+    clock.advance(0.2)
+    assert stored(limited, 1) == 1
+
+
+def test_a_repeated_key_costs_nothing_and_is_answered_at_the_limit(limited: Queue) -> None:
+    key = NewTask(command="send", payload="1", idempotency_key="k")
+    services.enqueue(limited.tenant, [key]).now()
+    stored(limited, 30)
+    (again,) = services.enqueue(limited.tenant, [key]).now()
+    assert isinstance(again, Enqueued)
+    assert again.is_replayed
+
+
+@pytest.mark.spec("AUT-3", "Claims are limited too; looking again after a wake-up is not another claim")
+def test_claims_are_limited(limited: Queue) -> None:
+    for _ in range(20):
+        limited.look()
+    with pytest.raises(errors.TooMany):
+        limited.look()
+    limited.look(is_counted=False)
+
+
+@pytest.mark.spec("AUT-3", "One tenant's limit is no other's, and new tokens add nothing to it")
+def test_tokens_share_their_tenants_rate(limited: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = [NewTask(command="send", payload="1")]
+    taken = sum(isinstance(services.enqueue(limited.tenant, new, by=f"{n:x}").now()[0], Enqueued) for n in range(100))
+    assert taken == 20
+    assert stored(other_queue, 100) == 100
+
+
+def test_one_token_may_use_only_its_part(queue: Queue) -> None:
+    def taken(token: str) -> int:
+        count = 0
+        for _ in range(100):
+            try:
+                engine().admit(
+                    queue.tenant.tid, Limits(what="admin", per_second=10, token=token, token_percent=50)
+                ).now()
+            except errors.TooMany:
+                continue
+            count += 1
+        return count
+
+    assert [taken("aa"), taken("bb"), taken("cc")] == [10, 10, 0]
+
+
+@pytest.mark.spec("TEN-5", "A tenant has no more tasks waiting than its depth, and room again when they are worked off")
+def test_the_depth_is_a_bound_on_what_waits(queue: Queue) -> None:
+    queue.tenant = msgspec.structs.replace(queue.tenant, depth=10)
+    queue.enqueue_many(4, command="a", priority=9)
+    queue.enqueue_many(4, command="b", delay_ms=1000)
+    cancelled = queue.enqueue()
+    queue.enqueue()
+    with pytest.raises(errors.QueueFull):
+        queue.enqueue()
+    services.cancel(queue.tenant, cancelled.id).now()
+    queue.enqueue()
+    with pytest.raises(errors.QueueFull):
+        queue.enqueue()
+    queue.claim(commands=["a"])
+    queue.enqueue()
