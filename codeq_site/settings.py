@@ -100,6 +100,9 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
+LOGIN_URL = "/admin/login/"
+LOGIN_REDIRECT_URL = "/admin/"
+
 STATIC_URL = "/static/"
 # Static files are served from the packages themselves, so that no `collectstatic` step can be forgotten.
 WHITENOISE_USE_FINDERS = True
@@ -124,6 +127,36 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "UNAUTHENTICATED_USER": None,
     "EXCEPTION_HANDLER": "codeq_site.problem.exception_handler",
+}
+
+# The console's theme.
+_mark = f"{STATIC_URL}queues/mark.svg"
+UNFOLD = {
+    "SITE_TITLE": "codeQ",
+    "SITE_HEADER": "codeQ",
+    "SITE_SUBHEADER": "Console",
+    "SITE_ICON": _mark,
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
+    "SITE_URL": None,
+    "SHOW_HISTORY": True,
+    "SHOW_VIEW_ON_SITE": False,
+    "SHOW_BACK_BUTTON": True,
+    "SIDEBAR": {"show_search": True, "navigation": "queues.console.navigation.sidebar"},
+    "COLORS": {
+        "primary": {
+            "50": "oklch(96.2% .018 272.3)",
+            "100": "oklch(93% .034 272.8)",
+            "200": "oklch(87% .065 274)",
+            "300": "oklch(78.5% .115 274.7)",
+            "400": "oklch(67.3% .182 276.9)",
+            "500": "oklch(58.5% .233 277.1)",
+            "600": "oklch(51.1% .262 277)",
+            "700": "oklch(45.7% .24 277)",
+            "800": "oklch(39.8% .195 277.4)",
+            "900": "oklch(35.9% .144 278.7)",
+            "950": "oklch(25.7% .09 281.3)",
+        },
+    },
 }
 
 SPECTACULAR_SETTINGS = {

@@ -17,5 +17,7 @@ urlpatterns = [
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
+    # First: its overview is the admin's front page.
+    path("admin/", include("queues.console.urls")),
     path("admin/", admin.site.urls),
 ]

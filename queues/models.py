@@ -177,8 +177,12 @@ class QueueSample(models.Model):
 
     class Meta:
         verbose_name = "depth sample"
-        constraints = [models.UniqueConstraint(fields=["tenant", "command", "at"], name="one_sample_a_minute")]
-        indexes = [models.Index(fields=["at"], name="sample_at")]
+        # One order for all queues of a tenant in the last hour, one for a week of one queue.
+        constraints = [models.UniqueConstraint(fields=["tenant", "at", "command"], name="one_sample_a_minute")]
+        indexes = [
+            models.Index(fields=["tenant", "command", "at"], name="sample_of_queue"),
+            models.Index(fields=["at"], name="sample_at"),
+        ]
         get_latest_by = "at"
 
     def __str__(self) -> str:

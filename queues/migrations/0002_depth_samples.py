@@ -34,8 +34,11 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'depth sample',
                 'get_latest_by': 'at',
-                'indexes': [models.Index(fields=['at'], name='sample_at')],
-                'constraints': [models.UniqueConstraint(fields=('tenant', 'command', 'at'), name='one_sample_a_minute')],
+                'indexes': [
+                    models.Index(fields=['tenant', 'command', 'at'], name='sample_of_queue'),
+                    models.Index(fields=['at'], name='sample_at'),
+                ],
+                'constraints': [models.UniqueConstraint(fields=('tenant', 'at', 'command'), name='one_sample_a_minute')],
             },
         ),
     ]

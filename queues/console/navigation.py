@@ -1,0 +1,60 @@
+"""What the admin's sidebar shows: the live pages, then the tables by what they are about. Called by the theme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import reverse
+
+# Group -> the models in it with their icons. A model that is not named here appears under its app's own name.
+TABLES: dict[str, dict[str, str]] = {
+    "Tenants": {
+        "tenants.Tenant": "domain", "tenants.TenantMembership": "badge", "tenants.TenantIssuer": "verified_user",
+        "tenants.SigningSecret": "key",
+    },
+    "Queues": {
+        "queues.QueuePolicy": "rule", "queues.BulkJob": "playlist_play", "queues.AuditedResult": "task_alt",
+        "queues.Attempt": "history",
+    },
+    "Webhooks": {
+        "webhooks.Delivery": "outgoing_mail", "webhooks.Endpoint": "webhook", "webhooks.Subscription": "notifications",
+        "webhooks.Circuit": "electrical_services",
+    },
+    "Platform": {
+        "queues.BeatJob": "timer", "queues.Quarantine": "report", "admin.LogEntry": "policy", "auth.User": "person",
+        "auth.Group": "group",
+    },
+}  # fmt: skip
+PAGES = (("Overview", "console:overview", "monitoring"),)
+
+
+def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
+    """The groups with what this person may open."""
+    tables = {
+        model["model"]._meta.label: model
+        for app in admin.site.get_app_list(request)
+        for model in app["models"]
+        if model["admin_url"]
+    }
+    groups: list[dict[str, Any]] = [{"title": "Live", "items": [_page(request, *page) for page in PAGES]}]
+    for title, icons in TABLES.items():
+        items = [_table(request, tables.pop(label), icon) for label, icon in icons.items() if label in tables]
+        groups.append({"title": title, "separator": True, "items": items})
+    others: dict[str, list[dict[str, Any]]] = {}
+    for model in tables.values():
+        app = model["model"]._meta.app_config.verbose_name
+        others.setdefault(app, []).append(_table(request, model, "table_chart"))
+    groups[-1:-1] = [{"title": title, "separator": True, "items": items} for title, items in others.items()]
+    return [group for group in groups if group["items"]]
+
+
+def _page(request: HttpRequest, title: str, name: str, icon: str) -> dict[str, Any]:
+    link = reverse(name)
+    return {"title": title, "icon": icon, "link": link, "active": request.path == link}
+
+
+def _table(request: HttpRequest, model: dict[str, Any], icon: str) -> dict[str, Any]:
+    link = model["admin_url"]
+    return {"title": model["name"], "icon": icon, "link": link, "active": request.path.startswith(link)}

@@ -1,0 +1,127 @@
+"""The first page: every queue a person may see, live."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db.models import F, Max, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.views.generic import View
+
+from queues import history, selectors, vitals
+from queues.console.page import Page
+from queues.models import QueueSample
+from queues.sampling import LOOKBACK
+from queues.vitals import Sign
+from tenants import scoping
+from tenants.models import Tenant
+from webhooks.models import Delivery
+
+# Read live in one round trip. Of more tenants than these, the busiest are shown; the others are found by name.
+TENANTS = 200
+COUNTED = 10_000
+OVERDUE = timedelta(minutes=1)
+DAY = timedelta(days=1)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    tid: str
+    tenant: str
+    command: str
+    ready: int
+    delayed: int
+    in_progress: int
+    dead: int
+    oldest_seconds: float | None
+    is_paused: bool
+    is_suspended: bool
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    rows: list[Row]
+    signs: list[Sign]
+    tenants: int
+    is_partial: bool  # more tenants than could be shown
+    pulses: dict[str, history.Pulse] | None = None  # by "tid:command"
+
+
+class OverviewPage(Page):
+    title = "Overview"
+    template_name = "console/overview.html"
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        found = overview(self.request, datetime.now(UTC), with_pulses=True)
+        return super().get_context_data(overview=msgspec.to_builtins(found), **extra)
+
+
+class OverviewData(View):
+    """The same as JSON. Depths come live at each call; `pulses=1` adds what changes once a minute."""
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        found = overview(request, datetime.now(UTC), with_pulses="pulses" in request.GET)
+        return HttpResponse(msgspec.json.encode(found), content_type="application/json")
+
+
+def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overview:
+    mine = scoping.tenants_of(request.user)
+    if term := request.GET.get("tenant", "").strip():
+        mine = mine.filter(slug__icontains=term)
+    tenants, is_partial = _shown(mine, now)
+    rows = [
+        Row(
+            tid=tid,
+            tenant=tenants[tid].slug,
+            command=queue.command,
+            ready=queue.ready,
+            delayed=queue.delayed,
+            in_progress=queue.in_progress,
+            dead=queue.dlq,
+            oldest_seconds=_age(queue.oldest_ready_ms, now),
+            is_paused=queue.is_paused,
+            is_suspended=tenants[tid].is_suspended,
+        )
+        for tid, queues in selectors.queues_of(list(tenants)).now().items()
+        for queue in queues
+    ]
+    pulses = None
+    if with_pulses:
+        pulses = {f"{tid}:{command}": pulse for (tid, command), pulse in history.pulse(tenants, now).items()}
+    signs = [vitals.beat(now), vitals.audit(), deliveries(request, now)]
+    memory, *others = vitals.store()
+    # How full the installation is, is not a tenant's business; whether their tasks are safe is.
+    signs += [memory, *others] if scoping.is_unlimited(request.user) else others
+    return Overview(rows=rows, signs=signs, tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+
+
+def deliveries(request: HttpRequest, now: datetime) -> Sign:
+    """Callbacks that wait longer than they should, and those that were given up today."""
+    rows = scoping.visible(Delivery.objects.all(), request.user)
+    overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE)[: COUNTED + 1].count()
+    given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNTED + 1].count()
+    words = [f"{_many(overdue)} overdue"] if overdue else []
+    words += [f"{_many(given_up)} given up today"] if given_up else []
+    return Sign(name="Deliveries", is_well=not words, says=", ".join(words) or "on time")
+
+
+def _shown(mine: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:
+    found = list(mine.order_by("slug")[: TENANTS + 1])
+    if len(found) <= TENANTS:
+        return {tenant.tid: tenant for tenant in found}, False
+    busiest = (
+        QueueSample.objects.filter(at__gt=now - LOOKBACK, tenant__in=mine)
+        .values("tenant")
+        .annotate(most=Max(F("ready") + F("delayed") + F("in_progress") + F("dead")))
+        .order_by("-most")
+        .values_list("tenant", flat=True)[:TENANTS]
+    )
+    return {tenant.tid: tenant for tenant in mine.filter(tid__in=list(busiest))}, True
+
+
+def _age(oldest_ms: int | None, now: datetime) -> float | None:
+    return None if oldest_ms is None else max(0.0, now.timestamp() - oldest_ms / 1000)
+
+
+def _many(count: int) -> str:
+    return f"more than {COUNTED:,}" if count > COUNTED else f"{count:,}"

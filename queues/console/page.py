@@ -1,0 +1,56 @@
+"""What every page of the console is: a view inside the admin site, for one person, about their tenants only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
+from django.views.generic import TemplateView, View
+
+from codeq_site import errors
+from tenants import scoping
+from tenants.directory import directory
+from tenants.scoping import Role
+from tenants.tenant import Tenant
+
+
+def inside(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
+    """The view behind the admin's login: staff only, CSRF-checked, never cached."""
+    return admin.site.admin_view(view.as_view())
+
+
+class Page(TemplateView):
+    title = ""
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        self.request.current_app = admin.site.name
+        context = {**admin.site.each_context(self.request), "title": self.title}
+        return {**context, **super().get_context_data(**extra)}
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except errors.NotFound as error:
+            raise Http404(str(error)) from error
+
+
+def tenant_of(request: HttpRequest, tid: str, least: Role = Role.VIEWER) -> Tenant:
+    """The tenant a request is about. One the person may not see is a 404, as one that does not exist; one they may
+    see and not act on is a 403."""
+    if not scoping.may(request.user, tid or "-"):
+        raise Http404("No such tenant.")
+    if not scoping.may(request.user, tid, least):
+        raise PermissionDenied("Your role does not allow this.")
+    tenant = directory.find_tid(tid)
+    if tenant is None:
+        raise Http404("No such tenant.")
+    return tenant
+
+
+def slugs_of(request: HttpRequest) -> dict[str, str]:
+    """tid -> slug of the tenants this person sees."""
+    return dict(scoping.tenants_of(request.user).values_list("tid", "slug"))

@@ -1,0 +1,96 @@
+"""Is the machinery behind the queues well: beat, the audit, Redis. Read for people and for nobody to decide by."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import redis
+
+from codeq_site.celery import SCHEDULE
+from codeq_site.redis import client
+from queues import stream
+from queues.models import BeatJob
+
+# A tick may be late by so many of its periods, and by so long in any case, before somebody should look.
+LATE_PERIODS = 3
+LATE_AT_LEAST = timedelta(seconds=15)
+LAG_ALARM = 10_000
+FULL = 0.9
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be well or not, in words."""
+
+    name: str
+    is_well: bool
+    says: str
+
+
+def beat(now: datetime) -> Sign:
+    """Whether every job of the schedule ran lately, and the last run of each ended well."""
+    jobs = {job.name: job for job in BeatJob.objects.all()}
+    if not jobs:
+        return Sign(name="Beat", is_well=False, says="no job has run yet")
+    late = [name for name, (_, every) in SCHEDULE.items() if name in jobs and _is_late(jobs[name], every, now)]
+    failed = [name for name, job in jobs.items() if job.failed_at and job.failed_at == job.ended_at]
+    if late:
+        return Sign(name="Beat", is_well=False, says=f"late: {', '.join(sorted(late))}")
+    if failed:
+        return Sign(name="Beat", is_well=False, says=f"failing: {', '.join(sorted(failed))}")
+    return Sign(name="Beat", is_well=True, says=f"{len(jobs)} jobs on time")
+
+
+def audit() -> Sign:
+    """How far PostgreSQL is behind."""
+    try:
+        lag = stream.lag()
+    except redis.RedisError:
+        return Sign(name="Audit", is_well=False, says="Redis does not answer")
+    says = "up to date" if lag == 0 else f"{lag:,} entries behind"
+    return Sign(name="Audit", is_well=lag < LAG_ALARM, says=says)
+
+
+def store() -> list[Sign]:
+    """Redis' memory, and whether what it acknowledges is on disk."""
+    try:
+        with client().pipeline(transaction=False) as pipe:
+            pipe.info("memory")
+            pipe.info("persistence")
+            pipe.config_get("appendfsync")
+            memory, persistence, config = pipe.execute(raise_on_error=False)
+    except redis.RedisError:
+        return [Sign(name="Redis", is_well=False, says="does not answer")]
+    return [_memory(memory), _durability(persistence, config)]
+
+
+def _memory(memory: dict[str, Any]) -> Sign:
+    used, most = int(memory["used_memory"]), int(memory.get("maxmemory") or 0)
+    if not most:
+        return Sign(name="Memory", is_well=True, says=f"{_bytes(used)}, no limit set")
+    return Sign(name="Memory", is_well=used < FULL * most, says=f"{_bytes(used)} of {_bytes(most)}")
+
+
+def _durability(persistence: dict[str, Any], config: Any) -> Sign:
+    if not persistence.get("aof_enabled"):
+        return Sign(name="Durability", is_well=False, says="nothing is written to disk")
+    if persistence.get("aof_last_write_status", "ok") != "ok":
+        return Sign(name="Durability", is_well=False, says="the last write to disk failed")
+    # A managed server may not let us ask.
+    mode = config.get("appendfsync", "unknown") if isinstance(config, dict) else "unknown"
+    words = {"always": "on disk before it is acknowledged", "everysec": "up to a second may be lost"}
+    return Sign(name="Durability", is_well=mode == "always", says=words.get(mode, f"appendfsync {mode}"))
+
+
+def _is_late(job: BeatJob, every_seconds: float, now: datetime) -> bool:
+    return now - job.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), LATE_AT_LEAST)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
