@@ -23,8 +23,12 @@ def kombu_url(url: str) -> str:
 def configure() -> None:
     from codeq_site.conf import conf
 
+    broker = kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1"
     app.conf.update(
-        broker_url=kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1",
+        # All three: Celery itself reads CELERY_BROKER_URL in place of the first, and knows no `unix://`.
+        broker_url=broker,
+        broker_read_url=broker,
+        broker_write_url=broker,
         task_ignore_result=True,
         accept_content=["json"],
         task_serializer="json",

@@ -63,7 +63,7 @@ def take_turn(name: str, seconds: float) -> Turn | None:
     return Turn(held, seconds) if held.acquire() else None
 
 
-def job(name: str, *, turn_seconds: float = 15.0) -> Callable[[Callable[[Turn], str]], Callable[[], str]]:
+def job(name: str, *, turn_seconds: float = 10.0) -> Callable[[Callable[[Turn], str]], Callable[[], str]]:
     """Make a Celery task of a function that works while it has the turn, and says what it did."""
 
     def decorate(run: Callable[[Turn], str]) -> Callable[[], str]:

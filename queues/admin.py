@@ -19,7 +19,7 @@ from unfold.paginator import InfinitePaginator
 from queues import audit
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.task import Outcome, Status
-from tenants.models import Tenant
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
@@ -29,13 +29,6 @@ OUTCOME_COLOURS = {
     Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",
     Outcome.EXPIRED: "danger", Outcome.CANCELLED: "warning",
 }  # fmt: skip
-
-
-def tenants_of(request: HttpRequest) -> QuerySet[Tenant] | None:
-    """The tenants whose rows this person may see; None = all of them."""
-    if request.user.is_superuser:
-        return None
-    return Tenant.objects.filter(memberships__user_id=request.user.pk or 0)
 
 
 def as_json(text: str) -> SafeString:
@@ -52,21 +45,7 @@ def as_json(text: str) -> SafeString:
     )
 
 
-class TenantFilter(admin.SimpleListFilter):
-    title = "tenant"
-    parameter_name = "tenant"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        # From the tenants, not from the rows: a list of distinct values would read the whole audit.
-        seen = tenants_of(request)
-        rows = (Tenant.objects.all() if seen is None else seen).order_by("slug")
-        return list(rows.values_list("pk", "slug")[:200])
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(tenant_id=self.value()) if self.value() else queryset
-
-
-class ReadOnlyAdmin(ModelAdmin):
+class ReadOnly:
     """Rows that the system writes: nobody adds, changes or deletes them here."""
 
     # Neither counts the table nor numbers its pages: both would read all of it.
@@ -84,17 +63,12 @@ class ReadOnlyAdmin(ModelAdmin):
         return False
 
 
-class AuditAdmin(ReadOnlyAdmin):
+class AuditAdmin(ReadOnly, TenantScopedAdmin):
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
     search_fields = ("task_id",)
     search_help_text = "A task's id, or a worker's name, in full."
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request)
-        seen = tenants_of(request)
-        return rows if seen is None else rows.filter(tenant__in=seen)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -169,20 +143,25 @@ class AttemptAdmin(AuditAdmin):
         return row.error[:80]
 
 
+class PlatformAdmin(ReadOnly, ModelAdmin):
+    """Of the platform, not of a tenant."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return is_unlimited(request.user)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return is_unlimited(request.user)
+
+
 @admin.register(Quarantine)
-class QuarantineAdmin(ReadOnlyAdmin):
-    """Of the platform, not of a tenant: what is wrong with a row may be whose it is."""
+class QuarantineAdmin(PlatformAdmin):
+    """The platform's: what is wrong with a row may be whose it is."""
 
     list_display = ("stream_id", "partition", "reason", "created_at")
     ordering = ("-created_at",)
     fields = ("partition", "stream_id", "reason", "created_at")
     readonly_fields = ("created_at",)
     actions = ("retry",)
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.is_superuser)
-
-    has_module_permission = has_view_permission
 
     @action(description="Try to store these again", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
@@ -196,14 +175,9 @@ class QuarantineAdmin(ReadOnlyAdmin):
 
 
 @admin.register(BeatJob)
-class BeatJobAdmin(ReadOnlyAdmin):
+class BeatJobAdmin(PlatformAdmin):
     list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.is_superuser)
-
-    has_module_permission = has_view_permission
 
     @display(description="Took")
     def took(self, row: BeatJob) -> str:

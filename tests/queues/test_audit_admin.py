@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -53,7 +53,6 @@ def root() -> Client:
 @pytest.fixture
 def staff_of_acme(acme: Tenant) -> Client:
     user = User.objects.create_user("clerk", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(content_type__app_label="queues"))
     TenantMembership.objects.create(tenant=acme, user=user)
     client = Client()
     client.force_login(user)

@@ -1,0 +1,167 @@
+"""Operators see what was sent for their tenants, send it again with a reason, and look after endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from tenants.models import Tenant, TenantMembership
+from tests.webhooks.conftest import MakeDelivery
+from webhooks import services
+from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
+
+pytestmark = pytest.mark.django_db
+HOOK = "https://example.org/hook"
+LIST = "admin:webhooks_delivery_changelist"
+Login = Callable[[str], Client]
+
+
+@pytest.fixture
+def login(acme: Tenant) -> Login:
+    def as_role(role: str) -> Client:
+        user = User.objects.create(username=f"staff-{role}", is_staff=True, is_superuser=role == "root")
+        if role != "root":
+            TenantMembership.objects.create(tenant=acme, user=user, role=role)
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return as_role
+
+
+@pytest.fixture
+def other() -> Tenant:
+    return Tenant.objects.create(slug="other")
+
+
+def send_again(client: Client, *rows: Delivery, reason: str = "they asked") -> str:
+    form = {"action": "replay", "_selected_action": [str(row.pk) for row in rows], "reason": reason}
+    return client.post(reverse(LIST), form, follow=True).content.decode()
+
+
+@pytest.mark.spec("WHK-6", "An operator replays deliveries: with a reason, answered by a count, on record")
+def test_a_replay_answers_with_a_count_and_leaves_a_row(login: Login, make_delivery: MakeDelivery) -> None:
+    done = [make_delivery(HOOK, status=status) for status in ("delivered", "given up", "held")]
+    pending = make_delivery(HOOK, due_at=datetime(2030, 1, 1, tzinfo=UTC))
+    page = send_again(login("operator"), *done, pending)
+    assert "3 will be sent again, 1 skipped" in page
+    assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "tries")) == {("pending", 0)}
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == ("3 deliveries", "Sent again: they asked")
+
+
+def test_without_a_reason_nothing_is_sent(login: Login, make_delivery: MakeDelivery) -> None:
+    row = make_delivery(HOOK, status="delivered")
+    assert "give a reason" in send_again(login("operator"), row, reason=" ")
+    row.refresh_from_db()
+    assert row.status == "delivered"
+
+
+@pytest.mark.spec("ADM-4", "Nobody sends another tenant's deliveries, and who may only look sends none")
+def test_a_replay_is_limited_to_what_one_may_act_for(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
+    foreign = make_delivery(HOOK, status="delivered", tenant=other)
+    own = make_delivery(HOOK, status="delivered")
+    send_again(login("operator"), foreign)
+    send_again(login("viewer"), own)
+    looked_at = User.objects.get(username="staff-operator")
+    TenantMembership.objects.create(tenant=other, user=looked_at, role="viewer")
+    client = Client()
+    client.force_login(looked_at)
+    assert "1 will be sent again, 1 skipped" in send_again(client, foreign, own)
+    foreign.refresh_from_db()
+    assert foreign.status == "delivered"
+
+
+@pytest.mark.spec("TEN-3", "Staff see their own tenants' webhooks and no other")
+def test_no_list_shows_another_tenants_rows(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
+    now = datetime.now(UTC)
+    rows: dict[str, Any] = {
+        "delivery": make_delivery("https://canary.example.org/", tenant=other),
+        "endpoint": Endpoint.objects.create(tenant=other, address="https://canary.example.org/"),
+        "circuit": Circuit.objects.create(tenant=other, host="canary.example.org:443", failures=1, updated_at=now),
+        "subscription": Subscription.objects.create(
+            tenant=other, worker="canary", callback_url="https://canary.example.org/", event_types=["*"],
+            ttl_seconds=1, min_interval_seconds=1, expires_at=now,
+        ),
+    }  # fmt: skip
+    viewer, root = login("viewer"), login("root")
+    for model, row in rows.items():
+        listed, changed = (
+            reverse(f"admin:webhooks_{model}_changelist"),
+            reverse(f"admin:webhooks_{model}_change", args=[row.pk]),
+        )
+        for page in (listed, f"{listed}?tenant={other.pk}", f"{listed}?q={row.pk}", changed):
+            answer = viewer.get(page, follow=True)
+            assert answer.status_code in {200, 403}
+            assert "canary.example.org" not in answer.content.decode(), page
+        for page in (listed, changed):
+            assert "canary" in root.get(page).content.decode()
+
+
+def test_a_delivery_shows_its_attempts_harmlessly(login: Login, make_delivery: MakeDelivery) -> None:
+    row = make_delivery(HOOK, last_error="HTTP 500")
+    DeliveryAttempt.objects.create(
+        delivery=row, number=1, started_at=datetime.now(UTC), duration_ms=1234, status_code=500,
+        error="HTTP 500", answer="<script>alert(1)</script>",
+    )  # fmt: skip
+    page = login("viewer").get(reverse("admin:webhooks_delivery_change", args=[row.pk])).content.decode()
+    assert "1234" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_list_asks_no_more_for_more_rows(login: Login, make_delivery: MakeDelivery) -> None:
+    client = login("root")
+    make_delivery(HOOK)
+    with CaptureQueriesContext(connection) as few:
+        client.get(reverse(LIST))
+    for _ in range(10):
+        make_delivery(HOOK)
+    with CaptureQueriesContext(connection) as many:
+        client.get(reverse(LIST))
+    assert len(few) == len(many)
+
+
+def act(client: Client, endpoint: Endpoint, name: str, **form: str) -> Any:
+    url = reverse("admin:webhooks_endpoint_change", args=[endpoint.pk]).replace("/change/", f"/{name}/")
+    return client.post(url, {"_form_submitted": "True", "reason": "as asked", **form})
+
+
+@pytest.mark.spec("ADM-1", "An endpoint is disabled and recovered since a date, with a reason")
+def test_an_endpoint_is_disabled_and_recovered(login: Login, acme: Tenant, make_delivery: MakeDelivery) -> None:
+    endpoint = Endpoint.objects.create(tenant=acme, address=HOOK)
+    row = make_delivery(HOOK)
+    client = login("operator")
+    assert act(client, endpoint, "disable").status_code == 200
+    row.refresh_from_db()
+    endpoint.refresh_from_db()
+    assert (row.status, endpoint.is_enabled, endpoint.disabled_because) == ("held", False, "as asked")
+
+    since = row.created_at - timedelta(hours=1)
+    act(client, endpoint, "recover", since_0=f"{since:%Y-%m-%d}", since_1=f"{since:%H:%M:%S}")
+    row.refresh_from_db()
+    endpoint.refresh_from_db()
+    assert (row.status, endpoint.is_enabled) == ("pending", True)
+    assert LogEntry.objects.count() == 2
+
+
+@pytest.mark.spec("WHK-4", "An endpoint's own secret is made by the tenant's admin and shown once")
+def test_a_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> None:
+    endpoint, former = services.register(acme.pk, HOOK)
+    assert act(login("operator"), endpoint, "new-secret").status_code in {302, 403}
+    answer = act(login("admin"), endpoint, "new-secret")
+    assert "whsec_" in answer.content.decode()
+    assert "no-store" in answer["Cache-Control"]
+    page = login("root").get(reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])).content.decode()
+    endpoint.refresh_from_db()
+    for secret in (former, endpoint.sealed, "whsec_"):
+        assert secret not in page

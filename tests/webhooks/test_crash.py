@@ -1,0 +1,80 @@
+"""A Celery worker that is killed in the middle of a POST: the delivery goes out within a minute, under its own id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.conf import settings
+from django.db import connection
+
+from codeq_site.celery import app
+from codeq_site.redis import client
+from queues.engine import keys
+from tests.waiting import until
+from tests.webhooks.conftest import MakeDelivery
+from tests.webhooks.receiver import OK, Receiver, hang, in_turn, raw
+from webhooks.models import Delivery
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
+StartWorker = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start_worker() -> Iterator[StartWorker]:
+    """Real Celery workers on this test's database, in process groups of their own."""
+    started: list[subprocess.Popen[bytes]] = []
+    database = connection.settings_dict
+    url = f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
+    environment = {
+        **os.environ,
+        "DATABASE_URL": url,
+        "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
+        "CODEQ_WEBHOOKS_ALLOW_HOSTS": "127.0.0.0/8",
+    }
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", "codeq_site", "--quiet", "worker", "--concurrency=2"]
+        command += ["--loglevel=WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+        started.append(subprocess.Popen(command, env=environment, cwd=settings.BASE_DIR, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+@pytest.mark.real_time
+@pytest.mark.spec("WHK-3", "A worker killed in mid-POST: delivered within 60 s, same id, one duplicate at most (B-6)")
+def test_a_worker_killed_in_the_middle_of_a_post_loses_nothing(
+    receiver: Receiver, make_delivery: MakeDelivery, start_worker: StartWorker
+) -> None:
+    receiver.answer = in_turn(hang, raw(OK))
+    row = make_delivery(receiver.url())
+    worker = start_worker()
+    app.send_task("webhooks.deliver")
+    until(lambda: receiver.requests, 30)
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+    row.refresh_from_db()
+    assert (row.status, row.attempts) == ("pending", 0)
+    # What has to pass before the next worker takes it: its reservation, and the dead run's turn.
+    assert row.due_at - datetime.now(UTC) < timedelta(seconds=45)
+    turn = keys.lock("webhooks.deliver")
+    assert 0 < client().pttl(turn) <= 10_000
+    Delivery.objects.update(due_at=datetime.now(UTC))
+    client().delete(turn)
+
+    start_worker()
+    app.send_task("webhooks.deliver")
+    until(lambda: Delivery.objects.get().status == "delivered", 30)
+    assert {request.headers["webhook-id"] for request in receiver.requests} == {str(row.pk)}
+    assert len(receiver.requests) == 2

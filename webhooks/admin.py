@@ -1,0 +1,260 @@
+"""Webhooks in the console: what was sent and what came back, to be replayed; endpoints in trouble; subscriptions."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html
+from unfold.admin import TabularInline
+from unfold.decorators import action, display
+from unfold.enums import ActionVariant
+from unfold.forms import ActionForm, BaseDialogForm
+from unfold.paginator import InfinitePaginator
+from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
+
+from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may
+from webhooks import services
+from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
+from webhooks.record import disable
+from webhooks.sender import utc_now
+
+STATUS_COLOURS = {"delivered": "success", "pending": "info", "given up": "danger", "held": "warning"}
+
+
+class ReasonForm(BaseDialogForm):
+    reason = forms.CharField(max_length=500, widget=UnfoldAdminTextInputWidget)
+
+
+class RecoverForm(ReasonForm):
+    since = forms.SplitDateTimeField(
+        widget=UnfoldAdminSplitDateTimeWidget, help_text="What it missed since then is sent."
+    )
+
+
+class ReasonedActions(ActionForm):
+    """The form above a list: an action there asks for its reason as every other does."""
+
+    reason = forms.CharField(
+        max_length=500, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
+    )
+
+
+class WrittenBySystem(TenantScopedAdmin):
+    """Rows that the system writes: seen by the tenant's staff, changed by nobody."""
+
+    change_role = None
+    paginator = InfinitePaginator
+    list_per_page = 50
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class AttemptInline(TabularInline):
+    model = DeliveryAttempt
+    fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
+    readonly_fields = fields
+    ordering = ("-number",)
+    max_num = 0
+    can_delete = False
+    show_change_link = False
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return True  # whoever sees the delivery sees what came of it
+
+
+@admin.register(Delivery)
+class DeliveryAdmin(WrittenBySystem):
+    list_display = (
+        "id", "tenant_slug", "command", "status_label", "address", "tries", "last_status", "error_start", "created_at",
+    )  # fmt: skip
+    list_select_related = ("tenant",)
+    list_filter = ("status", TenantFilter)
+    date_hierarchy = "created_at"
+    ordering = ("-created_at",)
+    search_fields = ("id",)
+    search_help_text = "A delivery's or a task's id, or an endpoint's address without its query, in full."
+    exclude = ("reservation",)
+    inlines = (AttemptInline,)
+    actions = ("replay",)
+    action_form = ReasonedActions
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        found = Q(address=term)
+        with contextlib.suppress(ValueError):
+            found |= Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+        return queryset.filter(found), False
+
+    @display(description="Tenant")
+    def tenant_slug(self, row: Delivery) -> str:
+        return str(row.tenant or row.tenant_id)
+
+    @display(description="Status", label=STATUS_COLOURS, ordering="status")
+    def status_label(self, row: Delivery) -> str:
+        return row.status
+
+    @display(description="Error")
+    def error_start(self, row: Delivery) -> str:
+        return row.last_error[:80]
+
+    def has_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request.user, self.tid_of(obj), Role.OPERATOR)
+
+    @action(description="Send again", permissions=["replay"])
+    def replay(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
+        reason = request.POST.get("reason", "").strip()
+        if not reason:
+            self.message_user(request, "Nothing was sent: give a reason.", messages.ERROR)
+            return
+        # Seeing a tenant is not yet acting for it: rows of tenants where one only looks are left out.
+        tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
+        allowed = {tid for tid in tids if may(request.user, tid, Role.OPERATOR)}
+        with transaction.atomic():
+            asked = queryset.count()
+            sent = services.replay(queryset.filter(tenant_id__in=allowed), utc_now())
+            _log(request, Delivery, f"{sent} deliveries", f"Sent again: {reason}")
+        skipped = f", {asked - sent} skipped: under way, refused, or not yours to send" if asked > sent else ""
+        self.message_user(request, f"{sent} will be sent again{skipped}.", messages.SUCCESS)
+
+
+@admin.register(Endpoint)
+class EndpointAdmin(WrittenBySystem):
+    list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
+    list_select_related = ("tenant",)
+    list_filter = ("is_enabled", TenantFilter)
+    search_fields = ("address",)
+    ordering = ("-failing_since",)
+    fields = (
+        "tenant", "address", "description", "is_enabled", "disabled_because", "disabled_at", "failing_since",
+        "has_secret", "created_at",
+    )  # fmt: skip
+    readonly_fields = fields
+    actions = None
+    actions_detail = ("recover", "stop", "new_secret")
+
+    @display(description="Enabled", boolean=True)
+    def enabled(self, row: Endpoint) -> bool:
+        return row.is_enabled
+
+    @display(description="Secret of its own", boolean=True)
+    def has_secret(self, row: Endpoint) -> bool:
+        return bool(row.sealed)
+
+    def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request.user, self.tid_of(obj), Role.OPERATOR)
+
+    def has_secrets_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request.user, self.tid_of(obj), Role.ADMIN)
+
+    @action(
+        description="Enable and recover", url_path="recover", icon="play_arrow", permissions=["operate"],
+        dialog={
+            "title": "Enable and recover",
+            "description": "The endpoint is called again, and what it did not take since then is sent.",
+            "form_class": RecoverForm, "form_submit_text": "Recover",
+        },
+    )  # fmt: skip
+    def recover(self, request: HttpRequest, form: RecoverForm, object_id: str) -> HttpResponse:
+        with transaction.atomic():
+            endpoint = Endpoint.objects.select_for_update().get(pk=object_id)
+            count = services.recover(endpoint, form.cleaned_data["since"], utc_now())
+            since = form.cleaned_data["since"].isoformat(timespec="seconds")
+            self.log_change(request, endpoint, f"Recovered since {since}, {count} sent: {form.cleaned_data['reason']}")
+        return self._done(request, endpoint, f"{endpoint} is called again; {count} will be sent.")
+
+    @action(
+        description="Disable", url_path="disable", icon="block", permissions=["operate"], variant=ActionVariant.DANGER,
+        dialog={
+            "title": "Disable", "description": "It is called no more; its deliveries are held until it is enabled.",
+            "form_class": ReasonForm, "form_submit_text": "Disable",
+        },
+    )  # fmt: skip
+    def stop(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+        with transaction.atomic():
+            endpoint = Endpoint.objects.get(pk=object_id)
+            held = disable(endpoint.tenant_id, endpoint.address, form.cleaned_data["reason"], utc_now())
+            self.log_change(request, endpoint, f"Disabled, {held} held: {form.cleaned_data['reason']}")
+        return self._done(request, endpoint, f"{endpoint} is disabled; {held} deliveries are held.")
+
+    @action(
+        description="New secret", url_path="new-secret", icon="key", permissions=["secrets"],
+        dialog={
+            "title": "New secret of its own",
+            "description": "It is shown once and signs in place of the tenant's; a present one signs on for a day.",
+            "form_class": ReasonForm, "form_submit_text": "Make it",
+        },
+    )  # fmt: skip
+    def new_secret(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+        with transaction.atomic():
+            endpoint = Endpoint.objects.get(pk=object_id)
+            secret = services.rotate(endpoint, utc_now())
+            self.log_change(request, endpoint, f"New secret: {form.cleaned_data['reason']}")
+        # In the answer to this one request, and not as a message: those are kept in a cookie or the session.
+        answer = HttpResponse(
+            format_html(
+                '<div id="dialog-form" class="my-6"><p class="mb-2">Copy it now, it is not shown again:</p>'
+                '<code class="break-all select-all">{}</code></div>',
+                secret,
+            )
+        )
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    def _done(self, request: HttpRequest, endpoint: Endpoint, text: str) -> HttpResponse:
+        messages.success(request, text)
+        return HttpResponse(headers={"HX-Redirect": reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])})
+
+
+@admin.register(Subscription)
+class SubscriptionAdmin(WrittenBySystem):
+    list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
+    list_select_related = ("tenant",)
+    list_filter = ("mode", TenantFilter)
+    search_fields = ("worker",)
+    ordering = ("-expires_at",)
+    fields = (
+        "id", "tenant", "worker", "callback_url", "event_types", "mode", "group", "ttl_seconds",
+        "min_interval_seconds", "expires_at", "created_at", "notified_at", "notified", "last_status", "last_error",
+    )  # fmt: skip
+    readonly_fields = fields
+
+
+@admin.register(Circuit)
+class CircuitAdmin(WrittenBySystem):
+    """Hosts that fail: how often in a row, and until when they are left alone."""
+
+    list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
+    list_select_related = ("tenant",)
+    list_filter = (TenantFilter,)
+    ordering = ("-failures",)
+
+
+def _log(request: HttpRequest, model: type[Delivery], what: str, message: str) -> None:
+    LogEntry.objects.create(
+        user_id=request.user.pk or 0,
+        content_type=ContentType.objects.get_for_model(model),
+        object_repr=what,
+        action_flag=CHANGE,
+        change_message=message,
+    )
