@@ -17,7 +17,13 @@ from pipeline.spark import jobs, session
 from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
-JOBS_OF_HISTORY = ("ingest", "attempts")
+# A few rows a query: compiling it would take longer than answering it.
+QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[Any]:
     # PySpark leaves its callback and gateway sockets to the end of the process.
     os.environ["PYTHONWARNINGS"] = "ignore"
-    started = session.start("local[2]", name="tests", conf={"spark.sql.shuffle.partitions": "4"})
+    started = session.start("local[2]", name="tests", conf=QUICK)
     yield started
     started.stop()
 

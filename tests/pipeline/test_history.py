@@ -1,0 +1,340 @@
+"""The promises about history: the same rows make the same tables, in whatever order and however often they come."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import functions as F
+
+from pipeline.spark import cli, jobs, schemas, sinks, sources
+from pipeline.spark.jobs.running import HORIZON_DAYS
+from pipeline.spark.lake import Lake, files
+from pipeline.spark.synthetic import Shape, history, to_audit
+from tests.pipeline.history import DAY, Audit, attempt, counts, digests
+from tests.pipeline.test_transforms import dead, retried
+
+CHEAP = ("throughput", "usage")  # marts that show a difference as well as any
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path) -> Lake:
+    """Another lake."""
+    return Lake(str(tmp_path / "another"))
+
+
+def mixed(count: int, rng: random.Random) -> list[dict[str, Any]]:
+    makers = (attempt, attempt, attempt, retried, dead)
+    return [
+        rng.choice(makers)(
+            ended=DAY + timedelta(seconds=rng.randrange(3 * 86_400)),
+            tenant_id=rng.choice(["acme0001", "acme0001", "beta0002", "corp0003"]),
+            command=rng.choice(["render", "resize"]),
+            run=rng.randrange(1, 100),
+            wait=rng.randrange(60),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.spec("PIP-2", "A run that is repeated gives the same content")
+def test_a_run_repeated_changes_nothing(run: Any, lake: Lake, somewhere: Lake, audit: Audit) -> None:
+    audit.add(mixed(300, random.Random(1)))
+    run(*jobs.JOBS)
+    first, number = digests(lake, "attempts", *schemas.MARTS), lake.root().number
+    again = run(*jobs.JOBS)
+    assert sum(report.rows_out for report in again.values()) == 0
+    assert lake.root().number == number
+    # Everything anew, in the same lake and in another one: the same rows, in files of the same bytes.
+    run(*(name for name in jobs.JOBS if name != "publish"), since=DAY.date())
+    assert digests(lake, "attempts", *schemas.MARTS) == first
+    run("ingest", "attempts", *CHEAP, lake=somewhere)
+    assert content(somewhere, "attempts", *CHEAP) == content(lake, "attempts", *CHEAP)
+
+
+def content(lake: Lake, *tables: str) -> dict[str, list[bytes]]:
+    """The bytes of every file, by table and partition."""
+    return {
+        f"{table}/{key}": [Path(path.removeprefix("file://")).read_bytes() for path in lake.paths(manifest, [key])]
+        for table in tables
+        for manifest in [lake.manifest(table)]
+        for key in manifest.partitions
+    }
+
+
+@pytest.mark.spec("PIP-2", "Two runs at once give what one gives")
+def test_two_runs_at_once_give_what_one_gives(run: Any, lake: Lake, somewhere: Lake, audit: Audit) -> None:
+    audit.add(mixed(200, random.Random(2)))
+    run("ingest", "attempts", *CHEAP, lake=somewhere)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(run, "ingest", "attempts", *CHEAP) for _ in range(2)]:
+            done.result()
+    tables = ("attempts", *CHEAP)
+    assert digests(lake, *tables) == digests(somewhere, *tables)
+    assert counts(lake) == audit.totals()
+
+
+@pytest.mark.spec("PIP-2", "Attempts that come three times, in any order, count once")
+def test_attempts_fed_three_times_in_any_order_count_once(
+    run: Any, spark: Any, lake: Lake, somewhere: Lake, audit: Audit, tmp_path: Path
+) -> None:
+    rows = mixed(150, random.Random(3))
+    audit.add(rows)
+    run("ingest", "attempts", *CHEAP, lake=somewhere)
+    with sources.snapshot(audit.dsn) as moment:
+        once = sources.read(spark, audit.dsn, moment, via="python").persist()
+        for i in range(3):
+            once.orderBy((once.id * (7 + i)) % 31).coalesce(1).write.parquet(str(tmp_path / "fed" / str(i)))
+        once.unpersist()
+    report = run("ingest", files=str(tmp_path / "fed" / "0"))
+    assert report["ingest"].rows_out == 150
+    run("attempts", *CHEAP)
+    run("ingest", files=str(tmp_path / "fed"))
+    run("attempts", *CHEAP)
+    assert lake.manifest("raw").rows == 600
+    assert digests(lake, "attempts", *CHEAP) == digests(somewhere, "attempts", *CHEAP)
+
+
+LATENESS = [timedelta(seconds=1), timedelta(minutes=10), timedelta(hours=5), timedelta(days=1), timedelta(days=40)]
+
+
+@pytest.mark.spec("PIP-2", "A late row reopens its day, and no other; beyond the horizon it is counted as dropped")
+def test_a_late_row_reopens_its_day(run: Any, lake: Lake, somewhere: Lake, audit: Audit) -> None:
+    now = DAY + timedelta(hours=12)
+    tables = ("attempts", "throughput", "usage", "capacity")
+    audit.add([attempt(now - back - timedelta(seconds=i)) for back in LATENESS for i in range(3)] + [attempt(now)])
+    run("ingest", *tables)
+    before = {table: dict(lake.manifest(table).partitions) for table in tables}
+    late = [attempt(now - back - timedelta(seconds=30), tenant_id="acme0001") for back in LATENESS]
+    dropped = [attempt(now - timedelta(days=HORIZON_DAYS + days)) for days in (1, 300)]
+    audit.add(late + dropped)
+    reports = run("ingest", *tables)
+    assert (reports["ingest"].rows_out, reports["ingest"].late_dropped) == (len(LATENESS), 2)
+    assert reports["attempts"].partitions == len({(now - back).date() for back in LATENESS})
+    expected = audit.totals()
+    for row in dropped:
+        del expected[f"{row['ended_at'].date()}/acme0001"]
+    assert counts(lake) == expected
+    # What was computed step by step is what one run computes from everything.
+    run(
+        "ingest",
+        *tables,
+        lake=somewhere,
+        until=(now + timedelta(days=1)).date(),
+        since=(now - timedelta(days=44)).date(),
+    )
+    assert digests(lake, *tables) == digests(somewhere, *tables)
+    assert before["attempts"].keys() <= lake.manifest("attempts").partitions.keys()
+
+
+def test_a_run_touches_only_the_days_and_tenants_that_changed(run: Any, lake: Lake, audit: Audit) -> None:
+    tomorrow = DAY + timedelta(days=1)
+    audit.add([attempt(), attempt(tenant_id="beta0002"), attempt(day=tomorrow)])
+    run("ingest", "attempts", "usage")
+    before = lake.manifest("attempts").partitions
+    audit.add([attempt(tenant_id="beta0002")])
+    reports = run("ingest", "attempts", "usage")
+    assert (reports["attempts"].rows_in, reports["attempts"].partitions) == (2, 1)
+    assert reports["usage"].rows_in == 2
+    after = lake.manifest("attempts").partitions
+    assert [key for key in after if after[key] != before[key]] == ["2026-03-10/beta0002"]
+    assert counts(lake, "usage") == {"2026-03-10": 2, "2026-03-11": 1}
+
+
+@pytest.mark.spec("PIP-2", "Totals per tenant and day equal the audit exactly")
+def test_totals_equal_the_audit(run: Any, spark: Any, lake: Lake, audit: Audit) -> None:
+    shape = Shape(3000, days=5, tenants=4, tenant_ids=("acme0001", "beta0002", "corp0003", "dash0004"), seed=7)
+    assert to_audit(history(spark, shape), audit.dsn) > 3000
+    reports = run(*(name for name in jobs.JOBS if name != "publish"))
+    assert reports["ingest"].quarantined == 0
+    assert counts(lake) == audit.totals()
+    manifest = lake.manifest("throughput")
+    rows = sinks.load(spark, lake, schemas.MARTS["throughput"], manifest, manifest.partitions).collect()
+    columns = ("attempts", "completed", "nacked", "expired", "dead", "retries")
+    totals: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for column in columns:
+            totals[f"{row['date']}/{row['tenant']}", column] += row[column]
+    asked = audit.ask(
+        "SELECT (ended_at AT TIME ZONE 'UTC')::date || '/' || tenant_id, count(*),"
+        " count(*) FILTER (WHERE outcome = 'COMPLETED'), count(*) FILTER (WHERE outcome = 'NACKED'),"
+        " count(*) FILTER (WHERE outcome = 'EXPIRED'),"
+        " count(*) FILTER (WHERE status = 'FAILED' AND outcome IN ('NACKED','ABANDONED','EXPIRED')),"
+        " count(*) FILTER (WHERE number > 1) FROM queues_attempt GROUP BY 1"
+    )
+    assert totals == Counter({(key, c): n for key, *numbers in asked for c, n in zip(columns, numbers, strict=True)})
+
+
+def test_quantiles_equal_postgresqls(run: Any, spark: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(mixed(400, random.Random(5)))
+    run("ingest", "attempts", "latency")
+    manifest = lake.manifest("latency")
+    rows = sinks.load(spark, lake, schemas.MARTS["latency"], manifest, manifest.partitions)
+    found = {
+        (row["tenant"], row["command"], row["h"]): (row["wait_p50_ms"], row["wait_p99_ms"], row["run_p95_ms"])
+        for row in rows.selectExpr("*", "unix_seconds(hour) AS h").collect()
+    }
+    wait, ran = "extract(epoch FROM claimed_at - visible_at) * 1000", "extract(epoch FROM ended_at - claimed_at) * 1000"
+    asked = audit.ask(
+        "SELECT tenant_id, command, extract(epoch FROM date_trunc('hour', ended_at))::bigint,"
+        f" percentile_disc(0.5) WITHIN GROUP (ORDER BY {wait})::bigint,"
+        f" percentile_disc(0.99) WITHIN GROUP (ORDER BY {wait})::bigint,"
+        f" percentile_disc(0.95) WITHIN GROUP (ORDER BY {ran})::bigint FROM queues_attempt GROUP BY 1, 2, 3"
+    )
+    assert found == {tuple(row[:3]): tuple(row[3:]) for row in asked}
+
+
+def test_a_day_without_rows_is_a_day_without_rows(run: Any, lake: Lake, audit: Audit) -> None:
+    assert all(report.rows_in == 0 for report in run(*jobs.JOBS).values())
+    audit.add([attempt(), attempt(day=DAY + timedelta(days=2))])
+    run("ingest", "attempts", *CHEAP)
+    assert sorted(counts(lake, "usage")) == ["2026-03-10", "2026-03-12"]
+    run("ingest", "attempts", *CHEAP, since=(DAY + timedelta(days=1)).date(), until=(DAY + timedelta(days=2)).date())
+    assert sorted(counts(lake, "usage")) == ["2026-03-10", "2026-03-12"]
+
+
+@pytest.mark.spec("PIP-2", "A file that cannot be read is left out and counted, or the job fails by name")
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "flipped without checksum file"])
+def test_a_broken_file_is_quarantined_and_the_others_are_read(
+    run: Any, spark: Any, lake: Lake, tmp_path: Path, damage: str
+) -> None:
+    shape = Shape(2000, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date())
+    folder = tmp_path / "old"
+    history(spark, shape, parallelism=2).drop("arrived_at").write.parquet(str(folder))
+    good, bad = sorted(folder.glob("part-*.parquet"))
+    rows = spark.read.parquet(str(good)).count()
+    broken(bad, damage)
+    reports = run("ingest", "attempts", files=str(folder))
+    assert reports["ingest"].rows_out == reports["attempts"].rows_out == rows
+    assert [note.split(": ")[0].endswith(bad.name) for note in reports["ingest"].notes] == [True]
+
+
+def broken(file: Path, damage: str) -> None:
+    data = file.read_bytes()
+    if damage == "truncated":
+        file.write_bytes(data[: len(data) // 2])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    else:
+        middle = len(data) // 2
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :])
+    if "flipped" not in damage or "without" in damage:
+        (file.parent / f".{file.name}.crc").unlink()
+
+
+def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(mixed(50, random.Random(6)))
+    run("ingest")
+    manifest = lake.manifest("raw")
+    (path, *_) = lake.paths(manifest, manifest.partitions)
+    broken(Path(path.removeprefix("file://")), "flipped")
+    number = lake.root().number
+    with pytest.raises(Exception, match=Path(path).name):
+        run("attempts")
+    assert lake.root().number == number
+    run("ingest", "attempts", since=DAY.date())
+    assert counts(lake) == audit.totals()
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "without an optional column": (lambda rows: rows.drop("error"), ""),
+    "narrower": (lambda rows: rows.withColumn("payload_bytes", F.col("payload_bytes").cast("int")), ""),
+    "without a column": (lambda rows: rows.drop("outcome"), "outcome is missing"),
+    "renamed": (lambda rows: rows.withColumnRenamed("worker", "done_by"), "done_by is unknown"),
+    "with one more": (lambda rows: rows.withColumn("surprise", F.lit(1)), "surprise is unknown"),
+    "of another type": (lambda rows: rows.withColumn("number", F.col("number").cast("string")), "number is string"),
+}
+
+
+@pytest.mark.spec("PIP-2", "A changed column is refused by name, a new optional one is read")
+def test_old_and_new_files_are_read_or_refused_by_their_columns(
+    run: Any, spark: Any, lake: Lake, tmp_path: Path
+) -> None:
+    expected = 0
+    for seed, (name, (change, reason)) in enumerate(CHANGES.items()):
+        shape = Shape(30, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date(), seed=seed)
+        rows = history(spark, shape, parallelism=1).drop("arrived_at")
+        change(rows).write.parquet(str(tmp_path / "old" / name.replace(" ", "-")))
+        expected += 0 if reason else rows.count()
+    reports = run("ingest", "attempts", files=str(tmp_path / "old"))
+    said = {note.split("/old/")[1].split("/")[0]: note for note in reports["ingest"].notes}
+    reasons = {name.replace(" ", "-"): reason for name, (_, reason) in CHANGES.items() if reason}
+    assert said.keys() == reasons.keys()
+    assert all(reason in said[name] for name, reason in reasons.items()), said
+    assert reports["ingest"].quarantined == 0
+    assert reports["attempts"].rows_out == expected
+    manifest = lake.manifest("attempts")
+    facts = sinks.load(spark, lake, schemas.ATTEMPTS, manifest, manifest.partitions)
+    required = [column.name for column in schemas.ATTEMPTS.columns if not column.optional]
+    assert facts.where(" OR ".join(f"{name} IS NULL" for name in required)).count() == 0
+
+
+@pytest.mark.spec("PIP-4", "A tenant's export holds nothing of another tenant")
+def test_an_export_holds_nothing_of_another_tenant(
+    run: Any, spark: Any, lake: Lake, audit: Audit, tmp_path: Path
+) -> None:
+    canary = "CANARY-of-beta-9a1b"
+    audit.add([attempt(), dead(error="mine"), dead(tenant_id="beta0002", command=canary, worker=canary, error=canary)])
+    run("ingest", "attempts", "failures", "throughput")
+    for table in ("attempts", "failures", "throughput"):
+        said: list[str] = []
+        to = tmp_path / table
+        options = type("Options", (), {"table": table, "tenant": "acme0001", "to": str(to)})
+        cli.run_export(spark, lake.url, options, said.append)
+        frame = spark.read.parquet(str(to))
+        assert frame.count() > 0
+        assert {row["tenant"] for row in frame.collect()} == {"acme0001"}
+        assert not any(canary.encode() in file.read_bytes() for file in to.iterdir())
+    assert all("tenant=acme0001" in file for file in files(lake.url, "attempts", tenant="acme0001"))
+
+
+@pytest.mark.spec("PIP-1", "A tenant with 95 % of the rows costs no more than three times as much")
+def test_a_skewed_tenant_costs_little_more_than_a_balanced_one(run: Any, spark: Any, tmp_path: Path) -> None:
+    """95 % of the rows are one tenant's: the partition is spread over files, and so over tasks."""
+    patch = pytest.MonkeyPatch()
+    seconds = {}
+    with patch.context() as patched:
+        patched.setattr(sinks, "ROWS_PER_FILE", 5_000)
+        for name, share in (("warm", 0.0), ("balanced", 0.0), ("skewed", 0.95)):
+            source, into = tmp_path / f"{name}-source", Lake(str(tmp_path / name))
+            ids = tuple(f"t{i:07}" for i in range(20))
+            shape = Shape(20_000, days=1, tenants=20, top_share=share, first_day=DAY.date(), tenant_ids=ids)
+            history(spark, shape).drop("arrived_at").write.parquet(str(source))
+            run("ingest", files=str(source), lake=into)
+            seconds[name] = sum(report.seconds for report in run("attempts", "latency", "usage", lake=into).values())
+            if name == "skewed":
+                parts = into.manifest("attempts").partitions
+                assert len(max(parts.values(), key=lambda part: part.rows).files) > 1
+            shutil.rmtree(source)
+    assert seconds["skewed"] <= 3 * seconds["balanced"], seconds
+
+
+def test_a_published_mart_is_the_lakes_and_never_half(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(mixed(100, random.Random(8)))
+    run(*jobs.JOBS)
+    seen = [audit.ask("SELECT sum(attempts) FROM pipeline_throughput")[0][0]]
+    audit.add(mixed(100, random.Random(9)))
+    with psycopg.connect(audit.dsn) as watching:
+        watching.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        assert watching.execute("SELECT sum(attempts) FROM pipeline_throughput").fetchone() == (100,)
+        reports = run(*jobs.JOBS)
+        assert watching.execute("SELECT sum(attempts) FROM pipeline_throughput").fetchone() == (100,)
+    assert reports["publish"].partitions > 0
+    seen.append(audit.ask("SELECT sum(attempts) FROM pipeline_throughput")[0][0])
+    assert seen == [100, 200]
+    for mart in schemas.MARTS:
+        assert audit.ask(f"SELECT count(*) FROM pipeline_{mart}")[0][0] == lake.manifest(mart).rows
+    assert run("publish")["publish"].partitions == 0
+    # A mart that somebody emptied is not what Published says: --since is what brings it back.
+    with psycopg.connect(audit.dsn) as connection:
+        connection.execute("DELETE FROM pipeline_published")
+    run("publish")
+    assert audit.ask("SELECT sum(attempts) FROM pipeline_throughput")[0][0] == 200
