@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
 from codeq_site import bulk
 from queues import events
-from queues.events import Blobs, Ended, Entry
+from queues.events import Blobs, Ended, Entry, Event
+from queues.failures import fingerprint
 from queues.models import Quarantine
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ RESULT = {
     "status": "text", "outcome": "text", "is_dead": "bool", "error": "text", "result": "text",
     "artifacts": "text", "attempts": "int4", "deliveries": "int4", "max_attempts": "int4", "worker": "text",
     "webhook": "text", "trace_parent": "text", "trace_state": "text", "created_at": "timestamptz",
-    "claimed_at": "timestamptz", "ended_at": "timestamptz", "position": "int8",
+    "claimed_at": "timestamptz", "ended_at": "timestamptz", "position": "int8", "fingerprint": "int8",
 }  # fmt: skip
 ONCE = "ON CONFLICT (task_id, number) DO NOTHING"
 # The last ending is the truth, whichever run comes last. The same one again changes nothing.
@@ -98,12 +99,25 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
 def _write(batch: Sequence[Ended]) -> None:
     bulk.insert("queues_attempt", ATTEMPT, map(_attempt_row, (item for item in batch if item.event.attempt)), ONCE)
     over = [item for item in batch if item.event.is_terminal]
-    if not over:
-        return
-    last = {item.event.task_id: item for item in over}
-    bulk.insert("queues_auditedresult", RESULT, map(_result_row, last.values()), LAST)
-    for handler in events.handlers:
-        handler(over)
+    if over:
+        last = {item.event.task_id: item for item in over}
+        bulk.insert("queues_auditedresult", RESULT, map(_result_row, last.values()), LAST)
+    if after := [item.event for item in batch if item.event.is_aftermath]:
+        _bury(after)
+    if over:
+        for handler in events.handlers:
+            handler(over)
+
+
+def _bury(after: Sequence[Event]) -> None:
+    """These are dead letters no more, unless they have died again since."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE queues_auditedresult AS audited SET is_dead = false "
+            "FROM unnest(%s::uuid[], %s::bigint[]) AS after (task_id, position) "
+            "WHERE audited.task_id = after.task_id AND audited.is_dead AND audited.position < after.position",
+            [[event.task_id for event in after], [event.position for event in after]],
+        )
 
 
 def _attempt_row(item: Ended) -> tuple[Any, ...]:
@@ -126,6 +140,7 @@ def _result_row(item: Ended) -> tuple[Any, ...]:
         event.attempts, event.attempt, item.max_attempts, event.worker, events.text(webhook),
         events.text(trace_parent), events.text(trace_state), _time(event.created_ms), _time(event.claimed_ms),
         _time(event.ended_ms), event.position,
+        fingerprint(event.command, item.error) if event.is_dead else None,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ that stores them, with the tasks that ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,6 +25,16 @@ LAST_PRIORITY = 2**15 - 1
 SEQUENCE_BITS = 20
 
 
+class Aftermath(StrEnum):
+    """What else than an end the stream tells of: a dead letter is none any more."""
+
+    REPLAYED = "REPLAYED"
+    PURGED = "PURGED"
+
+
+AFTERMATHS = frozenset(Aftermath)
+
+
 class UnreadableError(ValueError):
     """An entry that does not say what every entry must say."""
 
@@ -37,7 +48,8 @@ class Entry(NamedTuple):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt ended, or a task did, or both. Times are Unix milliseconds of Redis' clock."""
+    """An attempt ended, or a task did, or both; or a dead letter is none any more. Times are Unix milliseconds of
+    Redis' clock."""
 
     partition: int
     stream_id: str
@@ -64,6 +76,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def is_dead(self) -> bool:
         """A dead letter: failed without a worker's word. It may be replayed, and then end again."""
         return self.status == Status.FAILED and self.outcome != Outcome.FAILED
+
+    @property
+    def is_aftermath(self) -> bool:
+        """A dead letter was replayed or removed."""
+        return self.outcome in AFTERMATHS
 
     @property
     def position(self) -> int:

@@ -9,10 +9,15 @@ tenant goes.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import get_args
 
-from django.contrib.postgres.indexes import HashIndex
+from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import GinIndex, HashIndex
+from django.contrib.postgres.search import SearchVectorField
 from django.db import models
+from django.db.models import F, Func
 
+from codeq_site.conf import BackoffPolicy
 from queues.task import Outcome, Status
 
 
@@ -68,7 +73,10 @@ class AuditedResult(models.Model):
     payload = models.TextField(blank=True, help_text="JSON text as it came; empty if the task was purged first.")
     status = models.TextField(choices=[(value, value) for value in Status if value.is_terminal])
     outcome = models.TextField(choices=[(value, value) for value in Outcome])
-    is_dead = models.BooleanField(help_text="Out of attempts: nacked, abandoned or expired once too often.")
+    is_dead = models.BooleanField(help_text="A dead letter: out of attempts, neither replayed nor deleted since.")
+    fingerprint = models.BigIntegerField(
+        null=True, help_text="Of a dead letter: which failure it is, as a number (queues.failures)."
+    )
     error = models.TextField(blank=True)
     result = models.TextField(blank=True)
     artifacts = models.TextField(blank=True)
@@ -88,16 +96,36 @@ class AuditedResult(models.Model):
 
     class Meta:
         verbose_name = "audited result"
+        # Few rows are dead or failed, so their indexes cost the drain little. What each list and search reads is said
+        # in queues/pages.py.
         indexes = [
             models.Index(fields=["ended_at"], name="audited_ended"),
             models.Index(fields=["tenant", "ended_at"], name="audited_tenant_ended"),
+            models.Index(fields=["tenant", "command", "ended_at"], name="audited_command_ended"),
+            models.Index(
+                fields=["tenant", "ended_at"], condition=~models.Q(status=Status.COMPLETED), name="audited_not_completed"
+            ),
+            models.Index(fields=["ended_at"], condition=models.Q(is_dead=True), name="audited_dead_all"),
+            models.Index(fields=["tenant", "ended_at"], condition=models.Q(is_dead=True), name="audited_dead_tenant"),
             models.Index(
                 fields=["tenant", "command", "ended_at"],
                 condition=models.Q(is_dead=True),
                 name="audited_dead",
             ),
+            models.Index(
+                fields=["tenant", "command", "fingerprint", "ended_at"],
+                condition=models.Q(is_dead=True),
+                name="audited_dead_failure",
+            ),
             HashIndex(fields=["worker"], name="audited_worker"),
-        ]
+            GinIndex(
+                Func(
+                    F("tenant"), F("worker"), F("error"), F("payload"),
+                    function="queues_words", output_field=SearchVectorField(),
+                ),
+                name="audited_words",
+            ),
+        ]  # fmt: skip
         get_latest_by = "ended_at"
 
     def __str__(self) -> str:
@@ -187,3 +215,118 @@ class QueueSample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant_id}:{self.command} at {self.at:%H:%M}"
+
+
+class BulkJob(models.Model):
+    """Something done to many dead letters, a piece at a time: see queues/bulk.py."""
+
+    class Kind(models.TextChoices):
+        REPLAY = "replay", "replay"
+        DELETE = "delete", "delete"
+
+    class State(models.TextChoices):
+        RUNNING = "running", "running"
+        WATCHING = "watching", "watching the canaries"
+        DONE = "done", "done"
+        STOPPED = "stopped", "stopped: too many canaries died"
+        CANCELLED = "cancelled", "cancelled"
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    tenant = tenant_key()
+    kind = models.TextField(choices=Kind)
+    state = models.TextField(choices=State, default=State.RUNNING)
+    filter = models.TextField(blank=True, help_text="Which dead letters, as JSON; empty: those named one by one.")
+    actor = models.TextField(help_text="Who asked for it.")
+    reason = models.TextField(blank=True)
+    rate_per_second = models.PositiveIntegerField(
+        null=True, help_text="No faster than this; empty: as fast as it goes."
+    )
+    canary = models.PositiveIntegerField(default=0, help_text="So many first, and then a look at what became of them.")
+    canary_percent = models.PositiveIntegerField(
+        default=0, help_text="The most of them that may die again, in per cent."
+    )
+    canary_seconds = models.PositiveIntegerField(default=0, help_text="How long they are watched.")
+    canaries_died = models.PositiveIntegerField(null=True)
+    watched_until = models.DateTimeField(null=True)
+    total = models.BigIntegerField(null=True, help_text="How many there are to do; empty until they are counted.")
+    done = models.BigIntegerField(default=0)
+    skipped = models.BigIntegerField(default=0, help_text="Not a dead letter any more when its turn came.")
+    failed = models.BigIntegerField(default=0)
+    # Who died later than the job was asked for is not its business: a task it has replayed, for one.
+    before = models.DateTimeField()
+    after_ended_at = models.DateTimeField(null=True)
+    after_task_id = models.UUIDField(null=True)
+    created_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True)
+    updated_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name = "bulk job"
+        indexes = [
+            models.Index(fields=["tenant", "created_at"], name="bulk_tenant_created"),
+            models.Index(
+                fields=["created_at"], condition=models.Q(state__in=["running", "watching"]), name="bulk_unfinished"
+            ),
+        ]
+        get_latest_by = "created_at"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+    @property
+    def handled(self) -> int:
+        return self.done + self.skipped + self.failed
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended_at is not None
+
+
+class BulkItem(models.Model):
+    """A task that a job was asked for by its id, a canary, or one that could not be done."""
+
+    job = models.ForeignKey(BulkJob, on_delete=models.CASCADE, related_name="items")
+    task_id = models.UUIDField()
+    outcome = models.TextField(blank=True, help_text="done, skipped or failed; empty: not yet.")
+    error = models.TextField(blank=True, help_text="The code of what was wrong.")
+    is_canary = models.BooleanField(default=False)
+
+    class Meta:
+        verbose_name = "item of a bulk job"
+        constraints = [models.UniqueConstraint(fields=["job", "task_id"], name="once_in_a_job")]
+        indexes = [models.Index(fields=["job", "id"], condition=models.Q(outcome=""), name="bulk_item_waiting")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id} {self.outcome or 'waits'}"
+
+
+class QueuePolicy(models.Model):
+    """What holds in one queue, where it is not what holds everywhere: see queues/policies.py."""
+
+    tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
+    command = models.TextField()
+    max_attempts = models.PositiveIntegerField(null=True, blank=True, help_text="Deliveries of a task that names none.")
+    priority_tiers = ArrayField(
+        models.PositiveSmallIntegerField(), null=True, blank=True, help_text="The priorities a task may have."
+    )
+    retention_seconds = models.PositiveIntegerField(null=True, blank=True, help_text="How long an ended task stays.")
+    max_consumers = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Tasks that may be in progress at once."
+    )
+    dead_letter_topic = models.TextField(blank=True, help_text="The queue that takes tasks which are out of attempts.")
+    backoff = models.TextField(blank=True, choices=[(name, name) for name in get_args(BackoffPolicy)])
+    backoff_base_seconds = models.FloatField(null=True, blank=True)
+    backoff_cap_seconds = models.FloatField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=1)
+    changed_by = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        verbose_name = "queue policy"
+        verbose_name_plural = "queue policies"
+        constraints = [models.UniqueConstraint(fields=["tenant", "command"], name="one_policy_of_a_queue")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id}:{self.command} v{self.version}"

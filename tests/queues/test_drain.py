@@ -138,7 +138,7 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
     claimed(tenant)
     services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).now()
 
-    first, second = _read_new(tenant)
+    first, _, second = _read_new(tenant)
     seen = [
         events.read(entry, blobs) for entry, blobs in zip((first, second), stream.blobs([first, second]), strict=True)
     ]

@@ -20,7 +20,8 @@ def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) 
     again = queue.claim()
     assert (again.id, again.priority) == (dead.id, 3)
     queue.complete(again)
-    assert [(e["attempt"], e["status"]) for e in queue.events()] == [("1", "FAILED"), ("2", "COMPLETED")]
+    told = [(e["attempt"], e["outcome"], e["status"]) for e in queue.events()]
+    assert told == [("1", "NACKED", "FAILED"), ("0", "REPLAYED", "PENDING"), ("2", "COMPLETED", "COMPLETED")]
 
 
 def test_a_second_replay_is_a_conflict(queue: Queue) -> None:

@@ -271,6 +271,7 @@ class Model:
             now,
             0,
         )
+        self._tell(job, 0, "REPLAYED", "", "")
         self._stand_in_line(job)
         return None
 
@@ -281,6 +282,8 @@ class Model:
             goes = bool(job and job.status.is_terminal and (before_ms is None or job.expires <= before_ms))
             went.append(goes)
             if job and goes:
+                if job.place == "dlq":
+                    job.events.append((0, "PURGED", "GONE", job.attempts, "", ""))
                 job.place = "gone"
                 key = job.asked.idempotency_key
                 if key and self.idem.get((tid, key)) == task_id:
