@@ -12,7 +12,7 @@ from codeq_site.redis import engine
 from queues.engine import Call
 from queues.filters import filters
 from queues.services import _check_command, _check_id
-from queues.task import Answer, QueueStats, Result, Status, Task
+from queues.task import Answer, Peeked, Place, QueueStats, Result, Status, Task
 from tenants.tenant import Tenant
 
 
@@ -65,6 +65,23 @@ def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
         return found
 
     return Call(engine().runner, [command for call in calls for command in call.commands], read)
+
+
+def peek(tenant: Tenant, command: str, limit: int = 25) -> Call[Peeked]:
+    """A look at a queue: at most `limit` tasks that are next, in progress, and delayed."""
+    _check_command(command)
+    return engine().peek(tenant.tid, command, limit)
+
+
+def answered(tenant: Tenant, task_id: str) -> Call[tuple[Task, Answer | None]]:
+    """A live task with what its worker said of it, if it has."""
+    return _read(tenant, task_id, watch=False)
+
+
+def place(tenant: Tenant, task_id: str) -> Call[Place]:
+    """Where a live task stands in its queue."""
+    _check_id(task_id)
+    return engine().place(tenant.tid, task_id)
 
 
 def _read(tenant: Tenant, task_id: str, *, watch: bool) -> Call[tuple[Task, Answer | None]]:

@@ -158,3 +158,36 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool
     oldest_ready_ms: int | None = None
     ready_by_priority: list[int] = []
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as a look at its queue shows it: no payload. `moment_ms` is its deadline, or when it is due."""
+
+    id: str
+    priority: int
+    attempts: int
+    max_attempts: int
+    created_ms: int
+    visible_ms: int
+    moment_ms: int | None = None
+    worker: str | None = None
+    claimed_ms: int | None = None
+    progress: str | None = None
+
+
+class Peeked(msgspec.Struct, frozen=True, kw_only=True):
+    """A look at a queue: who is next, whose lease ends first, who is due first."""
+
+    in_line: list[Standing]
+    in_progress: list[Standing]
+    delayed: list[Standing]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task stands. `higher` and `ahead` are taken before it; `ahead` None = not in line, or too far back."""
+
+    now_ms: int
+    is_paused: bool
+    higher: int
+    ahead: int | None
+    is_awaited: bool  # a worker waits for this queue right now

@@ -26,6 +26,8 @@ from queues.task import (
     Location,
     NewResult,
     NewTask,
+    Peeked,
+    Place,
     QueueStats,
     Result,
     Returned,
@@ -569,6 +571,35 @@ class Engine:
 
         of = keys.of_tenant(root, tid)
         return self._call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
+
+    def peek(self, tid: str, command: str, limit: int) -> Call[Peeked]:
+        """The next tasks of a queue, those in progress and those delayed: at most `limit` of each."""
+        of = self._tenant(tid)
+        return self._call(
+            "peek", replies.peeked, queues=of.queues, ghosts=of.ghosts, root=self._root(tid), tid=tid,
+            command=command, limit=limit,
+        )  # fmt: skip
+
+    def place(self, tid: str, task_id: str) -> Call[Place]:
+        """Where a task stands in its queue, and in what state that is."""
+
+        def read(reply: list[Any]) -> Place:
+            if not reply:
+                raise errors.TaskNotFound
+            now_ms, state, higher, ahead, awaited_until = reply
+            return Place(
+                now_ms=now_ms,
+                is_paused=state == b"paused",
+                higher=higher,
+                ahead=None if ahead < 0 else ahead,
+                is_awaited=float(awaited_until) > now_ms,
+            )
+
+        of = self._tenant(tid)
+        return self._call(
+            "place", read, queues=of.queues, ghosts=of.ghosts, waiting=self._partition(tid).waiting,
+            root=self._root(tid), tid=tid, id=task_id, clock=self._now(),
+        )  # fmt: skip
 
     def partition_of(self, tid: str) -> int:
         return keys.partition_of(tid, self.options.partitions)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from codeq_site import errors
-from queues.task import Location, Spec, Status, Task
+from queues.task import Location, Peeked, Spec, Standing, Status, Task
 
 # The fields that lua/lib/task.lua shows, then a score of the index the task is in, then its id.
 SHOWN = 14
@@ -96,3 +96,26 @@ def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
             )
         )
     return tasks
+
+
+def peeked(reply: Sequence[Any]) -> Peeked:
+    in_line, in_progress, delayed = ([_standing(line) for line in lines] for lines in reply)
+    return Peeked(in_line=in_line, in_progress=in_progress, delayed=delayed)
+
+
+def _standing(line: Sequence[bytes]) -> Standing:
+    task_id, score, priority, attempts, most, created, visible, lease, progress, status = line
+    claimed_ms, worker = lease_parts(lease)
+    is_held = status == b"IN_PROGRESS"
+    return Standing(
+        id=task_id.decode(),
+        priority=int(priority),
+        attempts=int(attempts or 0),
+        max_attempts=int(most),
+        created_ms=int(created),
+        visible_ms=int(visible or created),
+        moment_ms=int(float(score)) if score else None,
+        worker=worker if is_held else None,
+        claimed_ms=claimed_ms if is_held else None,
+        progress=progress.decode("utf-8", "replace") or None,
+    )

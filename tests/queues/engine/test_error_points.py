@@ -229,9 +229,11 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "resume the first queue": lambda s: s.engine.resume("nobody", "send"),
     "task": lambda s: s.engine.task(TID, s.held[2].id, watch=True),
     "stats": lambda s: s.engine.stats(TID),
+    "peek": lambda s: s.engine.peek(TID, "send", 3),
+    "place": lambda s: s.engine.place(TID, s.line[2].id),
 }
 # Those that read, and a resume of what was not paused.
-CHANGE_NOTHING = {"known", "expired", "visits", "stats", "resume", "claim nothing"}
+CHANGE_NOTHING = {"known", "expired", "visits", "stats", "peek", "place", "resume", "claim nothing"}
 
 
 @pytest.fixture

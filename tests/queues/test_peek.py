@@ -1,0 +1,84 @@
+"""A look at a queue and at a task's place in it: what the console shows of live work."""
+
+from __future__ import annotations
+
+import pytest
+
+from codeq_site import errors
+from codeq_site.redis import engine
+from queues import selectors, services
+from tests.queues.conftest import Clock, Queue
+
+
+@pytest.mark.spec("ADM-3", "A look at a queue shows who is next, who works and who waits, and moves nobody")
+def test_a_look_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Clock) -> None:
+    queue.enqueue(priority=9)
+    held = queue.claim("w7", lease_seconds=60)
+    low, high, low_too = queue.enqueue(), queue.enqueue(priority=4), queue.enqueue()
+    later = queue.enqueue(delay_ms=9000)
+    before = selectors.queue_stats(queue.tenant, "send").now()
+    seen = selectors.peek(queue.tenant, "send").now()
+    assert [task.id for task in seen.in_line] == [high.id, low.id, low_too.id]
+    assert [(task.id, task.worker, task.moment_ms) for task in seen.in_progress] == [
+        (held.id, "w7", clock.now_ms + 60_000)
+    ]
+    assert [(task.id, task.moment_ms) for task in seen.delayed] == [(later.id, clock.now_ms + 9000)]
+    assert selectors.queue_stats(queue.tenant, "send").now() == before
+    assert [queue.claim().id for _ in range(3)] == [high.id, low.id, low_too.id]
+
+
+def test_a_look_is_as_long_as_asked_and_passes_over_the_ended(queue: Queue) -> None:
+    gone, *rest = queue.enqueue_many(30)
+    services.cancel(queue.tenant, gone.id).now()
+    seen = selectors.peek(queue.tenant, "send", 5).now()
+    assert [task.id for task in seen.in_line] == [task.id for task in rest[:5]]
+
+
+def test_a_task_knows_its_place(queue: Queue) -> None:
+    queue.enqueue_many(3)
+    task = queue.enqueue()
+    queue.enqueue_many(2)
+    queue.enqueue_many(4, priority=6)
+    place = selectors.place(queue.tenant, task.id).now()
+    assert (place.higher, place.ahead, place.is_paused, place.is_awaited) == (4, 3, False, False)
+    services.pause(queue.tenant, "send").now()
+    assert selectors.place(queue.tenant, task.id).now().is_paused
+
+
+def test_a_place_too_far_back_is_not_counted(queue: Queue) -> None:
+    for _ in range(10):
+        queue.enqueue_many(1000)
+    first, last = queue.look().tasks[0], queue.enqueue_many(3)[-1]
+    assert selectors.place(queue.tenant, last.id).now().ahead is None
+    assert selectors.place(queue.tenant, first.id).now().ahead is None
+
+
+def test_a_waiting_worker_is_seen(queue: Queue) -> None:
+    task = queue.enqueue(delay_ms=60_000)
+    queue.look(wait_ms=10_000)
+    assert selectors.place(queue.tenant, task.id).now().is_awaited
+
+
+@pytest.mark.spec("TEN-3", "Another tenant's queue and task cannot be looked at")
+def test_nobody_looks_into_another_tenants_queue(queue: Queue, other_queue: Queue) -> None:
+    task = other_queue.enqueue()
+    assert selectors.peek(queue.tenant, "send").now().in_line == []
+    with pytest.raises(errors.TaskNotFound):
+        selectors.place(queue.tenant, task.id).now()
+
+
+def test_many_tenants_are_read_in_one_round_trip(
+    queue: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.enqueue(command="b")
+    queue.enqueue(command="a")
+    other_queue.enqueue()
+    sent: list[int] = []
+    runner = engine().runner
+    run_now = runner.run_now
+    monkeypatch.setattr(runner, "run_now", lambda commands: sent.append(len(commands)) or run_now(commands))
+    found = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "nobody"]).now()
+    assert {tid: [each.command for each in queues] for tid, queues in found.items()} == {
+        queue.tenant.tid: ["a", "b"], other_queue.tenant.tid: ["send"], "nobody": [],
+    }  # fmt: skip
+    assert sent == [3]
