@@ -202,6 +202,10 @@ class QueueSample(models.Model):
     died = models.BigIntegerField(help_text="Out of attempts.")
     returned = models.BigIntegerField(help_text="Attempts that ended without success, the task going on.")
     cancelled = models.BigIntegerField()
+    waits = ArrayField(
+        models.IntegerField(), default=list, help_text="How long attempts waited to be claimed: see queues/spread.py."
+    )
+    runs = ArrayField(models.IntegerField(), default=list, help_text="How long they ran.")
 
     class Meta:
         verbose_name = "depth sample"

@@ -12,9 +12,9 @@ from django.db import connection
 from django.db.models import Count
 
 from codeq_site.redis import client
-from queues import selectors, stream
+from queues import selectors, spread, stream
 from queues.engine import keys
-from queues.models import Attempt, AuditedResult, QueueSample
+from queues.models import AuditedResult, QueueSample
 from queues.task import Outcome, QueueStats, Status
 
 MayGoOn = Callable[[], bool]
@@ -49,12 +49,21 @@ class Flow(NamedTuple):
     died: int = 0
     returned: int = 0
     cancelled: int = 0
+    waits: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
 
     @property
     def left(self) -> int:
         return self.completed + self.failed + self.died + self.cancelled
 
 
+ENDED = f"""
+    SELECT tenant_id, command, outcome, status, {spread.SQL.format("claimed_at - visible_at")},
+           {spread.SQL.format("ended_at - claimed_at")}, count(*)
+    FROM queues_attempt
+    WHERE ended_at >= %s AND ended_at < %s
+    GROUP BY 1, 2, 3, 4, 5, 6
+"""  # noqa: S608 - made of constants
 NOTHING = Depth(0, 0, 0, 0)
 STILL = Flow()
 
@@ -85,7 +94,7 @@ def sample(may_go_on: MayGoOn, now: datetime | None = None) -> tuple[int, int]:
                 oldest_ready_seconds=_age(queue, at),
                 # Nobody sampled before: what is there need not have come this minute.
                 arrived=depth.backlog - known.backlog + flow.left if last else flow.left,
-                **flow._asdict(),
+                **(flow._asdict() | {"waits": list(flow.waits), "runs": list(flow.runs)}),
             )
         )
     QueueSample.objects.bulk_create(rows, batch_size=1000, ignore_conflicts=True)
@@ -102,25 +111,29 @@ def latest(at: datetime, tids: Iterable[str] | None = None) -> dict[Queue, Queue
 
 
 def flows_between(since: datetime, until: datetime) -> dict[Queue, Flow]:
-    """What ended in each queue from `since` on and before `until`."""
-    counts: dict[Queue, Counter[str]] = defaultdict(Counter)
-    attempts = (
-        Attempt.objects.filter(ended_at__gte=since, ended_at__lt=until)
-        .values_list("tenant_id", "command", "outcome", "status")
-        .annotate(count=Count("pk"))
-    )
-    for tid, command, outcome, status, count in attempts:
-        counts[tid, command][_kind(outcome, status)] += count
+    """What ended in each queue from `since` on and before `until`, and how long that had waited and run."""
+    kinds: dict[Queue, Counter[str]] = defaultdict(Counter)
+    waits: dict[Queue, Counter[int]] = defaultdict(Counter)
+    runs: dict[Queue, Counter[int]] = defaultdict(Counter)
+    with connection.cursor() as cursor:
+        cursor.execute(ENDED, [since, until])
+        for tid, command, outcome, status, wait, run, count in cursor:
+            kinds[tid, command][_kind(outcome, status)] += count
+            if wait is not None:
+                waits[tid, command][wait] += count
+                runs[tid, command][run] += count
+    # Nobody worked on these, so they are no attempts.
     withdrawn = (
-        AuditedResult.objects.filter(
-            ended_at__gte=since, ended_at__lt=until, outcome=Outcome.CANCELLED, deliveries=0
-        )
+        AuditedResult.objects.filter(ended_at__gte=since, ended_at__lt=until, outcome=Outcome.CANCELLED, deliveries=0)
         .values_list("tenant_id", "command")
         .annotate(count=Count("pk"))
-    )  # fmt: skip
+    )
     for tid, command, count in withdrawn:
-        counts[tid, command]["cancelled"] += count
-    return {queue: Flow(**count) for queue, count in counts.items()}
+        kinds[tid, command]["cancelled"] += count
+    return {
+        queue: Flow(**found, waits=tuple(spread.pack(waits[queue])), runs=tuple(spread.pack(runs[queue])))
+        for queue, found in kinds.items()
+    }
 
 
 def prune(before: datetime, may_go_on: MayGoOn) -> int:
