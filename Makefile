@@ -33,6 +33,9 @@ check: $(VENV)/.dev ## style, types, import contracts, production settings, migr
 
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m tests.spec --check
+	@$(BIN)/python manage.py spectacular --validate --fail-on-warn --file $(VENV)/openapi.yaml
+	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
+		echo "docs/reference/openapi.yaml is not what the code says: run \`make docs\`, and look at what changes." >&2; exit 1; }
 
 .PHONY: bench
 bench: $(VENV)/.dev ## what a task costs inside Valkey, and what the filters save
@@ -43,6 +46,7 @@ bench: $(VENV)/.dev ## what a task costs inside Valkey, and what the filters sav
 docs: $(VENV)/.dev ## write the pages of docs/reference that are read off the code and the tests
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tests.spec
+	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file docs/reference/openapi.yaml
 
 # A deployment as it should be, to try the checks on; nothing is connected to.
 PRODUCTION = env CODEQ_PRODUCTION=true CODEQ_ALLOWED_HOSTS=codeq.example.com \
