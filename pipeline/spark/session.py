@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 
 import pyspark.cloudpickle as cloudpickle
 from pyspark.sql import SparkSession
@@ -85,7 +84,3 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     session = builder.getOrCreate()
     return session
 
-
-def hadoop_path(url: str) -> str:
-    """A lake's URL as Spark takes it: a plain path becomes `file://`."""
-    return url.rstrip("/") if "://" in url else Path(url).absolute().as_uri()

