@@ -15,9 +15,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT pg_catalog.array_to_tsvector(ARRAY['@' || coalesce(tid, '')]) || pg_catalog.to_tsvector(
         'pg_catalog.simple',
         pg_catalog.translate(
-            pg_catalog.left(worker, 200) || ' ' || pg_catalog.left(error, 1000) || ' ' || pg_catalog.left(payload, 2000),
+            pg_catalog.left(worker, 200) || ' ' || pg_catalog.left(error, 1000) || ' '
+                -- A line break or tab that JSON has written as two letters ends a word too.
+                || pg_catalog.replace(pg_catalog.replace(pg_catalog.left(payload, 2000), '\n', ' '), '\t', ' '),
             E'!"#$%&\'()*+,-./:;<=>?@[\\]^_`{|}~\t\n\r',
-            '                                   '
+            pg_catalog.repeat(' ', 35)
         )
     )
 $$;
@@ -28,8 +30,8 @@ CREATE FUNCTION queues_finds(payload text, path jsonpath) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
     RETURN EXISTS (
-        SELECT FROM jsonb_path_query(payload::jsonb, path, '{}', true) AS found
-        WHERE found NOT IN ('false', 'null')
+        SELECT FROM jsonb_path_query(payload::jsonb, path, '{}', true) AS item (value)
+        WHERE value NOT IN ('false', 'null')
     );
 EXCEPTION WHEN data_exception OR program_limit_exceeded OR character_not_in_repertoire THEN
     RETURN false;

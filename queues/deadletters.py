@@ -1,0 +1,449 @@
+"""Dead letters: found, grouped, looked at, replayed, deleted, exported. Lists come from PostgreSQL, never from Redis.
+
+The audit marks a dead letter (`is_dead`) when the stream tells of its death, and unmarks it when the stream tells that
+it was replayed or removed; so a list is as late as the drain, a second. What is done here is unmarked at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from django.db import DataError, ProgrammingError, connection, transaction
+from django.db.models.functions import Left
+from msgspec import Meta
+
+from codeq_site import errors
+from queues import failures, pages, selectors, services
+from queues.models import Attempt, AuditedResult
+from queues.pages import Condition, Which
+from queues.task import Task
+from tenants.tenant import Tenant
+
+# The tenants a question is about: None = all there are, for the platform's own operators.
+Tids = Sequence[str] | None
+SHOWN_CHARS = 200
+GROUPS = 100
+TREND_HOURS = 24
+COUNT_MS = 3_000
+COUNT_LIMIT = 10_000_000
+
+Words = Annotated[str, Meta(min_length=1, max_length=200)]
+
+_WANTED = "unnest(%s::text[], %s::text[], %s::bigint[]) WITH ORDINALITY AS wanted (tid, cmd, failure, nr)"
+_OF_WANTED = "FROM queues_auditedresult WHERE is_dead AND tenant_id = tid AND command = cmd AND fingerprint = failure"
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
+    """Which dead letters. What is not said does not matter."""
+
+    command: str | None = None
+    failure: Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="The number of a group.")] | None = None
+    text: Annotated[Words, Meta(description="Words of error, payload or worker.")] | None = None
+    error: Annotated[Words, Meta(description="Words of the error.")] | None = None
+    died_after: datetime | None = None
+    died_before: datetime | None = None
+    deliveries_from: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    deliveries_to: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    json_path: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=500,
+                description="SQL/JSON path that finds something in the payload other than false and null.",
+                examples=["$.customer.id == 42", '$.items[*] ? (@.sku starts with "A")'],
+            ),
+        ]
+        | None
+    ) = None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter as lists show it."""
+
+    id: str
+    tid: str
+    command: str
+    priority: int
+    error: str
+    failure: str
+    deliveries: int
+    attempts: int
+    max_attempts: int
+    worker: str
+    payload_start: str
+    created_at: datetime
+    died_at: datetime
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """`cursor` leads to the next page. A page may be short, even empty, and still lead on: it has looked at enough."""
+
+    letters: list[DeadLetter]
+    cursor: str | None
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters that died of the same thing. `trend`: how many died in each of the last hours, the latest last."""
+
+    tid: str
+    command: str
+    failure: str
+    error: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    trend: list[int]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a task's history."""
+
+    number: int
+    outcome: str
+    worker: str
+    error: str
+    visible_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know of one dead letter. `live` is None where Redis has let it go."""
+
+    letter: DeadLetter
+    payload: str
+    webhook: str
+    attempts: list[Ended]
+    live: Task | None
+
+
+def groups(tids: Tids, *, command: str | None = None, limit: int = GROUPS) -> list[Group]:
+    """The failures that dead letters died of, the most frequent first. Answered by an index, whatever their number."""
+    known = Condition("is_dead AND fingerprint IS NOT NULL")
+    condition = pages.all_of([known, *_command(command), *pages.of_tenants(_tuple(tids))])
+    group = "tenant_id, command, fingerprint"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {group}, count(*), min(ended_at), max(ended_at) FROM queues_auditedresult "  # noqa: S608
+            f"WHERE {condition.sql} GROUP BY {group} ORDER BY count(*) DESC, {group} LIMIT %s",
+            [*condition.params, limit],
+        )
+        found = cursor.fetchall()
+        # Only of those that are shown: the newest error of each, and how many died in each hour.
+        shown = _columns(found, 3)
+        cursor.execute(
+            f"SELECT newest.error FROM {_WANTED} LEFT JOIN LATERAL ("  # noqa: S608
+            f"SELECT left(error, 1000) AS error {_OF_WANTED} ORDER BY ended_at DESC LIMIT 1"
+            ") AS newest ON true ORDER BY nr",
+            shown,
+        )
+        newest = [error or "" for (error,) in cursor.fetchall()]
+        cursor.execute(
+            "SELECT nr, floor(extract(epoch FROM now() - died.ended_at) / 3600)::int AS ago, count(*) "  # noqa: S608
+            f"FROM {_WANTED} CROSS JOIN LATERAL ("
+            f"SELECT ended_at {_OF_WANTED} AND ended_at > now() - make_interval(hours => %s)"
+            ") AS died GROUP BY nr, ago",
+            [*shown, TREND_HOURS],
+        )
+        trends = [[0] * TREND_HOURS for _ in found]
+        for number, hours_ago, died in cursor.fetchall():
+            trends[number - 1][TREND_HOURS - 1 - min(max(hours_ago, 0), TREND_HOURS - 1)] += died
+    return [
+        Group(
+            tid=tid,
+            command=name,
+            failure=failures.to_text(failure),
+            error=error,
+            count=number,
+            first_at=first,
+            last_at=last,
+            trend=trend,
+        )
+        for (tid, name, failure, number, first, last), error, trend in zip(found, newest, trends, strict=True)
+    ]
+
+
+def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
+    """The next dead letters, the newest first: bounded work, whatever is asked."""
+    after = pages.from_text(cursor) if cursor else None
+    found, following = pages.keys(which(tids, asked), after, limit)
+    return Page(letters=letters(found), cursor=pages.to_text(following) if following else None)
+
+
+def count(tids: Tids, asked: Filter, *, milliseconds: int = COUNT_MS) -> int | None:
+    """How many there are; None if that would take too long to say."""
+    return pages.count(which(tids, asked), at_most=COUNT_LIMIT, milliseconds=milliseconds)
+
+
+def which(tids: Tids, asked: Filter, *, until: datetime | None = None) -> Which:
+    """The rows that a filter means; `until`: those that were dead by then.
+
+    InvalidRequest for a JSON path that is none, and for words without a letter or digit: it would mean everything.
+    """
+    within = [Condition("is_dead"), *_command(asked.command)]
+    where: list[Condition] = []
+    if asked.failure is not None:
+        condition = Condition("fingerprint = %s", (failures.from_text(asked.failure),))
+        # The index that knows failures knows them by command.
+        (within if asked.command is not None else where).append(condition)
+    for sql, value in (
+        ("ended_at > %s", asked.died_after),
+        ("ended_at < %s", asked.died_before),
+        ("ended_at <= %s", until),
+    ):
+        if value is not None:
+            within.append(Condition(sql, (value,)))
+    for sql, number in (("deliveries >= %s", asked.deliveries_from), ("deliveries <= %s", asked.deliveries_to)):
+        if number is not None:
+            where.append(Condition(sql, (number,)))
+    if asked.error is not None:
+        words = (pages.as_tsquery(asked.error, "error"),)
+        where.append(Condition("queues_words('', '', error, '') @@ to_tsquery('simple', %s)", words))
+    if asked.json_path is not None:
+        _check_path(asked.json_path)
+        where.append(Condition("queues_finds(payload, %s::jsonpath)", (asked.json_path,)))
+    said = [
+        pages.as_tsquery(text, name)
+        for name, text in (("error", asked.error), ("text", asked.text))
+        if text is not None
+    ]
+    return Which(tids=_tuple(tids), within=tuple(within), where=tuple(where), words=" & ".join(said))
+
+
+def letters(found: Sequence[pages.Key]) -> list[DeadLetter]:
+    """What lists show of these rows, in their order."""
+    ids = [key.task_id for key in found]
+    rows = AuditedResult.objects.filter(pk__in=ids).annotate(payload_start=Left("payload", SHOWN_CHARS))
+    by_id = {row["task_id"]: row for row in rows.values(*_SHOWN, "payload_start")}
+    return [_letter(by_id[task_id]) for task_id in ids if task_id in by_id]
+
+
+def inspect(tids: Tids, task_id: str) -> Inspection:
+    """One dead letter with its payload, its attempts and what Redis says of it. TaskNotFound if it is none."""
+    try:
+        rows = AuditedResult.objects.filter(pk=UUID(task_id), is_dead=True)
+    except ValueError:
+        raise errors.TaskNotFound from None
+    if tids is not None:
+        rows = rows.filter(tenant_id__in=list(tids))
+    row = rows.annotate(payload_start=Left("payload", SHOWN_CHARS)).values(
+        *_SHOWN, "payload_start", "payload", "webhook"
+    )[:1]
+    if not row:
+        raise errors.TaskNotFound
+    attempts = Attempt.objects.filter(task_id=row[0]["task_id"]).order_by("number")
+    return Inspection(
+        letter=_letter(row[0]),
+        payload=row[0]["payload"],
+        webhook=row[0]["webhook"],
+        attempts=[
+            Ended(
+                number=each.number,
+                outcome=each.outcome,
+                worker=each.worker,
+                error=each.error,
+                visible_at=each.visible_at,
+                claimed_at=each.claimed_at,
+                ended_at=each.ended_at,
+            )
+            for each in attempts
+        ],
+        live=_live(str(row[0]["tenant_id"]), task_id),
+    )
+
+
+def replay(
+    tenant: Tenant, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
+) -> list[Task | errors.CodeqError]:
+    """Bring dead letters back in line, some perhaps with a mended payload (JSON text); what became of each.
+
+    At most 1,000; more are a bulk job. NotDead for what is none any more, TaskNotFound for what is gone.
+    """
+    new = {task_id: _compact(tenant, payload) for task_id, payload in (payloads or {}).items()}
+    specs = []
+    for task_id in task_ids if new else ():
+        spec = None
+        if task_id in new:
+            with contextlib.suppress(errors.TaskNotFound):  # the replay will say so
+                spec = msgspec.structs.replace(selectors.task(tenant, task_id).now().spec, payload=new[task_id])
+        specs.append(spec)
+    positions = _positions(tenant.tid, task_ids)
+    answers = services.replay(tenant, task_ids, specs).now()
+    _unmark(tenant.tid, positions, task_ids, answers)
+    return answers
+
+
+def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
+    """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
+    valid = [task_id for task_id in task_ids if _is_id(task_id)]
+    positions = _positions(tenant.tid, valid)
+    wrong = services.purge_dead(tenant, valid).now()
+    _unmark(tenant.tid, positions, valid, wrong)
+    answers = iter(wrong)
+    return [next(answers) if _is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+
+
+def forget(tid: str, positions: Mapping[UUID, int]) -> None:
+    """Redis says that these are dead no more: unmark them, unless the audit has heard of a later death since."""
+    if not positions:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE queues_auditedresult AS audited SET is_dead = false "
+            "FROM unnest(%s::uuid[], %s::bigint[]) AS seen (task_id, position) "
+            "WHERE audited.task_id = seen.task_id AND audited.position = seen.position "
+            "AND audited.tenant_id = %s AND audited.is_dead",
+            [list(positions), list(positions.values()), tid],
+        )
+
+
+COLUMNS = (
+    "id", "tenant", "command", "priority", "error", "failure", "deliveries", "attempts", "max_attempts", "worker",
+    "created_at", "died_at", "payload",
+)  # fmt: skip
+
+
+def rows(tids: Tids, asked: Filter) -> Iterator[tuple[DeadLetter, str]]:
+    """Every dead letter that is meant, with its whole payload, the newest first; a piece at a time."""
+    meant, after = which(tids, asked), None
+    while True:
+        found, after = pages.keys(meant, after, pages.PAGE_LIMIT)
+        payloads = dict(
+            AuditedResult.objects.filter(pk__in=[key.task_id for key in found]).values_list("task_id", "payload")
+        )
+        for letter in letters(found):
+            yield letter, payloads.get(UUID(letter.id), "")
+        if after is None:
+            return
+
+
+def as_json_lines(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
+    """One JSON object a line, the payload as text."""
+    for letter, payload in found:
+        yield msgspec.json.encode(dict(zip(COLUMNS, _cells(letter, payload), strict=True))) + b"\n"
+
+
+def as_csv(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
+    """For a spreadsheet, which must not take what a producer wrote for a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    for letter, payload in found:
+        writer.writerow([_harmless(cell) for cell in _cells(letter, payload)])
+        if text.tell() > 64 * 2**10:
+            yield text.getvalue().encode()
+            text.seek(0)
+            text.truncate()
+    yield text.getvalue().encode()
+
+
+def _cells(letter: DeadLetter, payload: str) -> list[Any]:
+    return [
+        letter.id, letter.tid, letter.command, letter.priority, letter.error, letter.failure, letter.deliveries,
+        letter.attempts, letter.max_attempts, letter.worker, letter.created_at.isoformat(), letter.died_at.isoformat(),
+        payload,
+    ]  # fmt: skip
+
+
+def _harmless(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+_SHOWN = (
+    "task_id", "tenant_id", "command", "priority", "error", "fingerprint", "deliveries", "attempts", "max_attempts",
+    "worker", "created_at", "ended_at",
+)  # fmt: skip
+
+
+def _letter(row: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        id=str(row["task_id"]),
+        tid=row["tenant_id"],
+        command=row["command"],
+        priority=row["priority"],
+        error=row["error"],
+        failure=failures.to_text(row["fingerprint"] or 0),
+        deliveries=row["deliveries"],
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        worker=row["worker"],
+        payload_start=row["payload_start"],
+        created_at=row["created_at"],
+        died_at=row["ended_at"],
+    )
+
+
+def _live(tid: str, task_id: str) -> Task | None:
+    try:
+        # Of a tenant only its id matters to a read.
+        return selectors.task(Tenant(tid=tid, slug=""), task_id).now()
+    except errors.TaskNotFound:
+        return None
+
+
+def _compact(tenant: Tenant, payload: str) -> str:
+    try:
+        text = msgspec.json.format(payload, indent=-1)
+        msgspec.json.decode(text, type=msgspec.Raw)
+        size = len(text.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise errors.InvalidRequest(f"payload: not JSON: {error}") from None
+    if text == "null":
+        raise errors.InvalidRequest("payload: any JSON value but null")
+    if size > tenant.payload_bytes:
+        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+    return text
+
+
+def _positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
+    """Which death of each the audit shows, before anything is done about it."""
+    ids = [UUID(task_id) for task_id in task_ids if _is_id(task_id)]
+    shown = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
+    return {str(task_id): position for task_id, position in shown.values_list("task_id", "position")}
+
+
+def _unmark(tid: str, positions: Mapping[str, int], task_ids: Sequence[str], answers: Sequence[object]) -> None:
+    """Whatever the answer was (done, not dead, not there): it is no dead letter now."""
+    over = {
+        UUID(task_id): positions[task_id]
+        for task_id, answer in zip(task_ids, answers, strict=True)
+        if task_id in positions
+        and (not isinstance(answer, errors.CodeqError) or isinstance(answer, errors.NotDead | errors.TaskNotFound))
+    }
+    forget(tid, over)
+
+
+def _is_id(task_id: str) -> bool:
+    try:
+        return str(UUID(task_id)) == task_id
+    except (ValueError, AttributeError, TypeError):
+        return False
+
+
+def _command(command: str | None) -> list[Condition]:
+    return [] if command is None else [Condition("command = %s", (command,))]
+
+
+def _tuple(tids: Tids) -> tuple[str, ...] | None:
+    return None if tids is None else tuple(tids)
+
+
+def _columns(found: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    return [[row[at] for row in found] for at in range(width)]
+
+
+def _check_path(path: str) -> None:
+    """What PostgreSQL says against a JSON path is the asker's to hear."""
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT %s::jsonpath", [path])
+    except (DataError, ProgrammingError) as error:
+        raise errors.InvalidRequest(f"jsonPath: {str(error).splitlines()[0]}") from None
