@@ -113,9 +113,10 @@ class Room:
             timer.cancel()
         self._due.clear()
         listener, self._listener = self._listener, None
-        if listener is not None:
+        while listener is not None and not listener.done():
+            # Once may not be enough: a cancellation that meets a timeout inside redis-py is taken for the timeout.
             listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+            await asyncio.wait([listener], timeout=0.1)
 
     # Waits
 
@@ -297,7 +298,7 @@ class Room:
                     if not is_first:
                         log.info("subscribed again; %d waiters look", len(self._everybody()))
                     # Also the first time: somebody may have looked before this subscription heard anything.
-                    self._all_look_again()
+                    self._look_again(self._everybody())
                     pause, is_first = RECONNECT_SECONDS[0], False
                     await self._hear(subscription)
             except (RedisError, OSError, TimeoutError) as error:
@@ -325,15 +326,20 @@ class Room:
         word, _, name = text.partition(" ")
         if word == "ready":
             self.wake(name)
+        elif word == "queue":
+            tid = name.partition(":")[0]
+            self._look_again(list(self._lines.get(f"{tid}:{ANY_QUEUE}", ())))
         elif word == "ended":
             for waiter in list(self._lines.get(name, ())):
                 waiter.call()
 
-    def _all_look_again(self) -> None:
-        waiters = self._everybody()
+    def _look_again(self, waiters: Sequence[Waiter]) -> None:
+        """Call them all, the eldest now and the others bit by bit."""
         loop = asyncio.get_running_loop()
         spread = len(waiters) / LOOKS_PER_SECOND
-        for waiter in waiters:
+        for waiter in waiters[:1]:
+            waiter.call()
+        for waiter in waiters[1:]:
             loop.call_later(random.random() * spread, waiter.call)  # noqa: S311 - spreads load
 
 

@@ -73,6 +73,8 @@ end
 if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
   call('SADD', tenants, tid) -- stays, even if what follows is taken back: the tenant is known by then
+  -- Who waits for every queue of the tenant could not ask to be woken for this one: it was not there.
+  call('PUBLISH', root .. 'wake', 'queue ' .. queue)
 end
 if first then
   zset_add(delayed, later)
