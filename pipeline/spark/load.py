@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ FORMATS = {
     "csv": ("csv", "csv.gz", "tsv"),
     "json": ("json", "jsonl", "ndjson", "json.gz", "jsonl.gz"),
 }
+TABLE_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){0,2}"
 ROWS_PER_BUCKET = 5_000
 BUCKETS_PER_WAVE = 16
 GIVE_UP_SECONDS = 300.0
@@ -64,7 +66,7 @@ def read(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
 
     A JSON line is the payload as it stands, to the last digit.
     """
-    if not kind and spark.catalog.tableExists(source):
+    if not kind and re.fullmatch(TABLE_NAME, source) and spark.catalog.tableExists(source):
         return _with_payload(spark.table(source))
     name = source.rstrip("/").lower()
     kind = kind or next((k for k, ends in FORMATS.items() if name.endswith(tuple(f".{e}" for e in ends))), "parquet")
@@ -73,7 +75,8 @@ def read(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
         good = F.try_parse_json("value").isNotNull()
         return lines.select(F.when(good, F.col("value")).alias("payload"), F.col("value").alias("_line"))
     if kind == "csv":
-        options = {"header": "true", "sep": "\t" if name.endswith("tsv") else ",", "multiLine": "true"}
+        separator = "\t" if name.endswith("tsv") else ","
+        options = {"header": "true", "sep": separator, "multiLine": "true", "escape": '"'}
         columns = spark.read.options(**options).csv(source).columns
         struct = ", ".join(f"`{column}` string" for column in columns) + ", _corrupt string"
         rows = spark.read.options(**options, columnNameOfCorruptRecord="_corrupt").schema(struct).csv(source)

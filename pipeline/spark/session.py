@@ -83,4 +83,3 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     logger.info("starting Spark on %s", master)
     session = builder.getOrCreate()
     return session
-

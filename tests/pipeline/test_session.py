@@ -176,4 +176,3 @@ def test_a_cluster_of_two_workers_gives_what_one_machine_gives(
     assert digests(there, "attempts", "throughput", "capacity") == digests(lake, "attempts", "throughput", "capacity")
     log = (tmp_path / "cluster.log").read_text()
     assert log.count("Asked to launch executor") == 2, "both workers took part"
-

@@ -1,0 +1,265 @@
+"""A dataset becomes tasks: each row once, through the real API, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from codeq_site.redis import client
+from pipeline.spark import load as loading
+from pipeline.spark.lake import Lake
+from pipeline.spark.load import Refused, Target, keyed, load, read
+from queues import selectors
+from tenants import services as tenants
+from tenants.directory import directory
+from tests.conftest import free_port
+from tests.pipeline.history import Audit
+from tests.waiting import until
+
+
+class Receiver(ThreadingHTTPServer):
+    """Stands where the API stands, to break in ways that the API should not: what it was sent, and what to answer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: Counter[str] = Counter()
+        self.payloads: dict[str, Any] = {}
+        self.script: list[Any] = []  # for the next requests: a status, "drop", or "late drop"
+        self.refuse = ""
+        self.requests = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Receiver
+
+    def log_message(self, *args: Any) -> None: ...
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests += 1
+            step = self.server.script.pop(0) if self.server.script else 200
+        if step == "drop":
+            self.connection.close()
+            self.close_connection = True
+            return
+        if step in (200, "late drop"):
+            with self.server.lock:
+                for task in body["tasks"]:
+                    self.server.seen[task["idempotencyKey"]] += 1
+                    self.server.payloads[task["idempotencyKey"]] = task["payload"]
+        if step == "late drop":
+            self.connection.close()
+            self.close_connection = True
+            return
+        answers = [
+            {"error": {"code": "invalid_request", "detail": "no"}}
+            if self.server.refuse and self.server.refuse in json.dumps(task)
+            else {"task": {}}
+            for task in body["tasks"]
+        ]
+        answer = json.dumps({"results": answers} if step == 200 else {"detail": "not now"}).encode()
+        self.send_response(step)
+        self.send_header("Content-Length", str(len(answer)))
+        if step in (429, 503):
+            self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def lines(tmp_path: Path, count: int, name: str = "rows.jsonl") -> str:
+    file = tmp_path / name
+    file.write_text("".join(f'{{"n": {i}, "who": "é{i}"}}\n' for i in range(count)))
+    return str(file)
+
+
+def test_each_row_is_sent_once(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+    shown: list[tuple[int, int]] = []
+    target = Target(receiver.url, "token", "import", batch=100)
+    loaded = load(spark, lake, lines(tmp_path, 950), target, key="n", told=lambda *done: shown.append(done))
+    assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined, loaded.resumed) == (950, 950, 0, 0, False)
+    assert sorted(payload["n"] for payload in receiver.payloads.values()) == list(range(950))
+    assert set(receiver.seen.values()) == {1}
+    assert shown[-1] == (950, 950)
+    # The whole load again: it is known, and nothing is sent.
+    again = load(spark, lake, lines(tmp_path, 950), target, key="n")
+    assert (again.sent, again.resumed) == (950, True)
+    assert set(receiver.seen.values()) == {1}
+
+
+def test_a_number_keeps_its_digits(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+    text = '{"big": 12345678901234567890123, "exact": 1.10, "b": {"z": [], "a": {}}}'
+    (tmp_path / "one.json").write_text(text + "\n")
+    sent: list[bytes] = []
+    original = Handler.do_POST
+
+    def keeping(self: Handler) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        sent.append(body)
+        self.rfile = __import__("io").BytesIO(body)
+        original(self)
+
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr(Handler, "do_POST", keeping)
+        load(spark, lake, str(tmp_path / "one.json"), Target(receiver.url, "token", "import"))
+    assert f'"payload":{text}'.encode() in sent[0]
+
+
+def test_what_breaks_on_the_way_is_sent_again(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+    receiver.script = [503, "drop", 429, "late drop", 200, "drop", 500]
+    target = Target(receiver.url, "token", "import", batch=50)
+    loaded = load(spark, lake, lines(tmp_path, 300), target, key="n")
+    assert loaded.sent == 300
+    assert len(receiver.seen) == 300
+    # An answer that was lost: the same rows came twice, under the same keys.
+    assert max(receiver.seen.values()) == 2
+
+
+def test_a_load_that_was_interrupted_goes_on_where_it_was(
+    spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "ROWS_PER_BUCKET", 100)
+    monkeypatch.setattr(loading, "BUCKETS_PER_WAVE", 2)
+    target = Target(receiver.url, "token", "import")
+    receiver.script = [200] * 6 + [403] * 100
+    source = lines(tmp_path, 1000)
+    with pytest.raises(Exception, match="403"):
+        load(spark, lake, source, target, key="n")
+    before = dict(receiver.seen)
+    assert 0 < len(before) < 1000
+    receiver.script = []
+    Path(source).write_text("")  # what was begun is finished, not what the file has become
+    loaded = load(spark, lake, source, target, key="n")
+    assert (loaded.rows, loaded.sent, loaded.resumed) == (1000, 1000, True)
+    assert len(receiver.seen) == 1000
+    assert sum(receiver.seen.values()) < 1000 + 4 * 100, "buckets that were done were not sent again"
+
+
+def test_rows_that_cannot_be_read_or_have_no_key_are_counted(
+    spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.refuse = '"n": 3'
+    (tmp_path / "bad.jsonl").write_text('{"n": 1}\n{"n": \nnot json\n{"m": 2}\n\n{"n": 3}\n{"n": 4}\n')
+    loaded = load(spark, lake, str(tmp_path / "bad.jsonl"), Target(receiver.url, "t", "import"), key="n")
+    assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined) == (3, 2, 1, 3)
+    assert loaded.reasons == ("no",)
+
+
+def test_a_refusal_of_the_whole_request_is_said(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+    receiver.script = [401] * 10
+    with pytest.raises(Exception, match=f"{Refused.__name__}: 401"):
+        load(spark, lake, lines(tmp_path, 5), Target(receiver.url, "secret-token", "import"), key="n")
+    assert "secret-token" not in repr(Target(receiver.url, "secret-token", "import"))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet", "rows.jsonl"])
+def test_datasets_are_read_by_their_kind(spark: Any, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    if name.endswith(".parquet"):
+        spark.createDataFrame(
+            [("007", 'a "b"\nc', None), ("8", "é", "x")], "id string, text string, more string"
+        ).coalesce(1).write.parquet(str(file))
+    elif name.endswith(".jsonl"):
+        file.write_text('{"id":"007","text":"a \\"b\\"\\nc","more":null}\n{"id":"8","text":"é","more":"x"}\n')
+    else:
+        tab = "\t" if "tsv" in name else ","
+        text = f'id{tab}text{tab}more\n007{tab}"a ""b""\nc"{tab}\n8{tab}é{tab}x\nshort\n'
+        file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    payloads = [row["payload"] for row in read(spark, str(file)).collect()]
+    rows = {row["id"]: row for row in (json.loads(payload) for payload in payloads if payload)}
+    assert payloads.count(None) == (1 if "csv" in name or "tsv" in name else 0), "a row of another length is no row"
+    assert set(rows) == {"007", "8"}
+    assert rows["007"] == {"id": "007", "text": 'a "b"\nc', "more": None}
+    assert rows["8"] == {"id": "8", "text": "é", "more": "x"}
+
+
+def test_without_a_key_alike_rows_are_rows_of_their_own_in_any_order(spark: Any, tmp_path: Path) -> None:
+    def keys(texts: list[str]) -> list[str]:
+        (tmp_path / "rows.jsonl").write_text("\n".join(texts))
+        found = keyed(read(spark, str(tmp_path / "rows.jsonl")), "import", "").collect()
+        return sorted(row["idempotency_key"] for row in found)
+
+    rows = ['{"a":1}', '{"a":2}', '{"a":1}', '{"a":1}']
+    assert keys(rows) == keys(rows[::-1])
+    assert len(set(keys(rows))) == 4
+    assert all(len(key) <= 255 and key.isprintable() for key in keys(rows))
+
+
+@pytest.fixture
+def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
+    """The real API in a process of its own, on the tests' Valkey and database."""
+    port, parts = free_port(), conninfo_to_dict(audit.dsn)
+    url = f"postgresql://{parts.get('user', '')}@/{parts['dbname']}?host={parts['host']}"
+    environment = {**os.environ, "DATABASE_URL": url, "CODEQ_WEB_PORT": str(port), "CODEQ_SERVE": "api"}
+    log = tmp_path / "web.log"
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], env=environment, stdout=file, stderr=file)
+    try:
+
+        def answers() -> bool:
+            assert process.poll() is None, log.read_text()
+            import urllib.error
+            import urllib.request
+
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+                    return bool(answer.status == 200)
+            except (urllib.error.URLError, ConnectionError):
+                return False
+
+        until(answers, 30, every=0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+        directory.stop()
+
+
+@pytest.mark.spec("PIP-5", "A dataset is loaded into a queue from Spark's executors, each row once")
+def test_a_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake, tmp_path: Path) -> None:
+    tenants.create_tenant("acme")
+    token = tenants.issue_token("acme", "producer")
+    source = lines(tmp_path, 700)
+    target = Target(api, token, "import", priority=3)
+    loaded = load(spark, lake, source, target, key="n")
+    assert (loaded.sent, loaded.refused) == (700, 0)
+    tenant = directory.known("acme") or pytest.fail("the tenant is not known")
+    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    # Forgotten what was sent: everything goes again, and no task is made twice.
+    for name in lake.store.names("_loads"):
+        lake.store.delete(f"_loads/{name}")
+    assert load(spark, lake, source, target, key="n").sent == 700
+    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    assert client().ping()

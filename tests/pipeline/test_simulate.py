@@ -1,0 +1,171 @@
+"""The simulator against closed forms, and each thing that can be changed against what it must do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.spark import cli, erlang, simulate
+from pipeline.spark.lake import Lake
+from pipeline.spark.simulate import Backoff, Job, Scenario, Try, most_at_once, play
+from tests.pipeline.history import Audit, attempt
+from tests.pipeline.test_transforms import facts
+
+
+def poisson(rate: float, service_ms: float, count: int, seed: int = 1) -> list[Job]:
+    rng = random.Random(seed)
+    jobs, now = [], 0.0
+    for _ in range(count):
+        now += rng.expovariate(rate) * 1000
+        jobs.append(Job("c", round(now), (Try(round(rng.expovariate(1 / service_ms))),)))
+    return jobs
+
+
+@pytest.mark.spec("PIP-1", "What the simulator says of M/M/c is what the closed form says, within 5 %")
+@pytest.mark.parametrize(("servers", "busy"), [(1, 0.6), (4, 0.7), (10, 0.8)])
+def test_simulated_waits_agree_with_erlang_c(servers: int, busy: float) -> None:
+    service_seconds = 2.0
+    rate = busy * servers / service_seconds
+    played, share = play(poisson(rate, 1000 * service_seconds, 250_000), Scenario(), servers)
+    waits = np.asarray(played["c"].waits) / 1000
+    expected = erlang.mean_wait(rate, service_seconds, servers)
+    assert waits.mean() == pytest.approx(expected, rel=0.05)
+    assert (waits > 0.001).mean() == pytest.approx(
+        erlang.waiting_probability(rate * service_seconds, servers), rel=0.05
+    )
+    assert share == pytest.approx(busy, rel=0.02)
+
+
+def test_erlang_c_is_the_textbooks() -> None:
+    assert erlang.waiting_probability(0.5, 1) == pytest.approx(0.5)
+    assert erlang.waiting_probability(2.0, 3) == pytest.approx(4 / 9)
+    assert erlang.waiting_probability(9.0, 10) == pytest.approx(0.6687, abs=1e-4)
+    assert erlang.mean_wait(1.0, 1.0, 1) == float("inf")
+    # Service that never varies halves the wait.
+    assert erlang.mean_wait(1.0, 0.5, 1, cv2=0.0) == pytest.approx(erlang.mean_wait(1.0, 0.5, 1) / 2)
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 60.0])
+def test_workers_needed_are_the_fewest_that_do(target: float) -> None:
+    rng = np.random.default_rng(3)
+    rate, service, cv2 = rng.uniform(0.01, 5, 200), rng.uniform(0.1, 60, 200), rng.uniform(0, 3, 200)
+    needed = erlang.workers_needed(rate, service, cv2, target)
+    for r, s, v, c in zip(rate, service, cv2, needed, strict=True):
+        assert erlang.mean_wait(r, s, int(c), v) <= target
+        assert c == 1 or erlang.mean_wait(r, s, int(c) - 1, v) > target
+    assert erlang.workers_needed([0.0], [1.0], [1.0], target)[0] == 0
+
+
+def waits(jobs: list[Job], scenario: Scenario, servers: int = 1) -> dict[str, list[int]]:
+    return {command: played.waits for command, played in play(jobs, scenario, servers)[0].items()}
+
+
+def test_a_free_worker_takes_the_highest_priority_and_then_the_oldest() -> None:
+    jobs = [Job("a", 0, (Try(100),))] + [Job(name, at, (Try(10),), p) for name, at, p in (
+        ("low", 1, 0), ("high", 2, 5), ("high", 3, 5))]  # fmt: skip
+    assert waits(jobs, Scenario()) == {"a": [0], "high": [98, 107], "low": [119]}
+    assert waits(jobs, Scenario(priorities={"low": 9})) == {"a": [0], "low": [99], "high": [108, 117]}
+
+
+def test_more_workers_wait_less() -> None:
+    jobs = poisson(1.0, 1500, 2000)
+    mean = {n: float(np.mean(waits(jobs, Scenario(), n)["c"])) for n in (2, 3, 8)}
+    assert mean[2] > mean[3] > mean[8]
+
+
+def test_a_failed_attempt_comes_back_after_its_gap() -> None:
+    job = Job("c", 0, (Try(10, failed=True, gap_ms=100), Try(10)))
+    outcome, _ = play([job], Scenario(), 1)
+    assert (outcome["c"].waits, outcome["c"].dead) == ([0, 0], 0)
+    # Somebody else is served meanwhile, and is in the way when it is back.
+    other = Job("d", 20, (Try(95),))
+    assert waits([job, other], Scenario())["c"] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "delays"),
+    [
+        ("fixed", [5.0, 5.0, 5.0]),
+        ("linear", [5.0, 10.0, 15.0]),
+        ("exponential", [5.0, 10.0, 20.0]),
+        ("exp_full_jitter", [2.5, 5.0, 10.0]),
+        ("exp_equal_jitter", [3.75, 7.5, 15.0]),
+    ],
+)
+def test_another_backoff_is_the_engines_on_average(policy: str, delays: list[float]) -> None:
+    backoff = Backoff.parse(f"{policy}:5:900")
+    assert [backoff.delay_ms(n) / 1000 for n in (1, 2, 3)] == delays
+    assert Backoff.parse("exponential:5:60").delay_ms(30) == 60_000
+    job = Job("c", 0, (Try(10, failed=True, gap_ms=1), Try(10)))
+    late = Job("d", 11, (Try(round(delays[0] * 1000)),))
+    assert waits([job, late], Scenario(backoff=backoff))["c"] == [0, 1]
+
+
+def test_a_shorter_lease_makes_a_long_run_be_done_twice() -> None:
+    job = Job("c", 0, (Try(90_000),))
+    as_it_was, _ = play([job], Scenario(lease_seconds=120), 1)
+    assert (as_it_was["c"].duplicate_ms, as_it_was["c"].dead) == (0, 0)
+    shorter, _ = play([job], Scenario(lease_seconds=60, max_attempts=3), 2)
+    assert shorter["c"].duplicate_ms == 3 * 90_000
+    assert (len(shorter["c"].waits), shorter["c"].dead) == (3, 1)
+
+
+def test_a_lost_worker_is_noticed_when_the_new_lease_is_over() -> None:
+    job = Job("c", 0, (Try(300_000, lost=True), Try(10)))
+    _, busy = play([job], Scenario(lease_seconds=30), 1)
+    assert busy == 1.0
+    outcome, _ = play([job, Job("d", 0, (Try(10),))], Scenario(lease_seconds=30), 1)
+    assert outcome["d"].waits == [30_000]
+
+
+def test_fewer_attempts_make_dead_letters() -> None:
+    job = Job("c", 0, (Try(1, failed=True), Try(1, failed=True), Try(1)))
+    assert play([job], Scenario(), 1)[0]["c"].dead == 0
+    assert play([job], Scenario(max_attempts=2), 1)[0]["c"].dead == 1
+
+
+def test_an_unknown_backoff_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy"):
+        Backoff.parse("sometimes:3")
+
+
+def test_the_most_at_once_do_not_count_who_leaves_as_another_comes() -> None:
+    assert most_at_once(np.array([0, 5, 10]), np.array([10, 10, 20])) == 2
+    assert most_at_once(np.array([]), np.array([])) == 0
+
+
+def test_history_is_played_per_tenant_and_command(spark: Any) -> None:
+    busy = [attempt("10:00:10", wait=i, run=10 - i / 100, tenant_id="acme0001") for i in range(4)]
+    retry = attempt("09:00", run=5, outcome="NACKED", status="PENDING", tenant_id="beta0002")
+    again = retry | {
+        "number": 2, "outcome": "COMPLETED", "status": "COMPLETED", "visible_at": attempt("09:01")["ended_at"],
+        "claimed_at": attempt("09:01")["ended_at"], "ended_at": attempt("09:02")["ended_at"],
+    }  # fmt: skip
+    history = facts(spark, *busy, retry, again)
+    as_was = {row["tenant"]: row for row in simulate.simulated(history, Scenario()).collect()}
+    assert {t: (r["tasks"], r["attempts"], r["workers"]) for t, r in as_was.items()} == {
+        "acme0001": (4, 4, 4), "beta0002": (1, 2, 1),
+    }  # fmt: skip
+    assert as_was["beta0002"]["wait_max_ms"] == 0
+    alone = {row["tenant"]: row for row in simulate.simulated(history, Scenario(workers=1)).collect()}
+    assert alone["acme0001"]["wait_max_ms"] > 20_000
+    measured = {row["tenant"]: row for row in simulate.measured(history).collect()}
+    assert (measured["acme0001"]["wait_max_ms"], measured["acme0001"]["tasks"]) == (3000, 4)
+
+
+def test_the_command_shows_before_and_after(run: Any, spark: Any, lake: Lake, audit: Audit) -> None:
+    audit.add([attempt("10:00", run=60, command=c) for c in ("render", "render", "mail")])
+    run("ingest", "attempts")
+    options = type("Options", (), {
+        "tenant": "acme0001", "command": [], "since": None, "until": None, "workers": 1, "concurrency": 1,
+        "lease": None, "max_attempts": None, "backoff": None, "priority": ["mail=9"],
+    })  # fmt: skip
+    said: list[str] = []
+    cli.run_simulate(spark, lake.url, options, said.append)
+    assert [line.split()[:3] for line in said[1:]] == [
+        ["acme0001", command, label] for command in ("mail", "render") for label in ("measured", "simulated", "what")
+    ]  # fmt: skip
+    assert said[0].split()[:3] == ["tenant", "command", "workers"]
