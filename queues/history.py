@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import msgspec
+
+from queues import spread
 from queues.models import QueueSample
 from queues.sampling import UNCHANGED, Queue
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
 RATE = timedelta(minutes=5)  # long enough to be steady, short enough to be now
+
+
+# What a chart may reach back, in how many steps.
+SPANS: Final = {
+    "1h": (60, MINUTE),
+    "24h": (96, timedelta(minutes=15)),
+    "7d": (84, timedelta(hours=2)),
+}
+PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 
 class Pulse(NamedTuple):
@@ -62,6 +74,64 @@ def _pulse(rows: list[Sampled], now: datetime) -> Pulse:
         endings_per_second=ended / seconds,
         failure_share=bad / (good + bad) if good + bad else None,
         ready=carried([(row.at, row.ready) for row in rows], now - HOUR, MINUTE, 60),
+    )
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """How one queue fared: a value a step, oldest first. Depths are the most in each step."""
+
+    step_seconds: int
+    ends_ms: list[int]
+    ready: list[int]
+    delayed: list[int]
+    in_progress: list[int]
+    dead: list[int]
+    completed: list[int]
+    failed: list[int]
+    returned: list[int]
+    died: list[int]
+    cancelled: list[int]
+    waits: list[list[float | None]]  # seconds, for each of PERCENTILES
+    runs: list[list[float | None]]
+
+
+DEPTHS = ("ready", "delayed", "in_progress", "dead")
+COUNTS = ("completed", "failed", "returned", "died", "cancelled")
+
+
+def course(tid: str, command: str, span: str, now: datetime) -> Course:
+    """The depths, outcomes and times of one queue over one of SPANS."""
+    count, step = SPANS[span]
+    start = now - count * step
+    rows = list(
+        QueueSample.objects.filter(
+            tenant_id=tid, command=command, at__gt=start - 2 * UNCHANGED, at__lte=now
+        ).order_by("at")
+    )  # fmt: skip
+    steps: list[list[QueueSample]] = [[] for _ in range(count)]
+    for row in rows:
+        if row.at > start:
+            # A step holds what came after its start, up to its end.
+            steps[-((start - row.at) // step) - 1].append(row)
+
+    def depth(name: str) -> list[int]:
+        at_the_end = carried([(row.at, getattr(row, name)) for row in rows], start, step, count)
+        return [
+            max([end, *(getattr(row, name) for row in found)])
+            for end, found in zip(at_the_end, steps, strict=True)
+        ]  # fmt: skip
+
+    def spreads(name: str) -> list[list[float | None]]:
+        counts = [spread.add(getattr(row, name) for row in found) for found in steps]
+        return [[spread.percentile(found, share) for found in counts] for share in PERCENTILES]
+
+    return Course(
+        step_seconds=round(step.total_seconds()),
+        ends_ms=[round((start + number * step).timestamp() * 1000) for number in range(1, count + 1)],
+        **{name: depth(name) for name in DEPTHS},
+        **{name: [sum(getattr(row, name) for row in found) for found in steps] for name in COUNTS},
+        waits=spreads("waits"),
+        runs=spreads("runs"),
     )
 
 

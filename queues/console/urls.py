@@ -6,10 +6,22 @@ from django.urls import path
 
 from queues.console.overview import OverviewData, OverviewPage
 from queues.console.page import inside
+from queues.console.queue import PauseQueue, QueueCourse, QueueData, QueuePage, ResumeQueue
+from queues.console.task import CancelTask, DeleteTask, ReplayTask, TaskPage
 
 app_name = "console"
 
 urlpatterns = [
     path("", inside(OverviewPage), name="overview"),
     path("console/overview.json", inside(OverviewData), name="overview-data"),
+    # A queue is named in the query: a command may be `..`, which no path survives.
+    path("console/queue/", inside(QueuePage), name="queue"),
+    path("console/queue/live.json", inside(QueueData), name="queue-data"),
+    path("console/queue/course.json", inside(QueueCourse), name="queue-course"),
+    path("console/queue/pause/", inside(PauseQueue), name="queue-pause"),
+    path("console/queue/resume/", inside(ResumeQueue), name="queue-resume"),
+    path("console/task/", inside(TaskPage), name="task"),
+    path("console/task/cancel/", inside(CancelTask), name="task-cancel"),
+    path("console/task/replay/", inside(ReplayTask), name="task-replay"),
+    path("console/task/delete/", inside(DeleteTask), name="task-delete"),
 ]

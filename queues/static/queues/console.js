@@ -3,6 +3,7 @@
 
 const EVERY_MS = 3000;
 const PULSES_EVERY_MS = 30000;
+const COURSE_EVERY_MS = 30000;
 
 const write = {
   count: (value) => (value ?? 0).toLocaleString("en-GB"),
@@ -14,6 +15,13 @@ const write = {
 
   share: (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value && value < 0.1 ? 1 : 0)} %`),
 
+  duration(seconds) {
+    if (seconds === null || seconds === undefined) return "–";
+    if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
+    if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+    return write.age(seconds);
+  },
+
   age(seconds) {
     if (seconds === null || seconds === undefined) return "–";
     if (seconds < 1) return "< 1 s";
@@ -24,21 +32,21 @@ const write = {
   },
 };
 
-// Calls `look` at once and every few seconds, never twice at a time, and not while nobody sees the page.
+// Calls `look` every so often, never twice at a time, and not while nobody sees the page; at once when it is seen again.
 function everyNowAndThen(look, everyMs) {
-  let timer = 0;
+  let timer = setTimeout(tick, everyMs);
   let isLooking = false;
-  const tick = async () => {
+
+  async function tick() {
     clearTimeout(timer);
     if (document.hidden || isLooking) return;
     isLooking = true;
     const goOn = await look();
     isLooking = false;
     if (goOn !== false) timer = setTimeout(tick, everyMs);
-  };
+  }
+
   document.addEventListener("visibilitychange", tick);
-  timer = setTimeout(tick, everyMs);
-  return tick;
 }
 
 async function readJson(url) {
@@ -49,13 +57,146 @@ async function readJson(url) {
   return answer.json();
 }
 
+async function copyText(text) {
+  // Browsers give pages the clipboard only over HTTPS or on the loopback.
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 function given(id) {
   return JSON.parse(document.getElementById(id).textContent);
+}
+
+// What every live page says of itself.
+const live = {
+  state: "live",
+
+  stateText() {
+    return { live: "Live", lost: "No answer, trying again" }[this.state];
+  },
+
+  async keep(look) {
+    try {
+      await look();
+      this.state = "live";
+    } catch {
+      this.state = "lost";
+    }
+  },
+};
+
+// -- Charts ---------------------------------------------------------------------------------------------------------
+
+// Told apart by people who see few colours, too: they also differ in lightness.
+const SERIES = {
+  light: { indigo: "#4f46e5", cyan: "#0891b2", amber: "#d97706", red: "#dc2626", green: "#059669", grey: "#94a3b8" },
+  dark: { indigo: "#818cf8", cyan: "#22d3ee", amber: "#fbbf24", red: "#f87171", green: "#34d399", grey: "#64748b" },
+};
+const PAPER = {
+  light: { text: "#64748b", grid: "#e2e8f0", tip: "#0f172a" },
+  dark: { text: "#94a3b8", grid: "#1e293b", tip: "#334155" },
+};
+const CHARTS = {
+  depth: {
+    series: [["ready", "Ready", "indigo"], ["delayed", "Delayed", "cyan"], ["in_progress", "In progress", "amber"], ["dead", "Dead", "red"]],
+    of: (course, key) => course[key],
+    write: (value) => write.count(value),
+  },
+  outcomes: {
+    type: "bar",
+    series: [["completed", "Completed", "green"], ["returned", "To be tried again", "amber"], ["failed", "Failed", "red"], ["died", "Died", "indigo"], ["cancelled", "Cancelled", "grey"]],
+    of: (course, key) => course[key],
+    write: (value) => write.count(value),
+  },
+  waits: { series: percentiles(), of: (course, at) => course.waits[at], write: (value) => write.duration(value) },
+  runs: { series: percentiles(), of: (course, at) => course.runs[at], write: (value) => write.duration(value) },
+};
+
+function percentiles() {
+  return [[0, "p50", "green"], [1, "p95", "amber"], [2, "p99", "red"]];
+}
+
+function isDark() {
+  return document.documentElement.classList.contains("dark");
+}
+
+function whenThemeChanges(tell) {
+  new MutationObserver(tell).observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });
+}
+
+// One way to write a moment everywhere: the tables of the admin are in UTC as well.
+function moment(ms, withDay) {
+  const text = new Date(ms).toISOString();
+  return withDay ? `${text.slice(8, 10)}.${text.slice(5, 7)}. ${text.slice(11, 16)}` : text.slice(11, 16);
+}
+
+function hasNothing(kind, course) {
+  const { series, of } = CHARTS[kind];
+  return series.every(([key]) => of(course, key).every((value) => !value));
+}
+
+function draw(canvas, kind, course) {
+  const { type = "line", series, of, write: written } = CHARTS[kind];
+  const theme = isDark() ? "dark" : "light";
+  const paper = PAPER[theme];
+  const withDay = course.step_seconds > 3600;
+  const isBar = type === "bar";
+  return new Chart(canvas, {
+    type,
+    data: {
+      labels: course.ends_ms.map((ms) => moment(ms, withDay)),
+      datasets: series.map(([key, label, colour]) => ({
+        label,
+        data: of(course, key),
+        borderColor: SERIES[theme][colour],
+        backgroundColor: isBar ? SERIES[theme][colour] : `${SERIES[theme][colour]}22`,
+        hoverBackgroundColor: SERIES[theme][colour],
+        borderWidth: isBar ? 0 : 1.75,
+        pointRadius: 0,
+        pointHitRadius: 8,
+        fill: !isBar && key === "ready",
+        spanGaps: true,
+      })),
+    },
+    options: {
+      animation: false,
+      responsive: true,
+      maintainAspectRatio: false,
+      interaction: { mode: "index", intersect: false },
+      scales: {
+        x: {
+          stacked: isBar,
+          grid: { display: false },
+          border: { color: paper.grid },
+          ticks: { color: paper.text, maxRotation: 0, autoSkipPadding: 24, font: { size: 11 } },
+        },
+        y: {
+          stacked: isBar,
+          beginAtZero: true,
+          border: { display: false },
+          grid: { color: paper.grid },
+          ticks: { color: paper.text, maxTicksLimit: 5, font: { size: 11 }, callback: (value) => written(value) },
+        },
+      },
+      plugins: {
+        legend: { position: "bottom", labels: { color: paper.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
+        tooltip: {
+          backgroundColor: paper.tip,
+          callbacks: { label: (item) => ` ${item.dataset.label}: ${written(item.raw)}` },
+        },
+      },
+    },
+  });
 }
 
 document.addEventListener("alpine:init", () => {
   Alpine.data("overview", (dataUrl, queueUrl) => ({
     ...write,
+    ...live,
     rows: [],
     signs: [],
     pulses: {},
@@ -64,7 +205,6 @@ document.addEventListener("alpine:init", () => {
     command: "",
     only: "",
     order: { key: "", up: true },
-    state: "live",
     pulsesAt: 0,
     columns: [
       { key: "command", name: "Queue" },
@@ -81,24 +221,18 @@ document.addEventListener("alpine:init", () => {
     init() {
       this.take(given("overview"));
       this.pulsesAt = Date.now();
-      this.look = everyNowAndThen(() => this.refresh(), EVERY_MS);
+      everyNowAndThen(() => this.refresh(), EVERY_MS);
       this.$watch("tenant", () => this.isPartial && this.refresh(true));
-      document.addEventListener("visibilitychange", () => {
-        if (document.hidden) this.state = "paused";
-      });
     },
 
-    async refresh(withPulses = Date.now() - this.pulsesAt > PULSES_EVERY_MS) {
+    refresh(withPulses = Date.now() - this.pulsesAt > PULSES_EVERY_MS) {
       const asked = new URLSearchParams();
       if (withPulses) asked.set("pulses", "1");
       if (this.isPartial && this.tenant) asked.set("tenant", this.tenant);
-      try {
+      return this.keep(async () => {
         this.take(await readJson(`${dataUrl}?${asked}`));
         if (withPulses) this.pulsesAt = Date.now();
-        this.state = "live";
-      } catch {
-        this.state = "lost";
-      }
+      });
     },
 
     take(found) {
@@ -111,10 +245,6 @@ document.addEventListener("alpine:init", () => {
         const url = `${queueUrl}?${new URLSearchParams({ tenant: row.tid, command: row.command })}`;
         return { ...row, key, url, arrivals, endings, failures, spark };
       });
-    },
-
-    stateText() {
-      return { live: "Live", paused: "Paused", lost: "No answer, trying again" }[this.state];
     },
 
     shown() {
@@ -186,6 +316,110 @@ document.addEventListener("alpine:init", () => {
       return row.spark.length
         ? `Ready in the last hour: now ${row.ready}, at most ${Math.max(...row.spark)}`
         : "Nothing was ready in the last hour";
+    },
+  }));
+
+  Alpine.data("queue", (dataUrl, courseUrl, taskUrl) => {
+    // Outside of Alpine's reach: a chart that it watched would draw itself for ever.
+    const charts = new Map();
+    let course = null;
+
+    return {
+      ...write,
+      ...live,
+      stats: {},
+      peeked: { in_line: [], in_progress: [], delayed: [] },
+      nowMs: 0,
+      span: "1h",
+      empty: [],
+
+      init() {
+        this.take(given("live"));
+        everyNowAndThen(() => this.refresh(), EVERY_MS);
+        everyNowAndThen(() => this.chart(), COURSE_EVERY_MS);
+        this.chart();
+        this.$watch("span", () => this.chart());
+        whenThemeChanges(() => this.redraw());
+      },
+
+      take(found) {
+        this.nowMs = found.now_ms;
+        this.stats = found.stats;
+        this.peeked = found.peeked;
+      },
+
+      refresh() {
+        return this.keep(async () => this.take(await readJson(dataUrl)));
+      },
+
+      chart() {
+        return this.keep(async () => {
+          course = await readJson(`${courseUrl}&span=${this.span}`);
+          this.redraw();
+        });
+      },
+
+      redraw() {
+        if (!course) return;
+        this.empty = Object.keys(CHARTS).filter((kind) => hasNothing(kind, course));
+        for (const canvas of this.$root.querySelectorAll("canvas[data-chart]")) {
+          charts.get(canvas)?.destroy();
+          charts.set(canvas, draw(canvas, canvas.dataset.chart, course));
+        }
+      },
+
+      isEmpty(kind) {
+        return this.empty.includes(kind);
+      },
+
+      tiles() {
+        const stats = this.stats;
+        const oldest = stats.oldest_ready_ms ? (this.nowMs - stats.oldest_ready_ms) / 1000 : null;
+        return [
+          { name: "Ready", value: write.count(stats.ready) },
+          { name: "Delayed", value: write.count(stats.delayed) },
+          { name: "In progress", value: write.count(stats.in_progress) },
+          { name: "Dead letters", value: write.count(stats.dlq), tone: stats.dlq ? "bad" : "" },
+          { name: "Oldest ready", value: write.age(oldest) },
+        ];
+      },
+
+      taskUrl: (id) => `${taskUrl}&id=${id}`,
+
+      since(ms) {
+        return write.age(Math.max(0, this.nowMs - ms) / 1000);
+      },
+
+      until(ms) {
+        return ms < this.nowMs ? `${write.age((this.nowMs - ms) / 1000)} ago` : write.age((ms - this.nowMs) / 1000);
+      },
+    };
+  });
+
+  Alpine.data("taskPage", () => ({
+    wrong: "",
+
+    async copy(from, button) {
+      await copyText(from.textContent);
+      const words = button.lastElementChild;
+      words.textContent = "Copied";
+      setTimeout(() => (words.textContent = "Copy"), 1500);
+    },
+
+    edit() {
+      this.$refs.editor.showModal();
+      this.$refs.text.focus();
+      this.$refs.text.setSelectionRange(0, 0);
+    },
+
+    // The server checks it again, and keeps every digit of every number.
+    check(event) {
+      try {
+        JSON.parse(this.$refs.text.value);
+      } catch (error) {
+        event.preventDefault();
+        this.wrong = `This is not JSON: ${error.message}`;
+      }
     },
   }));
 });
