@@ -137,10 +137,12 @@ def running() -> Iterator[Installation]:
     """One `up` for all tests that leave it running."""
     room = Path(tempfile.mkdtemp(prefix="codeq-u"))
     installation = Installation(room / "home")
-    installation.start()
-    yield installation
-    installation.close()
-    shutil.rmtree(room)
+    try:
+        installation.start()
+        yield installation
+    finally:
+        installation.close()
+        shutil.rmtree(room)
 
 
 @pytest.fixture

@@ -206,7 +206,9 @@ class Up:
     def _start_services(self) -> None:
         count = self.conf.web.workers or cores()
         python = [sys.executable, "-m"]
-        celery = [*python, "celery", "-A", "codeq_site", "--quiet"]
+        # Whoever runs `up` as root has been told so often enough.
+        calm = [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", "-m"]
+        celery = [*calm, "celery", "-A", "codeq_site", "--quiet"]
         # One worker has nobody to gossip with.
         alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         commands = {
