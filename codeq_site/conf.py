@@ -61,15 +61,15 @@ class Queues(Section, frozen=True):
     inspect_limit: Annotated[
         int, Meta(ge=1, le=1000, description="Due tasks promoted, and expired leases repaired, by one claim.")
     ] = 200
-    horizon_seconds: Annotated[
-        Count, Meta(description="How far ahead a task may be scheduled; later is a 400.")
-    ] = 366 * 86_400
+    horizon_seconds: Annotated[Count, Meta(description="How far ahead a task may be scheduled; later is a 400.")] = (
+        366 * 86_400
+    )
     retention_seconds: Annotated[Count, Meta(description="How long an ended task stays in Redis.")] = 86_400
     dead_retention_seconds: Annotated[Count, Meta(description="How long a dead letter stays.")] = 7 * 86_400
     backoff: Annotated[BackoffPolicy, Meta(description="How the delay before a retry grows.")] = "exp_full_jitter"
     backoff_base_seconds: Annotated[float, Meta(gt=0, description="The first retry's delay.")] = 5.0
     backoff_cap_seconds: Annotated[float, Meta(gt=0, description="No retry waits longer than this.")] = 900.0
-    bloom: Annotated[bool, Meta(description="The three in-process Bloom filters. Answers do not depend on them.")] = True
+    bloom: Annotated[bool, Meta(description="The three in-process Bloom filters. No answer depends on them.")] = True
     events_alarm: Annotated[
         Count, Meta(description="Entries waiting for the audit in one partition above which an error is logged.")
     ] = 1_000_000
@@ -80,9 +80,9 @@ class Queues(Section, frozen=True):
 
 
 class Auth(Section, frozen=True):
-    validators: Annotated[
-        list[str], Meta(description="Dotted paths tried in order until one knows the token.")
-    ] = msgspec.field(default_factory=lambda: ["tenants.tokens.JwksValidator", "tenants.tokens.TenantKeyValidator"])
+    validators: Annotated[list[str], Meta(description="Dotted paths tried in order until one knows the token.")] = (
+        msgspec.field(default_factory=lambda: ["tenants.tokens.JwksValidator", "tenants.tokens.TenantKeyValidator"])
+    )
     issuer: Annotated[str, Meta(description="`iss` of the tokens accepted from `jwks_url`.")] = "codeq"
     jwks_url: Annotated[
         str, Meta(description="Where the issuer's keys are. Empty = this installation's own key pair.")
@@ -90,9 +90,9 @@ class Auth(Section, frozen=True):
     producer_audience: Annotated[str, Meta(description="`aud` of producers' tokens.")] = "codeq-producer"
     worker_audience: Annotated[str, Meta(description="`aud` of workers' tokens.")] = "codeq-worker"
     leeway_seconds: Annotated[int, Meta(ge=0, le=300, description="Clock skew allowed in `exp` and `nbf`.")] = 60
-    cache_seconds: Annotated[
-        int, Meta(ge=0, le=60, description="How long a verified token is not verified again.")
-    ] = 60
+    cache_seconds: Annotated[int, Meta(ge=0, le=60, description="How long a verified token is not verified again.")] = (
+        60
+    )
     single_tenant: Annotated[bool, Meta(description="A token without a tenant claim acts for tenant `sub`.")] = False
     provision_tenants: Annotated[
         bool, Meta(description="An unknown tenant in a valid token is created. Refused in production.")
@@ -116,9 +116,9 @@ class Limits(Section, frozen=True):
     token_percent: Annotated[
         int, Meta(ge=1, le=100, description="The part of its tenant's rate that one token may use.")
     ] = 100
-    idempotency_strict: Annotated[
-        bool, Meta(description="A repeated idempotency key with another body is a 409.")
-    ] = False
+    idempotency_strict: Annotated[bool, Meta(description="A repeated idempotency key with another body is a 409.")] = (
+        False
+    )
     lease_token_required: Annotated[
         bool, Meta(description="Workers must send the lease token with all they say about a task.")
     ] = False
@@ -158,9 +158,9 @@ class Pipeline(Section, frozen=True):
 
 class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     home: Annotated[str, Meta(description="Directory of the embedded servers' data, keys and artifacts.")] = "var"
-    production: Annotated[
-        bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")
-    ] = False
+    production: Annotated[bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")] = (
+        False
+    )
     redis_url: Annotated[str, Meta(description="Valkey or Redis >= 7 of the hot path. Set by REDIS_URL.")] = ""
     database_url: Annotated[str, Meta(description="PostgreSQL. Set by DATABASE_URL.")] = ""
     broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
