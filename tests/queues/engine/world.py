@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,17 +101,18 @@ class Places:
     expiry: dict[str, float] = field(default_factory=dict)
     idem: dict[tuple[str, str], str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    _by_kind: dict[str, list[tuple[list[str], Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def status(self, task_id: str) -> str:
         return self.tasks[task_id]["status"].decode() if task_id in self.tasks else "GONE"
 
-    def kinds(self, kind: str) -> Iterator[tuple[str, list[str], Any]]:
-        """Root, the words after the kind, and the value of every key of one kind."""
-        for name, value in self.keyspace.items():
-            head, _, tail = name.partition("}:")
-            words = tail.split(":")
-            if words[0] == kind:
-                yield head + "}:", words[1:], value
+    def kinds(self, kind: str) -> list[tuple[list[str], Any]]:
+        """The words after the kind, and the value, of every key of one kind."""
+        if not self._by_kind:
+            for name, value in self.keyspace.items():
+                first, *words = name.partition("}:")[2].split(":")
+                self._by_kind[first].append((words, value))
+        return self._by_kind.get(kind, [])
 
 
 def places(client: redis.Redis | redis.RedisCluster) -> Places:
@@ -119,7 +120,7 @@ def places(client: redis.Redis | redis.RedisCluster) -> Places:
     found = Places(dump(client))
     wrong = found.wrong
     wrong += [f"{name} is not in the legend" for name in found.keyspace if not keys.LEGEND.fullmatch(name)]
-    for _, (task_id,), task in found.kinds("task"):
+    for (task_id,), task in found.kinds("task"):
         found.tasks[task_id] = task
     _read_indexes(found)
     _check_tasks(found)
@@ -132,7 +133,7 @@ def places(client: redis.Redis | redis.RedisCluster) -> Places:
 
 
 def _read_indexes(found: Places) -> None:
-    for _, (tid, command, part, *rest), value in found.kinds("q"):
+    for (tid, command, part, *rest), value in found.kinds("q"):
         queue = f"{tid}:{command}"
         if part == "ready":
             line = found.ready[tid, command, int(rest[0])] = []
@@ -157,8 +158,8 @@ def _read_indexes(found: Places) -> None:
 
 
 def _check_tasks(found: Places) -> None:
-    queues = {(tid, command) for _, (tid,), hash_ in found.kinds("queues") for command in hash_}
-    known = {tid for _, _, tids in found.kinds("tenants") for tid in tids}
+    queues = {(tid, command) for (tid,), hash_ in found.kinds("queues") for command in hash_}
+    known = {tid for _, tids in found.kinds("tenants") for tid in tids}
     found.wrong += [f"tenant {tid} has a queue and is not listed" for tid in {tid for tid, _ in queues} - known]
     for task_id, task in found.tasks.items():
         where, status = found.places[task_id], task["status"].decode()
@@ -183,7 +184,7 @@ def _check_tasks(found: Places) -> None:
 
 def _check_ghosts(found: Places) -> None:
     counted: Counter[tuple[str, str, int]] = Counter()
-    for _, (tid,), hash_ in found.kinds("ghosts"):
+    for (tid,), hash_ in found.kinds("ghosts"):
         for name, count in hash_.items():
             command, _, priority = name.partition(":")
             counted[tid, command, int(priority)] = int(count)
@@ -192,11 +193,11 @@ def _check_ghosts(found: Places) -> None:
 
 
 def _check_expiry(found: Places) -> None:
-    entries = Counter(task_id for _, _, zset in found.kinds("expiry") for task_id in zset)
+    entries = Counter(task_id for _, zset in found.kinds("expiry") for task_id in zset)
     ended = Counter(task_id for task_id, task in found.tasks.items() if task["status"].decode() in TERMINAL)
     if entries != ended:
         found.wrong.append(f"expiry has {entries - ended} too much and lacks {ended - entries}")
-    for _, (tid,), zset in found.kinds("expiry"):
+    for (tid,), zset in found.kinds("expiry"):
         found.expiry.update(zset)
         for task_id in zset:
             task = found.tasks.get(task_id)
@@ -205,8 +206,8 @@ def _check_expiry(found: Places) -> None:
 
 
 def _check_due(found: Places) -> None:
-    due = {queue: moment for _, _, zset in found.kinds("due") for queue, moment in zset.items()}
-    for _, (tid, command, part, *_), value in found.kinds("q"):
+    due = {queue: moment for _, zset in found.kinds("due") for queue, moment in zset.items()}
+    for (tid, command, part, *_), value in found.kinds("q"):
         if part in ("delayed", "inprog"):
             queue, first = f"{tid}:{command}", min(value.values())
             if queue not in due or due[queue] > first:
@@ -214,7 +215,7 @@ def _check_due(found: Places) -> None:
 
 
 def _check_idempotency(found: Places) -> None:
-    for _, (tid, digest), task_id in found.kinds("idem"):
+    for (tid, digest), task_id in found.kinds("idem"):
         found.idem[tid, digest] = task_id.decode()
         task = found.tasks.get(task_id.decode())
         if task is None:
@@ -225,7 +226,7 @@ def _check_idempotency(found: Places) -> None:
 
 def _check_events(found: Places) -> None:
     """One entry per ended attempt, numbered without gaps; the last one tells what the task is now."""
-    for _, _, entries in found.kinds("events"):
+    for _, entries in found.kinds("events"):
         for entry in entries:
             found.events[entry["id"]].append(entry)
     for task_id, entries in found.events.items():
@@ -257,7 +258,7 @@ def stats_of(found: Places, tid: str, command: str) -> QueueStats:
         if task_id in found.tasks and found.tasks[task_id]["queue"].decode() == queue
     )
     by_priority = [mine[f"ready {priority}"] for priority in keys.PRIORITIES]
-    states = {(name, command): state for _, (name,), hash_ in found.kinds("queues") for command, state in hash_.items()}
+    states = {(name, command): state for (name,), hash_ in found.kinds("queues") for command, state in hash_.items()}
     return QueueStats(
         command=command,
         ready=sum(by_priority),
@@ -272,7 +273,7 @@ def stats_of(found: Places, tid: str, command: str) -> QueueStats:
 def checked(client: redis.Redis | redis.RedisCluster, engine: Engine) -> Places:
     """The places, after asserting that nothing is wrong and that `stats` counts the same."""
     found = places(client)
-    for _, (tid,), hash_ in found.kinds("queues"):
+    for (tid,), hash_ in found.kinds("queues"):
         said = {stats.command: stats for stats in engine.stats(tid).now()}
         for command in hash_:
             expected, answer = stats_of(found, tid, command), said.pop(command, None)

@@ -1,0 +1,125 @@
+"""Every verb in a plausible day of two queues: one script a step, so that a fault can be put between any two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from queues.engine import Call
+from queues.task import NewResult, NewTask, Status, Task
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+
+OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "max_attempts": 3}
+
+
+class Workload:
+    """`steps()` yields after each call what it was; every call is one script and is answered as expected."""
+
+    def __init__(self, world: World, clock: Clock, tid: str = TID) -> None:
+        self.engine, self.clock, self.tid = world.engine, clock, tid
+
+    def enqueue(self, *asked: NewTask) -> list[Task]:
+        call = self.engine.enqueue(self.tid, "acme", asked, retention_ms=DAY_MS)
+        assert len(call.commands) == 1
+        return [item.task for item in call.now() if not isinstance(item, Exception)]
+
+    def claim(self, limit: int, *commands: str, lease_s: int = 30) -> list[Task]:
+        names = list(commands) or ["send"]
+        tasks = self.engine.claim(self.tid, names, "w1", lease_ms=lease_s * 1000, limit=limit, wait_ms=1000).now().tasks
+        assert len(tasks) == limit
+        return tasks
+
+    def submit(self, *tasks: Task, status: Status = Status.COMPLETED) -> None:
+        is_good = status is Status.COMPLETED
+        results = [
+            NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_good else None,
+                      error=None if is_good else "boom", lease_token=task.lease_token)
+            for task in tasks
+        ]  # fmt: skip
+        answers = self.engine.submit(self.tid, "w1", results, retention_ms=DAY_MS).now()
+        assert [answer for answer in answers if isinstance(answer, Exception)] == []
+
+    def nack(self, task: Task, delay_ms: int | None = None) -> Call[Any]:
+        return self.engine.nack(self.tid, task.id, "w1", token=task.lease_token or "", delay_ms=delay_ms, reason="boom",
+                                dead_retention_ms=2 * DAY_MS)  # fmt: skip
+
+    def steps(self) -> Iterator[str]:
+        engine, tid = self.engine, self.tid
+        first = self.enqueue(*[new(payload=f"{n}") for n in range(5)])
+        yield "enqueue five"
+        self.enqueue(
+            new(idempotency_key="a"), new(idempotency_key="b"), new(idempotency_key="a, later", delay_ms=9_000)
+        )
+        yield "enqueue with keys"
+        self.enqueue(new(idempotency_key="a"), new())
+        yield "enqueue a key again"
+        self.enqueue(*[new("mail", priority=4, max_attempts=1) for _ in range(4)])
+        yield "enqueue for another queue"
+        [late] = self.enqueue(new(delay_ms=60_000))
+        yield "enqueue delayed"
+        held = self.claim(3)
+        assert [task.id for task in held] == [task.id for task in first[:3]]
+        yield "claim three"
+        engine.heartbeat(tid, held[0].id, "w1", extend_ms=90_000, token=held[0].lease_token or "", progress="10").now()
+        yield "heartbeat"
+        self.submit(held[0])
+        yield "submit"
+        self.submit(held[0])
+        yield "submit again"
+        self.nack(held[1]).now()
+        yield "nack"
+        engine.abandon(tid, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).now()
+        yield "abandon"
+        mails = self.claim(3, "send", "mail")
+        yield "claim of two queues"
+        assert self.nack(mails[0]).now().is_dead
+        yield "nack to death"
+        self.submit(mails[1], status=Status.FAILED)
+        yield "submit a failure"
+        engine.task(tid, mails[2].id, watch=True).now()
+        yield "watch"
+        engine.cancel(tid, first[3].id, retention_ms=DAY_MS).now()
+        yield "cancel in line"
+        engine.cancel(tid, late.id, retention_ms=DAY_MS).now()
+        yield "cancel delayed"
+        self.clock.advance(2)
+        assert engine.promote(tid, "send").now()[0] == 1
+        yield "promote"
+        self.clock.advance(40)
+        assert engine.reap(tid, "mail", dead_retention_ms=2 * DAY_MS).now()[:2] == (1, 1)
+        yield "reap to death"
+        assert not isinstance(engine.replay(tid, [mails[0].id, mails[2].id]).now()[0], Exception)
+        yield "replay"
+        engine.pause(tid, "mail").now()
+        yield "pause"
+        assert not engine.claim(tid, ["mail"], "w2", lease_ms=1_000, limit=1).now().tasks
+        yield "claim of a paused queue"
+        engine.resume(tid, "mail").now()
+        yield "resume"
+        again = self.claim(4, "mail", "send", lease_s=1)
+        yield "claim past a ghost"
+        engine.cancel(tid, again[0].id, retention_ms=DAY_MS).now()
+        yield "cancel at work"
+        self.clock.advance(3)
+        rest = self.claim(2)
+        yield "claim that repairs"
+        self.submit(*rest)
+        yield "submit two"
+        self.clock.advance(120)
+        more = self.claim(3, "mail", "send")
+        yield "claim of two queues again"
+        self.submit(*more)
+        yield "submit of two queues"
+        self.enqueue(*[new("late", priority=9, delay_ms=1_000 * n) for n in range(4)])
+        yield "enqueue for a third queue"
+        self.clock.advance(DAY_MS / 1000)
+        _, over = engine.expired(tid, limit=2).now()
+        assert len(over) == 2
+        assert all(engine.purge(tid, over, before_ms=self.clock.now_ms).now())
+        yield "clean up"
+        assert engine.purge(tid, [more[0].id, more[1].id]).now() == [True, True]
+        yield "purge"
+        while tasks := engine.claim(tid, ["send", "mail", "late"], "w1", lease_ms=9_000, limit=3).now().tasks:
+            yield "claim what is left"
+            self.submit(*tasks)
+            yield "submit what is left"
