@@ -20,6 +20,7 @@ from queues.engine import scripts
 from tenants import views as tenant_views
 from tenants.authentication import BearerAuthentication
 from tenants.tenant import Role
+from webhooks import metrics as _webhook_metrics  # noqa: F401 - its gauges are read at a scrape
 
 # Anybody may ask; the servers behind are asked once for all who ask at the same time.
 ANSWER_SECONDS = 1.0

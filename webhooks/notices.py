@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from codeq_site.conf import conf
 from queues import wakes
 from queues.wakes import Depth, Queue
-from webhooks import http, signing, subscriptions
+from webhooks import http, metrics, signing, subscriptions
 from webhooks.http import Posted
 from webhooks.models import Subscription
 from webhooks.sender import common_headers, utc_now
@@ -146,6 +146,7 @@ async def _make(
 
 def _keep(calls: list[Call], answers: list[Posted]) -> None:
     for call, answer in zip(calls, answers, strict=True):
+        metrics.sent("queue_ready", call.queue.command, is_delivered=answer.is_delivered)
         call.subscription.last_status, call.subscription.last_error = answer.status, answer.error
     Subscription.objects.bulk_update([call.subscription for call in calls], ["last_status", "last_error"])
 

@@ -7,7 +7,7 @@ the delivery is due again, under the same id.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -25,6 +25,7 @@ class Reserved(msgspec.Struct, frozen=True):
 
     id: uuid.UUID
     tid: str
+    command: str
     url: str
     address: str
     host: str
@@ -62,32 +63,27 @@ WITH RECURSIVE lane AS (
         ) AS free
     FROM lane LEFT JOIN webhooks_circuit AS circuit USING (tenant_id, host)
 ), candidate AS (
-    SELECT due.id, due.due_at, room.tenant_id,
-        row_number() OVER (PARTITION BY room.tenant_id, room.host ORDER BY due.due_at) AS turn,
-        row_number() OVER (PARTITION BY room.tenant_id ORDER BY due.due_at) AS of_tenant
+    SELECT due.id, due.due_at, row_number() OVER (PARTITION BY room.tenant_id, room.host ORDER BY due.due_at) AS turn
     FROM room CROSS JOIN LATERAL (
         SELECT id, due_at FROM webhooks_delivery
         WHERE status = 'pending' AND tenant_id = room.tenant_id AND host = room.host AND due_at <= %(now)s
         ORDER BY due_at LIMIT greatest(room.free, 0)
     ) AS due
-), allowed AS (
-    SELECT candidate.id FROM candidate
-    LEFT JOIN unnest(%(limited)s::text[], %(allowances)s::int[]) AS rate (tenant_id, allowance) USING (tenant_id)
-    WHERE rate.allowance IS NULL OR candidate.of_tenant <= rate.allowance
-    ORDER BY candidate.turn, candidate.due_at LIMIT %(limit)s
 ), chosen AS (
     SELECT id FROM webhooks_delivery
-    WHERE id IN (SELECT id FROM allowed) AND status = 'pending' AND due_at <= %(now)s
+    WHERE id IN (SELECT id FROM candidate ORDER BY turn, due_at LIMIT %(limit)s)
+      AND status = 'pending' AND due_at <= %(now)s
     FOR UPDATE SKIP LOCKED
 )
 UPDATE webhooks_delivery AS delivery SET reservation = %(token)s, due_at = %(until)s
 FROM chosen WHERE delivery.id = chosen.id
-RETURNING delivery.id, tenant_id, url, address, host, body, trace_parent, trace_state, tries, attempts, delivery.due_at
+RETURNING delivery.id, tenant_id, command, url, address, host, body, trace_parent, trace_state, tries, attempts,
+    delivery.due_at
 """
 
 
-def reserve(token: uuid.UUID, limit: int, now: datetime, allowances: Mapping[str, int] | None = None) -> list[Reserved]:
-    """Take deliveries that are due, at most `limit`, and of a tenant with an allowance no more than that."""
+def reserve(token: uuid.UUID, limit: int, now: datetime) -> list[Reserved]:
+    """Take deliveries that are due, at most `limit`."""
     settings = conf().webhooks
     with connection.cursor() as cursor:
         cursor.execute(
@@ -100,8 +96,6 @@ def reserve(token: uuid.UUID, limit: int, now: datetime, allowances: Mapping[str
                 "threshold": settings.failures_to_pause,
                 "per_host": settings.slots_per_host,
                 "ahead": AHEAD,
-                "limited": list(allowances or ()),
-                "allowances": list((allowances or {}).values()),
             },
         )
         return [Reserved(*row) for row in cursor.fetchall()]
@@ -112,8 +106,8 @@ def reservation_time() -> timedelta:
     return timedelta(seconds=2 * conf().webhooks.deadline_seconds + 10)
 
 
-def release(token: uuid.UUID, ids: Sequence[uuid.UUID], now: datetime) -> None:
+def release(token: uuid.UUID, ids: Sequence[uuid.UUID], due_at: datetime) -> None:
     """Give back what was reserved and not begun."""
     Delivery.objects.filter(pk__in=ids, reservation=token, status=Delivery.Status.PENDING).update(
-        reservation=None, due_at=now
+        reservation=None, due_at=due_at
     )

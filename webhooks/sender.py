@@ -23,7 +23,9 @@ from functools import partial
 from django.db import InterfaceError, OperationalError, connection
 
 from codeq_site.conf import conf
-from webhooks import http, outbox, record, schedule, signing
+from queues import pace
+from tenants.directory import directory
+from webhooks import http, metrics, outbox, record, schedule, signing
 from webhooks.outbox import Reserved
 from webhooks.record import Finished
 from webhooks.services import Secrets
@@ -118,7 +120,7 @@ class Sender:
             record.record(self.token, finished, self._clock())
             if not room:
                 return []
-            taken = outbox.reserve(self.token, room, self._clock())
+            taken = self._within_rates(outbox.reserve(self.token, room, self._clock()))
             self._secrets.load({(each.tid, each.address) for each in taken}, self._clock())
         except (OperationalError, InterfaceError) as error:
             # What was sent is not forgotten at once: the database may be back before the reservations run out.
@@ -130,6 +132,23 @@ class Sender:
             time.sleep(1)
             return None
         return taken
+
+    def _within_rates(self, taken: list[Reserved]) -> list[Reserved]:
+        """Those that the tenants' rates allow now; the others are due again when there is room."""
+        allowed: list[Reserved] = []
+        refused: dict[str, tuple[float, list[uuid.UUID]]] = {}
+        for delivery in taken:
+            tenant = directory.find_tid(delivery.tid)
+            if delivery.tid not in refused:
+                wait = pace.webhook(tenant) if tenant else 0.0
+                if not wait:
+                    allowed.append(delivery)
+                    continue
+                refused[delivery.tid] = (wait, [])
+            refused[delivery.tid][1].append(delivery.id)
+        for wait, ids in refused.values():
+            outbox.release(self.token, ids, self._clock() + timedelta(seconds=wait))
+        return allowed
 
     def _begin(self, taken: list[Reserved]) -> None:
         """Start what a host and the slots have room for, each host in its turn."""
@@ -162,6 +181,7 @@ class Sender:
             tls=self._tls,
         )
         step = schedule.after(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
+        metrics.sent("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
             self.delivered += 1
         else:

@@ -12,12 +12,15 @@ from codeq_site import errors
 from queues import task as nouns
 from queues.api import wire
 from queues.task import Location, Status
+from webhooks.http import check_url
 
 # What a worker's JSON library can be trusted with.
 PAYLOAD_DEPTH = 100
 
 
 def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
+    if body.webhook is not None:
+        check_url(body.webhook)
     return nouns.NewTask(
         command=body.command,
         payload=opaque(body.payload, "payload").decode(),

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from codeq_site.errors import InvalidRequest
+from queues.api import translate, wire
 from tests.waiting import until
 from tests.webhooks.conftest import Configure, MakeReceiver
 from tests.webhooks.receiver import Receiver
@@ -214,3 +216,10 @@ def test_our_own_front_door_is_not_an_endpoint(configure: Configure) -> None:
     for url in ("http://127.0.0.1:8080/v1/codeq/tasks", "http://localhost:8080/"):
         with pytest.raises(InvalidRequest, match="codeQ itself"):
             http.check_url(url)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:18181/", "http://169.254.169.254/", "https://user@example.org/"])
+def test_a_task_with_a_hostile_webhook_is_refused_at_the_door(url: str) -> None:
+    body = msgspec.json.decode(msgspec.json.encode({"command": "c", "payload": 1, "webhook": url}), type=wire.NewTask)
+    with pytest.raises(InvalidRequest, match=r"^webhook: "):
+        translate.new_task(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ import pytest
 from django.db import connections
 from standardwebhooks import Webhook
 
+from codeq_site.metrics import scrape
 from tenants import services as tenants
 from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
@@ -334,3 +336,36 @@ def test_a_trace_that_is_no_trace_is_not_passed_on(receiver: Receiver, make_deli
         assert "x-evil" not in request.headers
         assert "tracestate" not in request.headers
         json.loads(request.body)
+
+
+@pytest.mark.spec("AUT-3", "A tenant's rate of callbacks is kept, and no other tenant waits for it")
+def test_a_tenants_callbacks_keep_to_its_rate(
+    receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
+) -> None:
+    Tenant.objects.filter(pk=acme.pk).update(webhook_per_second=5)
+    other = Tenant.objects.create(slug="other")
+    for _ in range(40):
+        make_delivery(receiver.url("/acme"))
+        make_delivery(receiver.url("/other"), tenant=other)
+    send()
+    paths = [request.path for request in receiver.requests]
+    assert paths.count("/other") == 40
+    assert 10 <= paths.count("/acme") <= 15  # two seconds' worth at once
+    assert Delivery.objects.filter(
+        status="pending", reservation=None, due_at__gt=clock.now
+    ).count() == 40 - paths.count("/acme")
+
+
+def test_every_try_is_counted_by_what_came_of_it(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
+    def counted(outcome: str) -> float:
+        pattern = rf'codeq_webhook_deliveries_total{{command="counted",kind="task_result",outcome="{outcome}"}} (\S+)'
+        found = re.search(pattern, scrape().decode())
+        return float(found[1]) if found else 0.0
+
+    receiver.answer = in_turn(raw(OK), status(500))
+    before = counted("success"), counted("failure")
+    for _ in range(3):
+        make_delivery(receiver.url(), command="counted")
+        send()
+    assert (counted("success") - before[0], counted("failure") - before[1]) == (1, 2)
+    assert "codeq_webhook_pending 2.0" in scrape().decode()
