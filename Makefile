@@ -19,7 +19,7 @@ run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another);
 
 .PHONY: test
 test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
-	@$(BIN)/python -m pytest -n 2 -q $(TESTS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(TESTS)
 
 .PHONY: check
 check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages

@@ -17,6 +17,11 @@ def run(turn: Turn) -> str:
     """Bring the lake and the marts up to date. What a run leaves undone, for whatever reason, the next one does."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'codeq[pipeline]'"
+    return run_in_process(turn)
+
+
+def run_in_process(turn: Turn) -> str:
+    """Run, renewing the turn meanwhile, and return the last line that the run said."""
     command = [sys.executable, "-m", "django", "pipeline", "run", "--settings", "codeq_site.settings"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = ""

@@ -1,0 +1,141 @@
+"""The runs of the pipeline and the marts' rows in the console. Written by the pipeline alone: here they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from unfold.admin import ModelAdmin
+from unfold.decorators import display
+from unfold.paginator import InfinitePaginator
+
+from pipeline.models import (
+    Capacity,
+    Failure,
+    Latency,
+    LeaseAdvice,
+    RunLog,
+    Throughput,
+    Usage,
+    WebhookHealth,
+)
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
+
+STATE_COLOURS = {
+    RunLog.State.SUCCEEDED: "success", RunLog.State.RUNNING: "info", RunLog.State.FAILED: "danger",
+}  # fmt: skip
+
+
+class ReadOnly:
+    # Neither counts the table nor numbers its pages: both would read all of it.
+    paginator = InfinitePaginator
+    show_full_result_count = False
+    list_per_page = 50
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(RunLog)
+class RunLogAdmin(ReadOnly, ModelAdmin):
+    """Runs are the installation's, not a tenant's: their numbers add up all tenants."""
+
+    list_display = (
+        "started_at", "job", "state_label", "stage", "seconds", "rows_in", "rows_out", "quarantined", "late_dropped",
+        "partitions",
+    )  # fmt: skip
+    list_filter = ("state", "job")
+    date_hierarchy = "started_at"
+    ordering = ("-started_at",)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return is_unlimited(request.user)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return is_unlimited(request.user)
+
+    @display(description="State", label=STATE_COLOURS, ordering="state")
+    def state_label(self, row: RunLog) -> str:
+        return str(row.state)
+
+
+class MartAdmin(ReadOnly, TenantScopedAdmin):
+    list_select_related = ("tenant",)
+    list_filter = (TenantFilter,)
+    date_hierarchy = "date"
+    search_help_text = "A command, by its beginning."
+
+    @display(description="Tenant")
+    def tenant_slug(self, row: Any) -> str:
+        # There is no constraint: history may outlive its tenant.
+        return str(row.tenant or row.tenant_id)
+
+
+class OfCommandAdmin(MartAdmin):
+    search_fields = ("command__startswith",)
+
+
+@admin.register(Throughput)
+class ThroughputAdmin(OfCommandAdmin):
+    ordering = ("-date", "-hour")
+    list_display = (
+        "hour", "tenant_slug", "command", "attempts", "completed", "failed", "nacked", "abandoned", "expired",
+        "cancelled", "retries", "ended", "dead",
+    )  # fmt: skip
+
+
+@admin.register(Latency)
+class LatencyAdmin(OfCommandAdmin):
+    ordering = ("-date", "-hour")
+    list_display = (
+        "hour", "tenant_slug", "command", "attempts", "wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "wait_max_ms",
+        "run_p50_ms", "run_p95_ms", "run_p99_ms", "run_max_ms",
+    )  # fmt: skip
+
+
+@admin.register(Failure)
+class FailureAdmin(OfCommandAdmin):
+    ordering = ("-date", "-attempts")
+    list_display = ("date", "tenant_slug", "fingerprint", "attempts", "dead", "first_at", "last_at", "example")
+
+
+@admin.register(Usage)
+class UsageAdmin(MartAdmin):
+    list_display = (
+        "date", "tenant_slug", "tasks", "attempts", "compute_ms", "payload_bytes", "result_bytes", "delivered_bytes",
+    )  # fmt: skip
+
+
+@admin.register(Capacity)
+class CapacityAdmin(OfCommandAdmin):
+    ordering = ("-date", "-hour")
+    list_display = (
+        "hour", "tenant_slug", "command", "arrivals", "service_mean_ms", "load", "wait_mean_ms", "workers_1s",
+        "workers_10s", "workers_60s",
+    )  # fmt: skip
+
+
+@admin.register(LeaseAdvice)
+class LeaseAdviceAdmin(OfCommandAdmin):
+    list_display = (
+        "date", "tenant_slug", "command", "attempts", "expired", "run_p50_ms", "run_p99_ms", "duplicate_ms",
+        "lease_advice_seconds", "max_attempts_advice",
+    )  # fmt: skip
+
+
+@admin.register(WebhookHealth)
+class WebhookHealthAdmin(MartAdmin):
+    ordering = ("-date", "-hour")
+    search_fields = ("endpoint__startswith",)
+    search_help_text = "An endpoint, by its beginning."
+    list_display = (
+        "hour", "tenant_slug", "endpoint", "attempts", "delivered", "refused", "unreachable", "latency_p50_ms",
+        "latency_p95_ms", "latency_p99_ms",
+    )  # fmt: skip
