@@ -48,6 +48,7 @@ def configure() -> None:
 SCHEDULE: dict[str, tuple[str, float]] = {
     "drain": ("queues.drain", 1.0),
     "repair": ("queues.repair", 1.0),
+    "bulk": ("queues.bulk", 1.0),
     "cleanup": ("queues.cleanup", 60.0),
     "sample": ("queues.sample", 60.0),
     "deliver": ("webhooks.deliver", 1.0),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, metrics, sampling, stream, upkeep
+from queues import audit, bulk, metrics, sampling, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,12 @@ def sample(turn: Turn) -> str:
     """Write down how deep the queues are."""
     written, deleted = sampling.sample(turn.renew)
     return f"{written} written, {deleted} old ones deleted"
+
+
+@job("queues.bulk")
+def carry_on(turn: Turn) -> str:
+    """Carry on the bulk jobs that operators have asked for."""
+    return f"{bulk.run(turn.renew)} dealt with"
 
 
 def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:

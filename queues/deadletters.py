@@ -47,8 +47,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     failure: Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="The number of a group.")] | None = None
     text: Annotated[Words, Meta(description="Words of error, payload or worker.")] | None = None
     error: Annotated[Words, Meta(description="Words of the error.")] | None = None
-    died_after: datetime | None = None
-    died_before: datetime | None = None
+    died_after: Annotated[datetime, Meta(tz=True)] | None = None
+    died_before: Annotated[datetime, Meta(tz=True)] | None = None
     deliveries_from: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     deliveries_to: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     json_path: (

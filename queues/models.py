@@ -227,12 +227,14 @@ class BulkJob(models.Model):
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"
         DELETE = "delete", "delete"
+        RECALL = "recall", "take back a replay"
 
     class State(models.TextChoices):
         RUNNING = "running", "running"
         WATCHING = "watching", "watching the canaries"
         DONE = "done", "done"
         STOPPED = "stopped", "stopped: too many canaries died"
+        CANCELLING = "cancelling", "cancelling"
         CANCELLED = "cancelled", "cancelled"
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -256,13 +258,19 @@ class BulkJob(models.Model):
     done = models.BigIntegerField(default=0)
     skipped = models.BigIntegerField(default=0, help_text="Not a dead letter any more when its turn came.")
     failed = models.BigIntegerField(default=0)
+    recalls = models.ForeignKey(
+        "self", null=True, on_delete=models.CASCADE, related_name="recalled_by", help_text="The replay to take back."
+    )
     # Who died later than the job was asked for is not its business: a task it has replayed, for one.
     before = models.DateTimeField()
+    # Where it is: what has been chosen last, and is sent (again, after a crash) before anything else is chosen.
+    sending = ArrayField(models.UUIDField(), default=list)
+    piece = models.BigIntegerField(default=0)
     after_ended_at = models.DateTimeField(null=True)
     after_task_id = models.UUIDField(null=True)
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True)
-    updated_at = models.DateTimeField()
+    sent_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -270,7 +278,7 @@ class BulkJob(models.Model):
         indexes = [
             models.Index(fields=["tenant", "created_at"], name="bulk_tenant_created"),
             models.Index(
-                fields=["created_at"], condition=models.Q(state__in=["running", "watching"]), name="bulk_unfinished"
+                fields=["created_at"], condition=models.Q(ended_at=None), name="bulk_unfinished"
             ),
         ]
         get_latest_by = "created_at"

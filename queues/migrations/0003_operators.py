@@ -88,8 +88,8 @@ class Migration(migrations.Migration):
             name='BulkJob',
             fields=[
                 ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ('kind', models.TextField(choices=[('replay', 'replay'), ('delete', 'delete')])),
-                ('state', models.TextField(choices=[('running', 'running'), ('watching', 'watching the canaries'), ('done', 'done'), ('stopped', 'stopped: too many canaries died'), ('cancelled', 'cancelled')], default='running')),
+                ('kind', models.TextField(choices=[('replay', 'replay'), ('delete', 'delete'), ('recall', 'take back a replay')])),
+                ('state', models.TextField(choices=[('running', 'running'), ('watching', 'watching the canaries'), ('done', 'done'), ('stopped', 'stopped: too many canaries died'), ('cancelling', 'cancelling'), ('cancelled', 'cancelled')], default='running')),
                 ('filter', models.TextField(blank=True, help_text='Which dead letters, as JSON; empty: those named one by one.')),
                 ('actor', models.TextField(help_text='Who asked for it.')),
                 ('reason', models.TextField(blank=True)),
@@ -104,11 +104,13 @@ class Migration(migrations.Migration):
                 ('skipped', models.BigIntegerField(default=0, help_text='Not a dead letter any more when its turn came.')),
                 ('failed', models.BigIntegerField(default=0)),
                 ('before', models.DateTimeField()),
+                ('sending', django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), default=list, size=None)),
+                ('piece', models.BigIntegerField(default=0)),
                 ('after_ended_at', models.DateTimeField(null=True)),
                 ('after_task_id', models.UUIDField(null=True)),
                 ('created_at', models.DateTimeField()),
                 ('started_at', models.DateTimeField(null=True)),
-                ('updated_at', models.DateTimeField()),
+                ('sent_at', models.DateTimeField(null=True)),
                 ('ended_at', models.DateTimeField(null=True)),
             ],
             options={
@@ -175,6 +177,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='bulkjob',
+            name='recalls',
+            field=models.ForeignKey(help_text='The replay to take back.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='recalled_by', to='queues.bulkjob'),
+        ),
+        migrations.AddField(
+            model_name='bulkjob',
             name='tenant',
             field=models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='tenants.tenant'),
         ),
@@ -194,7 +201,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='bulkjob',
-            index=models.Index(condition=models.Q(('state__in', ['running', 'watching'])), fields=['created_at'], name='bulk_unfinished'),
+            index=models.Index(condition=models.Q(('ended_at', None)), fields=['created_at'], name='bulk_unfinished'),
         ),
         migrations.AddIndex(
             model_name='bulkitem',

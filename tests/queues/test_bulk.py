@@ -1,0 +1,496 @@
+"""Bulk jobs: each task done once and counted once, whatever is killed; dry run, rate, canaries, cancel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection
+
+from codeq_site import errors
+from codeq_site.celery import app
+from codeq_site.redis import client, engine
+from queues import beat, bulk, deadletters, selectors, services
+from queues.bulk import Canary
+from queues.deadletters import Filter
+from queues.engine import keys
+from queues.models import AuditedResult, BulkItem, BulkJob
+from queues.task import NewResult, NewTask, Status
+from tenants.directory import directory
+from tenants.tenant import Tenant
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+RENDER = Filter(command="render")
+
+
+@pytest.fixture(autouse=True)
+def _no_follower() -> Iterator[None]:
+    """The directory's thread would hold the test database open."""
+    yield
+    directory.stop()
+
+
+def dead(tenant: Tenant, count: int, *, command: str = "render", reason: str = "boom") -> list[str]:
+    """Dead letters that the audit knows of."""
+    ids: list[str] = []
+    while len(ids) < count:
+        new = [
+            NewTask(command=command, payload=f'{{"n":{n}}}', max_attempts=1) for n in range(min(500, count - len(ids)))
+        ]
+        services.enqueue(tenant, new).now()
+        ids += die(tenant, command=command, reason=reason)
+    beat.run_drain(lambda: True)
+    return ids
+
+
+def die(tenant: Tenant, *, command: str = "render", reason: str = "boom") -> list[str]:
+    """Everything that waits is claimed, and dies."""
+    ids = []
+    while tasks := services.claim(tenant, [command], "w", count=1000).now().tasks:
+        ids += [task.id for task in tasks]
+        for task in tasks:
+            services.nack(tenant, task.id, "w", reason=reason, delay_seconds=0).now()
+    return ids
+
+
+def start(tenant: Tenant, which: Any = RENDER, kind: str = "replay", **asked: Any) -> BulkJob:
+    return bulk.start(tenant, kind, which, actor="root", **asked)
+
+
+def finished(job: BulkJob) -> BulkJob:
+    """The job when nothing can be done about it any more."""
+    for _ in range(10_000):
+        job.refresh_from_db()
+        if job.state not in ("running", "cancelling"):
+            return job
+        bulk.step(job.pk)
+    raise AssertionError("the job does not come to an end")
+
+
+def stats(tenant: Tenant, command: str = "render") -> tuple[int, int]:
+    found = selectors.queue_stats(tenant, command).now()
+    return found.ready, found.dlq
+
+
+def counts(job: BulkJob) -> tuple[int, int, int]:
+    return job.done, job.skipped, job.failed
+
+
+@pytest.mark.spec("ADM-2", "All dead letters that match are replayed as a job with progress, the oldest first")
+def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant) -> None:
+    ids = dead(tenant, 450)
+    others = dead(tenant, 3, command="mail")
+    job = start(tenant, reason="the gateway is back")
+    progress = []
+    while not job.is_over:
+        bulk.step(job.pk)
+        job.refresh_from_db()
+        progress.append(job.done)
+    assert (job.state, job.total, counts(job)) == ("done", 450, (450, 0, 0))
+    assert progress == sorted(progress)
+    assert len(set(progress)) > 3
+    assert (job.actor, job.reason) == ("root", "the gateway is back")
+    assert (stats(tenant), stats(tenant, "mail")) == ((450, 0), (0, 3))
+    taken = [task.id for task in services.claim(tenant, ["render"], "w", count=450).now().tasks]
+    assert taken == ids
+    beat.run_drain(lambda: True)
+    assert [letter.id for letter in deadletters.page([tenant.tid], Filter()).letters] == others[::-1]
+
+
+def test_beat_carries_all_jobs_on_until_they_are_done(tenant: Tenant, other_tenant: Tenant) -> None:
+    dead(tenant, 30)
+    dead(other_tenant, 20)
+    jobs = [start(tenant), start(other_tenant)]
+    assert beat.carry_on() == "50 dealt with"
+    assert [finished(job).state for job in jobs] == ["done", "done"]
+    assert (stats(tenant), stats(other_tenant)) == ((30, 0), (20, 0))
+    assert beat.carry_on() == "0 dealt with"
+
+
+@pytest.mark.spec("ADM-2", "Selected dead letters are replayed; what lives already is skipped, what is gone is told")
+def test_named_tasks_are_replayed_and_the_others_are_told(tenant: Tenant, other_tenant: Tenant) -> None:
+    replayed_before, gone, *rest = dead(tenant, 6)
+    [foreign] = dead(other_tenant, 1)
+    deadletters.replay(tenant, [replayed_before])
+    deadletters.delete(tenant, [gone])
+    job = finished(start(tenant, [replayed_before, gone, foreign, *rest[:3], rest[0]]))
+    assert (job.state, job.total, counts(job)) == ("done", 6, (3, 1, 2))
+    wrong = {str(item.task_id): (item.outcome, item.error) for item in bulk.items(job) if item.error}
+    assert wrong == {
+        replayed_before: ("skipped", "not_dead"),
+        gone: ("failed", "task_not_found"),
+        foreign: ("failed", "task_not_found"),
+    }
+    assert bulk.items(job, outcome="done").count() == 3
+    assert (stats(tenant), stats(other_tenant)) == ((4, 1), (0, 1))
+
+
+@pytest.mark.spec(
+    "ADM-2", "All dead letters that match are deleted as a job; what was replayed meanwhile is left alone"
+)
+def test_everything_that_matches_is_deleted(tenant: Tenant) -> None:
+    first, second, *rest = dead(tenant, 5)
+    job = start(tenant, kind="delete")
+    bulk.step(job.pk)  # the piece is chosen, and not yet sent
+    services.replay(tenant, [first]).now()
+    services.purge(tenant, [second]).now()
+    finished(job)
+    assert (job.state, counts(job)) == ("done", (4, 1, 0))
+    assert stats(tenant) == (1, 0)
+    beat.run_drain(lambda: True)
+    assert deadletters.page([tenant.tid], Filter()).letters == []
+    assert AuditedResult.objects.filter(pk__in=rest).count() == 3
+
+
+def test_a_dry_run_counts_and_shows_and_changes_nothing(tenant: Tenant) -> None:
+    ids = dead(tenant, 25)
+    dead(tenant, 2, reason="other")
+    found = bulk.dry_run(tenant, Filter(error="boom"))
+    assert (found.count, len(found.sample)) == (25, bulk.SAMPLE)
+    assert {letter.id for letter in found.sample} <= set(ids)
+    assert stats(tenant) == (0, 27)
+    assert not BulkJob.objects.exists()
+
+
+@pytest.mark.spec("ADM-2", "What dies after a job was asked for is not part of it: no job replays its own failures")
+def test_a_poison_task_is_replayed_once_by_a_job(tenant: Tenant) -> None:
+    ids = dead(tenant, 250)
+    job = start(tenant)
+    for _ in range(2):
+        bulk.step(job.pk)
+    assert len(die(tenant)) == 200
+    beat.run_drain(lambda: True)
+    finished(job)
+    assert counts(job) == (250, 0, 0)
+    assert stats(tenant) == (50, 200)
+    assert finished(start(tenant)).done == 200
+    assert sorted(die(tenant)) == sorted(ids)
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
+    """The next call of it is the last thing that happens: before it, or after it."""
+    real, over = getattr(bulk, name), []
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs) if after or over else None
+        if not over:
+            over.append(1)
+            raise RuntimeError("killed")
+        return result
+
+    monkeypatch.setattr(bulk, name, broken)
+
+
+@pytest.mark.spec("ADM-2", "A job that dies anywhere goes on: each item is done once and counted once")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("place", ["_send", "_book", "_choose", "_unmark"])
+@pytest.mark.parametrize("drained", [False, True], ids=["the audit is behind", "the audit is there"])
+@pytest.mark.parametrize("kind", ["replay", "delete"])
+def test_a_job_that_dies_goes_on_where_it_was(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, drained: bool, kind: str
+) -> None:
+    monkeypatch.setattr(bulk, "PIECE", 10)
+    dead(tenant, 35)
+    job = start(tenant, kind=kind)
+    bulk.step(job.pk)
+    fail_at(monkeypatch, place, after=after)
+    with pytest.raises(RuntimeError):
+        bulk.step(job.pk)
+    if drained:
+        beat.run_drain(lambda: True)
+    finished(job)
+    assert (job.state, counts(job)) == ("done", (35, 0, 0))
+    assert stats(tenant) == ((35, 0) if kind == "replay" else (0, 0))
+    # Each was told of once.
+    entries = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)
+    kept = AuditedResult.objects.filter(is_dead=True).count()
+    beat.run_drain(lambda: True)
+    assert AuditedResult.objects.filter(is_dead=True).count() <= kept
+    told = [fields[b"id"] for _, fields in entries if fields[b"outcome"] in (b"REPLAYED", b"PURGED")]
+    assert len(told) == len(set(told))
+
+
+def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_twice(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why a script must know the job: to a second asking, a task that has died since looks like one never replayed."""
+    dead(tenant, 5)
+    job = start(tenant)
+    bulk.step(job.pk)
+    fail_at(monkeypatch, "_send", after=True)
+    with pytest.raises(RuntimeError):
+        bulk.step(job.pk)
+    assert len(die(tenant)) == 5
+    finished(job)
+    assert counts(job) == (5, 0, 0)
+    assert stats(tenant) == (0, 5)
+
+
+def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was frozen wakes up and goes on with a piece that another one has sent meanwhile."""
+    dead(tenant, 30)
+    monkeypatch.setattr(bulk, "PIECE", 10)
+    job = start(tenant)
+    bulk.step(job.pk)
+    real = bulk._send
+
+    def frozen(held: BulkJob) -> bulk.Answers:
+        monkeypatch.setattr(bulk, "_send", real)
+        bulk.step(job.pk)
+        return real(held)
+
+    monkeypatch.setattr(bulk, "_send", frozen)
+    assert bulk.step(job.pk) == 0
+    job.refresh_from_db()
+    assert job.done == 10
+    finished(job)
+    assert (counts(job), stats(tenant)) == ((30, 0, 0), (30, 0))
+
+
+@pytest.mark.real_time
+@pytest.mark.spec("ADM-2", "A bulk replay killed by SIGKILL continues, each item done exactly once (A-9)")
+def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Tenant) -> None:
+    count = 3_000
+    dead(tenant, count)
+    job = start(tenant, rate_per_second=2_000)
+    database = connection.settings_dict
+    url = f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
+    environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "codeq_site.settings"}
+    code = "import django; django.setup(); from queues import bulk; bulk.run(lambda: True, seconds=60)"
+    kills = 0
+    try:
+        while job.state == "running":
+            worker = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=settings.BASE_DIR)
+            before = job.handled
+
+            def moved(before: int = before) -> bool:
+                job.refresh_from_db()
+                return job.is_over or job.handled >= before + 700
+
+            until(moved, 60, every=0.001)
+            worker.send_signal(signal.SIGKILL)
+            worker.wait(10)
+            kills += 1
+            job.refresh_from_db()
+    finally:
+        worker.kill()
+        worker.wait(10)
+    assert kills >= 3
+    assert (job.state, counts(job)) == ("done", (count, 0, 0))
+    assert stats(tenant) == (count, 0)
+    taken = [task.id for _ in range(3) for task in services.claim(tenant, ["render"], "w", count=1000).now().tasks]
+    assert len(set(taken)) == len(taken) == count
+
+
+@pytest.mark.spec("ADM-2", "A job keeps its rate")
+def test_a_job_keeps_its_rate(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(tenant, 120)
+    now = datetime.now(UTC)
+    monkeypatch.setattr(bulk, "_now", lambda: now)
+    job = start(tenant, rate_per_second=50)
+    sent = []
+    for _ in range(40):
+        bulk.step(job.pk)
+        bulk.step(job.pk)
+        job.refresh_from_db()
+        sent.append(job.handled + len(job.sending))
+        now += timedelta(seconds=0.1)
+    assert sent[-1] == 120
+    for tenth, number in enumerate(sent):
+        # What a second brings may be sent at once, and not in crumbs.
+        assert min(120, 5 * tenth - 2) <= number <= 50 + 5 * tenth
+
+
+def test_a_pause_is_no_credit(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(tenant, 100)
+    now = datetime.now(UTC)
+    monkeypatch.setattr(bulk, "_now", lambda: now)
+    job = start(tenant, rate_per_second=10)
+    bulk.step(job.pk)
+    now += timedelta(hours=1)
+    for _ in range(5):
+        bulk.step(job.pk)
+    job.refresh_from_db()
+    assert job.handled + len(job.sending) == 20
+
+
+@pytest.fixture
+def watched(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BulkJob]:
+    """A job that has sent its canaries and looks after them."""
+
+    def make(**canary: Any) -> BulkJob:
+        dead(tenant, 50)
+        job = start(tenant, canary=Canary(**({"count": 10, "percent": 20, "seconds": 30} | canary)))
+        for _ in range(3):
+            bulk.step(job.pk)
+        job.refresh_from_db()
+        assert (job.state, job.done) == ("watching", 10)
+        return job
+
+    return make
+
+
+def some_die(tenant: Tenant, count: int) -> None:
+    tasks = services.claim(tenant, ["render"], "w", count=10).now().tasks
+    assert len(tasks) == 10
+    for task in tasks[:count]:
+        services.nack(tenant, task.id, "w").now()
+    results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks[count:]]
+    if results:
+        services.submit(tenant, "w", results).now()
+    beat.run_drain(lambda: True)
+
+
+@pytest.mark.spec("ADM-2", "Canaries go first; if too many of them die again, the rest stays where it is")
+def test_the_rest_stays_dead_when_too_many_canaries_die(tenant: Tenant, watched: Callable[..., BulkJob]) -> None:
+    job = watched()
+    some_die(tenant, 3)
+    bulk.step(job.pk)
+    job.refresh_from_db()
+    assert (job.state, job.canaries_died, counts(job)) == ("stopped", 3, (10, 0, 0))
+    assert job.is_over
+    assert bulk.items(job).filter(is_canary=True).count() == 10
+    assert stats(tenant) == (0, 43)
+    assert bulk.run(lambda: True) == 0
+
+
+def test_the_rest_follows_when_the_canaries_live(
+    tenant: Tenant, watched: Callable[..., BulkJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = watched()
+    some_die(tenant, 2)
+    bulk.step(job.pk)
+    job.refresh_from_db()
+    assert job.state == "watching"  # few enough have died, and their time is not over
+    later = datetime.now(UTC) + timedelta(seconds=31)
+    monkeypatch.setattr(bulk, "_now", lambda: later)
+    bulk.step(job.pk)
+    job.refresh_from_db()
+    assert job.state == "watching"  # the audit cannot have heard of all that happened until then
+    BulkJob.objects.update(watched_until=datetime.now(UTC) - timedelta(seconds=1))
+    bulk.step(job.pk)
+    finished(job)
+    assert (job.state, job.canaries_died, counts(job)) == ("done", 2, (50, 0, 0))
+
+
+def test_canaries_that_the_audit_has_not_heard_of_are_waited_for(
+    tenant: Tenant, watched: Callable[..., BulkJob]
+) -> None:
+    job = watched(seconds=0)
+    some_die(tenant, 0)
+    # They end while PostgreSQL is away from the drain.
+    [waiting] = [services.enqueue(tenant, [NewTask(command="mail", payload="1", max_attempts=1)]).now()[0]]
+    services.claim(tenant, ["mail"], "w").now()
+    services.nack(tenant, waiting.task.id, "w").now()
+    BulkJob.objects.update(watched_until=datetime.now(UTC) + timedelta(milliseconds=50))
+    time.sleep(0.06)
+    bulk.step(job.pk)
+    job.refresh_from_db()
+    assert job.state == "watching"
+    beat.run_drain(lambda: True)
+    bulk.step(job.pk)
+    job.refresh_from_db()
+    assert job.state == "running"
+
+
+@pytest.mark.spec("ADM-2", "A job is cancelled: nothing more is chosen, and what was on its way is counted")
+def test_a_cancelled_job_does_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PIECE", 10)
+    dead(tenant, 50)
+    job = start(tenant)
+    bulk.step(job.pk)
+    bulk.step(job.pk)
+    assert bulk.cancel([tenant.tid], str(job.pk)).state == "cancelling"
+    finished(job)
+    assert (job.state, job.is_over, counts(job)) == ("cancelled", True, (20, 0, 0))
+    assert stats(tenant) == (20, 30)
+    assert bulk.cancel([tenant.tid], str(job.pk)).state == "cancelled"
+    done = finished(start(tenant))
+    assert bulk.cancel([tenant.tid], str(done.pk)).state == "done"
+
+
+def test_a_job_that_has_not_begun_is_cancelled_at_once(tenant: Tenant) -> None:
+    dead(tenant, 5)
+    job = start(tenant)
+    assert bulk.cancel([tenant.tid], str(job.pk)).state == "cancelled"
+    assert bulk.run(lambda: True) == 0
+    assert stats(tenant) == (0, 5)
+
+
+@pytest.mark.spec("TEN-3", "A tenant's jobs reach its own dead letters only, and only it sees and cancels them")
+def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: Tenant, other_tenant: Tenant) -> None:
+    dead(tenant, 5)
+    theirs = dead(other_tenant, 5)
+    job = start(tenant, Filter())
+    for reach in (bulk.find, bulk.cancel):
+        with pytest.raises(errors.NotFound):
+            reach([other_tenant.tid], str(job.pk))
+        with pytest.raises(errors.NotFound):
+            reach([tenant.tid], str(uuid.uuid4()))
+        with pytest.raises(errors.NotFound):
+            reach([tenant.tid], "nonsense")
+    assert list(bulk.of([other_tenant.tid])) == []
+    assert list(bulk.of(None)) == [job]
+    finished(job)
+    assert counts(finished(start(tenant, theirs, kind="delete"))) == (5, 0, 0)  # gone, for all that they know
+    assert (stats(tenant), stats(other_tenant)) == ((5, 0), (0, 5))
+    assert len(deadletters.page([other_tenant.tid], Filter()).letters) == 5
+
+
+@pytest.mark.parametrize(
+    ("which", "asked"),
+    [
+        ([], {}),
+        (["x"], {}),
+        ([str(uuid.uuid4())] * (bulk.IDS + 1), {}),
+        (Filter(text="-"), {}),
+        (Filter(json_path="$["), {}),
+        (RENDER, {"rate_per_second": 0}),
+        (RENDER, {"canary": Canary(count=-1)}),
+        (RENDER, {"canary": Canary(count=bulk.CANARIES + 1)}),
+        (RENDER, {"canary": Canary(count=1, percent=101)}),
+        (RENDER, {"canary": Canary(count=1), "kind": "delete"}),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_job_that_cannot_be_is_refused(tenant: Tenant, which: Any, asked: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        start(tenant, which, **asked)
+    assert not BulkJob.objects.exists()
+
+
+def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_tenant: Tenant) -> None:
+    for _ in range(bulk.JOBS):
+        start(tenant)
+    with pytest.raises(errors.TooMany):
+        start(tenant)
+    start(other_tenant)
+    bulk.run(lambda: True)
+    start(tenant)
+
+
+def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PIECE", 10)
+    monkeypatch.setattr(bulk, "NOTED", 20)
+    ids = dead(tenant, 45)
+    job = start(tenant)
+    services.replay(tenant, ids).now()
+    finished(job)
+    assert counts(job) == (0, 45, 0)
+    assert BulkItem.objects.filter(job=job).count() == 20
+    assert deadletters.page([tenant.tid], Filter()).letters == []
+
+
+def test_the_schedule_runs_jobs_every_second() -> None:
+    app.loader.import_default_modules()
+    assert "queues.bulk" in app.tasks
