@@ -37,18 +37,19 @@ class Act(View):
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
-        reason = request.POST.get("reason", "").strip()[:REASON_CHARS]
-        if not reason:
-            messages.error(request, "Nothing was done: say why, it is kept with what you do.")
-            return self.leave()
-        try:
-            said = self.act(tenant, reason)
-        except errors.CodeqError as error:
-            messages.error(request, f"Nothing was done: {error}")
-        else:
-            if said:
-                messages.success(request, said)
+        if reason := self.reason():
+            try:
+                messages.success(request, self.act(tenant, reason))
+            except errors.CodeqError as error:
+                messages.error(request, f"Nothing was done: {error}")
         return self.leave()
+
+    def reason(self) -> str:
+        """Why, in the person's words; empty after telling them that there must be some."""
+        reason = self.request.POST.get("reason", "").strip()[:REASON_CHARS]
+        if not reason:
+            messages.error(self.request, "Nothing was done: say why, it is kept with what you do.")
+        return reason
 
     def leave(self) -> HttpResponse:
         to = self.request.POST.get("next", "")

@@ -15,7 +15,7 @@ TABLES: dict[str, dict[str, str]] = {
         "tenants.SigningSecret": "key",
     },
     "Queues": {
-        "queues.QueuePolicy": "rule", "queues.BulkJob": "playlist_play", "queues.AuditedResult": "task_alt",
+        "queues.QueuePolicy": "rule", "queues.BulkJob": "fact_check", "queues.AuditedResult": "task_alt",
         "queues.Attempt": "history",
     },
     "Webhooks": {
@@ -27,7 +27,11 @@ TABLES: dict[str, dict[str, str]] = {
         "auth.Group": "group",
     },
 }  # fmt: skip
-PAGES = (("Overview", "console:overview", "monitoring"),)
+PAGES = (
+    ("Overview", "console:overview", "monitoring", ("/console/queue/",)),
+    ("Dead letters", "console:dead", "skull", ()),
+    ("Bulk jobs", "console:bulk", "playlist_play", ()),
+)
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
@@ -50,9 +54,11 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     return [group for group in groups if group["items"]]
 
 
-def _page(request: HttpRequest, title: str, name: str, icon: str) -> dict[str, Any]:
+def _page(request: HttpRequest, title: str, name: str, icon: str, below: tuple[str, ...]) -> dict[str, Any]:
     link = reverse(name)
-    return {"title": title, "icon": icon, "link": link, "active": request.path == link}
+    path = request.path
+    is_below = any(part in path for part in below) or (name != "console:overview" and path.startswith(link))
+    return {"title": title, "icon": icon, "link": link, "active": path == link or is_below}
 
 
 def _table(request: HttpRequest, model: dict[str, Any], icon: str) -> dict[str, Any]:

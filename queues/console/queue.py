@@ -42,6 +42,7 @@ class QueuePage(Page):
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         tenant, command = asked(self.request)
+        query = urlencode({"tenant": tenant.tid, "command": command})
         return super().get_context_data(
             title=f"Queue {command}",
             subtitle=tenant.slug,
@@ -51,7 +52,8 @@ class QueuePage(Page):
             spans=[{"key": key, "name": name} for key, name in SPANS],
             charts=[{"name": name, "title": title, "unit": unit} for name, title, unit in CHARTS],
             fields={"tenant": tenant.tid, "command": command},
-            query=urlencode({"tenant": tenant.tid, "command": command}),
+            query=query,
+            dead_url=f"{reverse('console:dead')}?{query}",
             may_act=scoping.may(self.request.user, tenant.tid, Role.OPERATOR),
             **extra,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from django.urls import path
 
+from queues.console.bulk import CancelBulk, JobData, JobPage, JobsPage, NewPage, StartBulk
+from queues.console.dead import DeleteSelected, Export, GroupsPage, ListPage, ReplaySelected
 from queues.console.overview import OverviewData, OverviewPage
 from queues.console.page import inside
 from queues.console.queue import PauseQueue, QueueCourse, QueueData, QueuePage, ResumeQueue
@@ -24,4 +26,15 @@ urlpatterns = [
     path("console/task/cancel/", inside(CancelTask), name="task-cancel"),
     path("console/task/replay/", inside(ReplayTask), name="task-replay"),
     path("console/task/delete/", inside(DeleteTask), name="task-delete"),
+    path("console/dead/", inside(GroupsPage), name="dead"),
+    path("console/dead/list/", inside(ListPage), name="dead-list"),
+    path("console/dead/export/", inside(Export), name="dead-export"),
+    path("console/dead/replay/", inside(ReplaySelected), name="dead-replay"),
+    path("console/dead/delete/", inside(DeleteSelected), name="dead-delete"),
+    path("console/bulk/", inside(JobsPage), name="bulk"),
+    path("console/bulk/new/", inside(NewPage), name="bulk-new"),
+    path("console/bulk/start/", inside(StartBulk), name="bulk-start"),
+    path("console/bulk/job/", inside(JobPage), name="bulk-job"),
+    path("console/bulk/job/live.json", inside(JobData), name="bulk-job-data"),
+    path("console/bulk/job/cancel/", inside(CancelBulk), name="bulk-cancel"),
 ]

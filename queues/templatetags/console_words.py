@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
 from django import template
 
 register = template.Library()
+
+
+WIDE, HIGH = 120, 28
+
+
+@register.filter
+def spark_line(values: Sequence[int]) -> str:
+    """The path of a small curve through these values, oldest first."""
+    return f"M{'L'.join(_points(values))}" if values else ""
+
+
+@register.filter
+def spark_area(values: Sequence[int]) -> str:
+    """What is below that curve."""
+    return f"M0,{HIGH}L{'L'.join(_points(values))}L{WIDE},{HIGH}Z" if values else ""
+
+
+def _points(values: Sequence[int]) -> list[str]:
+    most, step = max([*values, 1]), WIDE / max(len(values) - 1, 1)
+    return [f"{at * step:.1f},{HIGH - 2 - (HIGH - 4) * value / most:.1f}" for at, value in enumerate(values)]
 
 
 @register.filter
@@ -22,3 +45,26 @@ def duration(seconds: float | None) -> str:
             name, other = names.split()
             return f"{whole} {name} {rest // small} {other}"
     raise AssertionError
+
+
+@register.filter
+def thousands(count: int) -> str:
+    return f"{count:,}"
+
+
+@register.filter
+def ago(moment: datetime) -> str:
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    for size, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name} ago"
+    return "now" if seconds < 1 else f"{int(seconds)} s ago"
+
+
+@register.filter
+def gist(error: str) -> str:
+    """An error's line that says what happened: of a traceback the last one."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    if not lines:
+        return "(no message)"
+    return lines[-1] if lines[0].startswith("Traceback ") else error

@@ -4,6 +4,7 @@
 const EVERY_MS = 3000;
 const PULSES_EVERY_MS = 30000;
 const COURSE_EVERY_MS = 30000;
+const PROGRESS_EVERY_MS = 1000;
 
 const write = {
   count: (value) => (value ?? 0).toLocaleString("en-GB"),
@@ -17,9 +18,10 @@ const write = {
 
   duration(seconds) {
     if (seconds === null || seconds === undefined) return "–";
+    if (seconds === 0) return "0";
     if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
-    if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
-    return write.age(seconds);
+    const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([each]) => seconds >= each);
+    return `${Number((seconds / size).toFixed(1))} ${unit}`;
   },
 
   age(seconds) {
@@ -420,6 +422,63 @@ document.addEventListener("alpine:init", () => {
         event.preventDefault();
         this.wrong = `This is not JSON: ${error.message}`;
       }
+    },
+  }));
+
+  Alpine.data("picking", () => ({
+    picked: [],
+
+    all() {
+      return [...this.$root.querySelectorAll("input[name=pick]")].map((box) => box.value);
+    },
+
+    pickAll(isOn) {
+      this.picked = isOn ? this.all() : [];
+    },
+  }));
+
+  Alpine.data("bulkJob", (dataUrl) => ({
+    ...write,
+    ...live,
+    job: {},
+
+    init() {
+      this.job = given("progress");
+      if (this.job.is_over) return;
+      everyNowAndThen(async () => {
+        await this.keep(async () => (this.job = await readJson(dataUrl)));
+        // What could not be done is listed by the page.
+        if (this.job.is_over && this.job.skipped + this.job.failed) window.location.reload();
+        return !this.job.is_over;
+      }, PROGRESS_EVERY_MS);
+    },
+
+    part(name) {
+      return this.job.total ? (100 * this.job[name]) / this.job.total : 0;
+    },
+
+    share() {
+      if (this.job.is_over) return write.count(this.job.handled);
+      return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.handled) / this.job.total : 0)} %`;
+    },
+
+    sentence() {
+      const { handled, total, per_second: rate, seconds, is_over: isOver } = this.job;
+      if (isOver) return `dealt with in ${write.duration(seconds)}`;
+      if (total === null) return "what there is to do";
+      const left = rate ? `, about ${write.age((total - handled) / rate)} to go` : "";
+      return `${write.count(handled)} of ${write.count(total)}${left}`;
+    },
+
+    tiles() {
+      const job = this.job;
+      return [
+        { name: "Done", value: write.count(job.done) },
+        { name: "Skipped", value: write.count(job.skipped) },
+        { name: "Failed", value: write.count(job.failed), tone: job.failed ? "bad" : "" },
+        { name: "Per second", value: write.rate(job.per_second) },
+        ...(job.canaries_died === null ? [] : [{ name: "Canaries that died", value: job.canaries_died, tone: job.canaries_died ? "bad" : "" }]),
+      ];
     },
   }));
 });

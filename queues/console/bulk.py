@@ -1,0 +1,224 @@
+"""Bulk jobs: tried dry, started with care, watched, cancelled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.generic import View
+
+from codeq_site import errors
+from queues import bulk
+from queues.bulk import Canary
+from queues.console import dead
+from queues.console.acts import Act, recorded
+from queues.console.page import Page, tenant_of
+from queues.models import BulkItem, BulkJob
+from tenants import scoping
+from tenants.scoping import Role
+from tenants.tenant import Tenant
+
+PAGE = 50
+ITEMS = 50
+VERBS: Final = {"replay": "Replay", "delete": "Delete"}
+TONES = {"running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelled": "warn"}
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    state: str
+    says: str
+    tone: str
+    total: int | None
+    handled: int
+    done: int
+    skipped: int
+    failed: int
+    canaries_died: int | None
+    per_second: float | None
+    seconds: float
+    is_over: bool
+
+
+class NewPage(Page):
+    """What a job would be about, before it is one."""
+
+    template_name = "console/bulk_new.html"
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        asked, kind = meant(self.request)
+        assert asked.tenant is not None
+        trial = bulk.dry_run(asked.tenant, asked.filter)
+        return super().get_context_data(
+            title=f"{VERBS[kind]} all that match",
+            tenant=asked.tenant,
+            kind=kind,
+            verb=VERBS[kind],
+            trial=trial,
+            criteria=criteria(asked),
+            query=asked.query,
+            list_url=asked.url("console:dead-list"),
+            **extra,
+        )
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            return super().get(request, *args, **kwargs)
+        except errors.InvalidRequest as error:
+            messages.error(request, str(error))
+            return redirect("console:dead-list")
+
+
+class StartBulk(Act):
+    """Starts what the page before showed. Answers with the job's own page."""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        # The tenant first: whoever may not act here learns nothing about the rest.
+        tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
+        if not (reason := self.reason()):
+            return self.leave()
+        try:
+            asked, kind = meant(request, request.POST)
+            with recorded(request, tenant, f"Bulk {kind} of dead letters ({criteria(asked)})", reason):
+                job = bulk.start(
+                    tenant,
+                    kind,
+                    asked.filter,
+                    actor=request.user.get_username(),
+                    reason=reason,
+                    rate_per_second=number(request, "rate"),
+                    canary=canary(request),
+                )
+        except errors.CodeqError as error:
+            messages.error(request, f"Nothing was started: {error}")
+            return self.leave()
+        return redirect(url_of_job(job))
+
+
+class JobsPage(Page):
+    title = "Bulk jobs"
+    template_name = "console/bulk_list.html"
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        jobs = bulk.of(scoping.tids_of(self.request.user)).select_related("tenant")
+        if before := self.request.GET.get("before"):
+            try:
+                jobs = jobs.filter(created_at__lt=datetime.fromisoformat(before))
+            except ValueError:
+                raise Http404("Not a moment.") from None
+        rows = list(jobs[: PAGE + 1])
+        older = urlencode({"before": rows[PAGE - 1].created_at.isoformat()}) if len(rows) > PAGE else ""
+        return super().get_context_data(
+            jobs=[{"job": job, "progress": progress(job), "url": url_of_job(job)} for job in rows[:PAGE]],
+            older=older,
+            **extra,
+        )
+
+
+class JobPage(Page):
+    template_name = "console/bulk_job.html"
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        job = job_of(self.request)
+        tid = str(job.tenant_id)
+        return super().get_context_data(
+            title=f"{VERBS[job.kind]} of dead letters",
+            job=job,
+            tenant=tenant_of(self.request, tid),
+            progress=msgspec.to_builtins(progress(job)),
+            criteria=job.filter or "named one by one",
+            items=list(problems(job)),
+            fields={"tenant": tid, "id": str(job.pk)},
+            may_cancel=not job.is_over and scoping.may(self.request.user, tid, Role.OPERATOR),
+            **extra,
+        )
+
+
+class JobData(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(msgspec.json.encode(progress(job_of(request))), content_type="application/json")
+
+
+class CancelBulk(Act):
+    back = "console:bulk"
+
+    def act(self, tenant: Tenant, reason: str) -> str:
+        job_id = self.request.POST.get("id", "")
+        with recorded(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
+            bulk.cancel([tenant.tid], job_id)
+        return "The job is cancelled. What is done stays done."
+
+
+def meant(request: HttpRequest, values: Any = None) -> tuple[dead.Asked, str]:
+    """The dead letters, of one tenant, and what is to be done to them. InvalidRequest where that is not said."""
+    values = request.GET if values is None else values
+    asked = dead.read(request, values)
+    kind = values.get("kind", "replay")
+    if kind not in VERBS:
+        raise errors.InvalidRequest("kind: replay or delete")
+    if asked.tenant is None:
+        raise errors.InvalidRequest("Choose the tenant first: a job is about the dead letters of one.")
+    tenant_of(request, asked.tenant.tid, Role.OPERATOR)
+    return asked, kind
+
+
+def criteria(asked: dead.Asked) -> str:
+    words = [f"{name} {value}" for name, value in asked.query.items() if name != "tenant"]
+    return ", ".join(words) or "all of them"
+
+
+def canary(request: HttpRequest) -> Canary | None:
+    count = number(request, "canary")
+    if not count:
+        return None
+    asked = {name: number(request, name) for name in ("percent", "seconds")}
+    return Canary(count=count, **{name: value for name, value in asked.items() if value is not None})
+
+
+def number(request: HttpRequest, name: str) -> int | None:
+    text = request.POST.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise errors.InvalidRequest(f"{name}: a whole number")
+    return int(text)
+
+
+def job_of(request: HttpRequest) -> BulkJob:
+    try:
+        return bulk.find(scoping.tids_of(request.user), request.GET.get("id", ""))
+    except errors.NotFound as error:
+        raise Http404(str(error)) from error
+
+
+def progress(job: BulkJob) -> Progress:
+    until = job.ended_at or datetime.now(UTC)
+    seconds = (until - job.started_at).total_seconds() if job.started_at else 0.0
+    return Progress(
+        state=job.state,
+        says=BulkJob.State(job.state).label,
+        tone=TONES.get(job.state, ""),
+        total=job.total,
+        handled=job.handled,
+        done=job.done,
+        skipped=job.skipped,
+        failed=job.failed,
+        canaries_died=job.canaries_died,
+        per_second=job.handled / seconds if seconds > 1 else None,
+        seconds=seconds,
+        is_over=job.is_over,
+    )
+
+
+def problems(job: BulkJob) -> Any:
+    """The first of those that could not be done."""
+    return BulkItem.objects.filter(job=job, outcome__in=(bulk.SKIPPED, bulk.FAILED)).order_by("pk")[:ITEMS]
+
+
+def url_of_job(job: BulkJob) -> str:
+    return f"{reverse('console:bulk-job')}?id={job.pk}"
