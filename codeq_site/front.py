@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
+
+from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIHandler
+from django.http import StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 
 from codeq_site import request_id
@@ -14,6 +20,24 @@ API = "/v1/codeq/"
 OPERATIONS = frozenset({"/healthz", "/readyz", "/metrics", "/.well-known/jwks.json"})
 
 
+class ConsoleHandler(ASGIHandler):
+    """Django as it comes, but for files: those that WhiteNoise sends are read in threads, and a piece at a time."""
+
+    async def send_response(self, response: HttpResponseBase, send: Send) -> None:
+        if isinstance(response, StreamingHttpResponse) and not response.is_async:
+            pieces = cast(Iterator[bytes], response.streaming_content)
+            response.streaming_content = _read_in_threads(pieces)
+        await super().send_response(response, send)
+
+
+async def _read_in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    def following() -> bytes | None:
+        return next(pieces, None)
+
+    while (piece := await sync_to_async(following)()) is not None:
+        yield piece
+
+
 class Front:
     """Splits by path; what this process does not serve is a 404. Handles the server's start and stop."""
 
@@ -21,7 +45,7 @@ class Front:
         # The views are imported now, and not while the first client waits.
         _ = get_resolver().url_patterns
         self.lean = LeanHandler()
-        self.console = ASGIHandler()
+        self.console = ConsoleHandler()
         self.serves_api = conf().web.serve != "console"
         self.serves_console = conf().web.serve != "api"
 

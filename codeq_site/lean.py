@@ -36,7 +36,8 @@ BODY_SECONDS = 30.0
 # What is read beyond the largest body and thrown away, so that a client can finish sending and see its answer.
 DRAIN_BYTES = 64 * 2**10
 DRAIN_SECONDS = 2.0
-ALWAYS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+NOT_GUESSED = (b"x-content-type-options", b"nosniff")
+NOT_KEPT = (b"cache-control", b"no-store")
 
 
 class LeanRequest(ASGIRequest):
@@ -236,7 +237,9 @@ class LeanHandler(ASGIHandler):
         assert isinstance(response, HttpResponse)
         body = response.content
         headers = [(name.encode("ascii").lower(), value.encode("latin-1")) for name, value in response.headers.items()]
-        headers += ((request_id.HEADER, request.id.encode()), *ALWAYS)
+        headers += ((request_id.HEADER, request.id.encode()), NOT_GUESSED)
+        if "Cache-Control" not in response.headers:
+            headers.append(NOT_KEPT)
         if response.status_code != 204:
             headers.append((b"content-length", b"%d" % len(body)))
         if not request.is_body_read:

@@ -9,18 +9,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API.
-_threads = ThreadPoolExecutor(4, thread_name_prefix="off-loop")
+THREADS = 4
+_pool: ThreadPoolExecutor | None = None
+_opened: set[BaseDatabaseWrapper] = set()
 
 
 async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `work`, which may use the ORM. Django's own signals do not reach the lean handler, so a connection
     that is too old or broken is dropped here."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(THREADS, thread_name_prefix="off-loop")
 
     def guarded() -> R:
         close_old_connections()
@@ -28,6 +34,19 @@ async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             return work(*args, **kwargs)
         finally:
             close_old_connections()
+            _opened.update(connections.all(initialized_only=True))
 
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_threads, functools.partial(context.run, guarded))
+    return await asyncio.get_running_loop().run_in_executor(_pool, functools.partial(context.run, guarded))
+
+
+def stop() -> None:
+    """End the threads and their connections; the next work starts new ones."""
+    global _pool
+    if _pool is not None:
+        _pool.shutdown(wait=True)
+        _pool = None
+    while _opened:
+        connection = _opened.pop()
+        connection.inc_thread_sharing()  # its own thread has ended
+        connection.close()

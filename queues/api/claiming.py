@@ -29,13 +29,31 @@ async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count
     tenant = caller.tenant
     asked = commands_for(caller, body.commands)
 
+    # One request, however often it looks.
+    is_counted = True
+
     async def take(commands: Sequence[str], wait_ms: int) -> Claimed:
-        return await services.claim(
-            tenant, commands, caller.subject, lease_seconds=body.lease_seconds, count=count, wait_ms=wait_ms
+        nonlocal is_counted
+        call = services.claim(
+            tenant,
+            commands,
+            caller.subject,
+            lease_seconds=body.lease_seconds,
+            count=count,
+            wait_ms=wait_ms,
+            by=caller.fingerprint,
+            is_counted=is_counted,
         )
+        is_counted = False
+        return await call
 
     async def look(wait_ms: int) -> Claimed:
+        nonlocal is_counted
         if asked == [ANY_COMMAND]:
+            # Counted here: it may take several claims, or none where there is no queue.
+            if is_counted and tenant.rates.claim:
+                await services.admit(tenant, "claim", tenant.rates.claim, by=caller.fingerprint)
+            is_counted = False
             claimed = await _of_every_queue(tenant, take, wait_ms)
         else:
             claimed = await take(asked, wait_ms)

@@ -149,6 +149,8 @@ def declared_errors(declared: Any) -> list[type[CodeqError]]:
         found.append(errors.InvalidRequest)
     if not declared.is_open:
         found += [*CALLER_ERRORS, errors.Unavailable]
+    if declared.rate is not None:
+        found.append(errors.TooMany)
     found += declared.errors
     return list(dict.fromkeys(found))
 

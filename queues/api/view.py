@@ -18,9 +18,10 @@ from django.http import HttpResponse
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
-from codeq_site import errors, problem
+from codeq_site import errors, metrics, problem
 from codeq_site.conf import conf
 from codeq_site.lean import LeanRequest
+from queues import services
 from queues.api.schema import ApiSchema
 from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
 
@@ -49,6 +50,8 @@ class Operation:
     # Headers that are read and sent, beside those of every operation: name -> what it says.
     headers: dict[str, str] = field(default_factory=dict)
     answer_headers: dict[str, str] = field(default_factory=dict)
+    # Which of the tenant's rates it counts against; None: none, or its own script counts it.
+    rate: str | None = None
     # A verb that ends claimed work is open to a suspended tenant too.
     is_finishing: bool = False
     # Answers anybody: no token is looked at.
@@ -126,8 +129,8 @@ class ApiView(APIView):
             for permission in declared.permissions:
                 if not permission.has_permission(request, self):  # type: ignore[arg-type]
                     raise errors.Forbidden(getattr(permission, "message", None))
-            if self.throttle_classes:
-                self.check_throttles(request)  # type: ignore[arg-type]
+            if declared.rate is not None and (per_second := getattr(caller.tenant.rates, declared.rate)):
+                await services.admit(caller.tenant, declared.rate, per_second, by=caller.fingerprint)
             if declared.query is not None:
                 arguments["query"] = read_query(request.scope["query_string"], declared.query)
             if declared.decoder is not None:
@@ -137,6 +140,8 @@ class ApiView(APIView):
             return self.handle_exception(error)
 
     def handle_exception(self, error: Exception) -> HttpResponse:  # type: ignore[override]
+        if isinstance(error, errors.TooMany):
+            metrics.rate_limit_hits.labels(self.operations[self.request.method][0].name).inc()
         return problem.answer(error)
 
     def _other_method(self, request: LeanRequest) -> HttpResponse:

@@ -26,6 +26,7 @@ class ClaimView(ApiView):
         body=wire.NewClaim,
         is_body_optional=True,
         answers={200: wire.Task, 204: None},
+        errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
         """The best ready task of the queues, under a lease. 204 when there is none, after `waitSeconds`."""
@@ -42,6 +43,7 @@ class ClaimBatchView(ApiView):
         body=wire.NewClaims,
         is_body_optional=True,
         answers={200: wire.Tasks, 204: None},
+        errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
         """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""

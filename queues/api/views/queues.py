@@ -20,6 +20,7 @@ class QueuesView(ApiView):
         tag="Admin",
         summary="List the tenant's queues",
         may=(IsAdmin,),
+        rate="admin",
         answers={200: wire.Queues},
     )
     async def get(self, caller: Caller) -> HttpResponse:
@@ -34,6 +35,7 @@ class QueueView(ApiView):
         tag="Admin",
         summary="Count what one queue holds",
         may=(IsAdmin,),
+        rate="admin",
         answers={200: wire.QueueStats},
         errors=(errors.InvalidRequest,),
     )
@@ -48,6 +50,7 @@ class PauseView(ApiView):
         tag="Admin",
         summary="Stop giving out a queue's tasks",
         may=(IsAdmin,),
+        rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
     )
@@ -63,6 +66,7 @@ class ResumeView(ApiView):
         tag="Admin",
         summary="Give out a queue's tasks again",
         may=(IsAdmin,),
+        rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
     )
@@ -78,6 +82,7 @@ class CleanupView(ApiView):
         tag="Admin",
         summary="Remove ended tasks whose retention is over",
         may=(IsAdmin,),
+        rate="admin",
         body=wire.NewCleanup,
         is_body_optional=True,
         answers={200: wire.CleanedUp},

@@ -100,6 +100,7 @@ class ExchangeView(ApiView):
         body=wire.NewExchange,
         is_body_optional=True,
         answers={200: wire.Exchanged},
+        errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """A worker's whole loop in one request. A suspended tenant's results are taken, and no new task is given."""

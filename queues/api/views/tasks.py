@@ -24,7 +24,13 @@ class TasksView(ApiView):
         may=(IsProducer,),
         body=wire.NewTask,
         answers={202: wire.Task},
-        errors=(errors.PayloadTooLarge, errors.IdempotencyMismatch, errors.StoreFull),
+        errors=(
+            errors.PayloadTooLarge,
+            errors.IdempotencyMismatch,
+            errors.TooMany,
+            errors.QueueFull,
+            errors.StoreFull,
+        ),
         headers=TRACE,
         answer_headers={
             "Idempotency-Replayed": "`true`: the key had made this task before.",
@@ -35,7 +41,7 @@ class TasksView(ApiView):
         """Acknowledged means on disk. A repeated `idempotencyKey` answers with the task that it made before, and says
         so in a header."""
         new = translate.new_task(body, *trace.context(self.request))
-        (item,) = await services.enqueue(caller.tenant, [new])
+        (item,) = await services.enqueue(caller.tenant, [new], by=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
         if not item.is_replayed:
@@ -69,7 +75,7 @@ class TaskBatchView(ApiView):
                 new.append(translate.new_task(each, *context))
             except CodeqError as error:
                 refused[at] = error
-        stored = iter(await services.enqueue(caller.tenant, new) if new else ())
+        stored = iter(await services.enqueue(caller.tenant, new, by=caller.fingerprint) if new else ())
         items = [refused[at] if at in refused else next(stored) for at in range(len(body.tasks))]
         for item in items:
             if isinstance(item, nouns.Enqueued) and not item.is_replayed:

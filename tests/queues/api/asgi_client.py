@@ -10,6 +10,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from codeq_site.asgi import application
+from tests.queues.api import conformity
+
 Application = Callable[..., Awaitable[None]]
 UNSAID: Any = object()
 
@@ -33,8 +36,11 @@ class Answer(msgspec.Struct):
 class Exchange:
     """One request under way: `await it` for the answer, `leave()` to hang up."""
 
-    def __init__(self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes]) -> None:
+    def __init__(
+        self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes], *, stalls: bool = False
+    ) -> None:
         self._chunks = list(chunks) or [b""]
+        self._stalls = stalls
         self._gone = asyncio.Event()
         self._started: dict[str, Any] = {}
         self._body = b""
@@ -45,7 +51,7 @@ class Exchange:
         if self._chunks:
             chunk = self._chunks.pop(0)
             self.taken += len(chunk)
-            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
+            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or self._stalls}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -83,8 +89,9 @@ class Client:
         *,
         headers: dict[str, str] | None = None,
         chunks: Sequence[bytes] | None = None,
+        stalls: bool = False,
     ) -> Exchange:
-        """Send a request: `body` as JSON, or as it is when it is bytes."""
+        """Send a request: `body` as JSON, or as it is when it is bytes. `stalls`: its end never comes."""
         target, _, query = path.partition("?")
         sent = {"host": "testserver"}
         if self.token is not None:
@@ -108,11 +115,13 @@ class Client:
             "client": ("127.0.0.1", 1),
             "server": ("testserver", 80),
         }
-        return Exchange(self.application, scope, chunks or [])
+        return Exchange(self.application, scope, chunks or [], stalls=stalls)
 
     async def request(self, method: str, path: str, body: Any = UNSAID, **said: Any) -> Answer:
         answer = await self.start(method, path, body, **said).answer()
         assert answer is not None
+        if self.application is application:
+            conformity.check(method, path, answer)
         return answer
 
     async def get(self, path: str, **said: Any) -> Answer:

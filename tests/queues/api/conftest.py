@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives import serialization
 
+from codeq_site import offloop
 from codeq_site.asgi import application
 from queues import waiting
 from tenants import keys, models, sealing, services
@@ -47,6 +48,7 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
         yield
         verifier.stop()
         directory.stop()
+        offloop.stop()
         keys.retire(row.kid)
         models.Tenant.objects.filter(slug__in=[NORTH, SOUTH]).delete()
 

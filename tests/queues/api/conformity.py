@@ -1,0 +1,60 @@
+"""Whatever the application answers is what its OpenAPI document declares: asked of every answer in these tests."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from drf_spectacular.generators import SchemaGenerator
+from openapi_schema_validator import OAS31Validator
+
+if TYPE_CHECKING:
+    from tests.queues.api.asgi_client import Answer
+
+# Of the path or of a defect, and so of no operation.
+OF_NO_OPERATION = (404, 405, 500)
+
+
+@cache
+def document() -> dict[str, Any]:
+    generated: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    return generated
+
+
+@cache
+def _paths() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    found = [(re.sub(r"{\w+}", "[^/]+", path), methods) for path, methods in document()["paths"].items()]
+    # Literal paths first, as the URLconf has them.
+    return [(re.compile(path), methods) for path, methods in sorted(found, key=lambda each: "[" in each[0])]
+
+
+@cache
+def validator(reference: str) -> OAS31Validator:
+    return OAS31Validator({"$ref": reference, "components": document()["components"]})
+
+
+def check(method: str, path: str, answer: Answer) -> None:
+    """Fails when the status, the media type or the body of the answer is not declared."""
+    target = unquote(path.partition("?")[0])
+    methods = next((methods for pattern, methods in _paths() if pattern.fullmatch(target)), {})
+    operation = methods.get("get" if method == "HEAD" else method.lower())
+    if operation is None or (answer.status in OF_NO_OPERATION and str(answer.status) not in operation["responses"]):
+        return
+    declared = operation["responses"].get(str(answer.status))
+    assert declared is not None, f"{method} {path} answered {answer.status}, which it does not declare"
+    if "$ref" in declared:
+        declared = document()["components"]["responses"][declared["$ref"].rpartition("/")[2]]
+    kinds = declared.get("content", {})
+    if not kinds or method == "HEAD":
+        assert answer.body == b""
+        return
+    kind = answer.headers["content-type"].partition(";")[0]
+    assert kind in kinds, f"{method} {path} answered {kind}"
+    if "$ref" in kinds[kind]["schema"]:
+        errors = list(validator(kinds[kind]["schema"]["$ref"]).iter_errors(answer.json))
+        assert not errors, (method, path, answer.status, errors[0].message)
+    if kind == "application/problem+json":
+        codes = set(kinds[kind]["examples"])
+        assert answer.json["code"] in codes, f"{method} {path} answered {answer.json['code']}, not one of {codes}"

@@ -1,0 +1,200 @@
+"""Whatever is sent: a 4xx that names what is wrong, nothing changed, and never a 5xx."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+
+from codeq_site.redis import client as redis_client
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS
+from tests.queues.api.test_tasks import made
+
+GOOD: dict[str, Any] = {"command": "A", "payload": {}}
+
+
+def everything() -> dict[bytes, Any]:
+    """All of Redis, to see that nothing changed."""
+    return {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
+
+
+PAYLOADS = {
+    "null": b"null",
+    "nothing": b"",
+    "a thousand levels": b"[" * 1_000 + b"]" * 1_000,
+    "101 levels": b'{"a":' * 101 + b"1" + b"}" * 101,
+    "101 levels, mixed": b'{"a":[' * 50 + b"{}" + b"]}" * 50,
+    "a hundred thousand levels": b"[" * 100_000 + b"]" * 100_000,
+    "a million, never closed": b"[" * 1_000_000,
+    "NaN": b"NaN",
+    "Infinity": b"Infinity",
+    "-Infinity": b"-Infinity",
+    "not UTF-8": b'"\xff"',
+    "a surrogate in UTF-8": b'"\xed\xa0\x80"',
+    "an overlong byte": b'"\xc0\xaf"',
+    "a lone surrogate": rb'"\ud800"',
+    "a lone low surrogate": rb'"\udc00 and more"',
+    "a torn pair": rb'"\ud800A and more"',
+    "a surrogate as a key": rb'{"\ud800 and more":1}',
+    "a control character": b'"\x01"',
+    "a line break in a text": b'"a\nb"',
+    "a single quote": b"'a'",
+    "a leading zero": b"01",
+    "a trailing comma": b"[1,]",
+    "a comment": b"1 /* one */",
+    "hexadecimal": b"0x10",
+    "a bare word": b"undefined",
+}
+
+
+@pytest.mark.spec("ENQ-1", "A payload that some JSON library could not read is refused, and named")
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
+async def test_a_payload_nobody_could_read_is_refused(producer: Client, payload: bytes) -> None:
+    began = time.perf_counter()
+    answer = await producer.post(TASKS, b'{"command":"A","payload":' + payload + b"}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert time.perf_counter() - began < 1
+    assert len(answer.json["detail"]) < 500
+    assert not everything()
+
+
+async def test_a_deep_result_is_refused_as_well(producer: Client, worker: Client) -> None:
+    task = await made(producer)
+    await worker.post(f"{TASKS}/claim")
+    deep = b'{"a":' * 200 + b"1" + b"}" * 200
+    body = b'{"status":"COMPLETED","result":' + deep + b"}"
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert answer.status == 400
+    assert "result" in answer.json["detail"]
+
+
+BODIES = [b"", b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff\xfe{}\x00", b"\xef\xbb\xbf{}",
+          b'{"command"}', b"{'command':'A'}", b"\x00", b"[" * 100_000, b'{"a":' * 100_000, b'{"\xff":1}',
+          b'{"command":"\xff","payload":1}', rb'{"command":"\ud800","payload":1}', b"payload=1&command=A"]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("path", ["", "/batch"])
+async def test_a_body_that_is_no_task_is_refused(producer: Client, path: str, body: bytes) -> None:
+    answer = await producer.post(TASKS + path, body, headers={"Content-Type": "application/json"})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("body", BODIES[1:])
+@pytest.mark.parametrize("path", ["claim", "claim/batch", "exchange", "batch/results"])
+async def test_a_body_that_is_no_claim_is_refused(worker: Client, path: str, body: bytes) -> None:
+    answer = await worker.post(f"{TASKS}/{path}", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+FIELDS: dict[str, list[Any]] = {
+    "command": [None, 1, True, [], {}, "", "a b", "a:b", "a{b", "a}b", "*", "?", "[", "]", "a/b", "a\n", "\r", "a\0b",
+                "x" * 129, "x" * 10_000, "é", "e\u0301", "\u202e", "Ａ"],
+    "priority": [-1, 10, 9.5, 1e400, "5", True, [], {}, 2**70],
+    "maxAttempts": [0, -1, 1001, 10**6, 1.5, "5", True, []],
+    "webhook": ["", "x", "ftp://example.org/", "file:///etc/passwd", "javascript:1", 1, True, [],
+                "https://example.org/a b", "https://example.org/a\nb", "https://exa\tmple.org/", "https://",
+                "https://example.org/" + "x" * 2048],
+    "idempotencyKey": ["", 1, True, [], "x" * 256, "a\0", "a\n", "é", "\x7f"],
+    "runAt": ["", 1, 1.7e9, True, "now", "20260101", "2026-01-01", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z",
+              "2026-02-30T00:00:00Z", "2026-06-30T23:59:60Z", "0000-01-01T00:00:00Z", "2026-01-01T24:00:00Z",
+              "9999-12-31T23:59:59-23:59", "9999-01-01T00:00:00Z", "2026-01-01T00:00:00+25:00",
+              "10000-01-01T00:00:00Z"],
+    "delaySeconds": [-1, -0.001, 1e308, 366 * 86_400 + 1, "5", True, []],
+    "tenantId": ["x"], "status": ["COMPLETED"], "id": ["x"], "attempts": [0], "__proto__": [{}], "": [1],
+}  # fmt: skip
+
+
+@pytest.mark.spec("ENQ-1", "Every field is checked, and the answer names the one that is wrong")
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in FIELDS.items() for value in values], ids=repr
+)
+async def test_a_field_that_is_wrong_is_named(producer: Client, field: str, value: Any) -> None:
+    answer = await producer.post(TASKS, json.dumps(GOOD | {field: value}).replace("Infinity", "1e400").encode())
+    assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
+    assert field in answer.json["detail"]
+    assert not everything()
+
+
+@pytest.mark.parametrize("field", ["priority", "maxAttempts", "webhook", "idempotencyKey", "runAt", "delaySeconds"])
+async def test_null_stands_for_absent_where_a_field_may_be_absent(producer: Client, field: str) -> None:
+    answer = await producer.post(TASKS, GOOD | {field: None})
+    assert answer.status == (400 if field == "priority" else 202)
+
+
+async def test_of_a_key_that_comes_twice_the_last_one_counts(producer: Client) -> None:
+    answer = await producer.post(TASKS, b'{"command":"A","priority":1,"payload":1,"priority":9,"payload":2}')
+    assert (answer.status, answer.json["priority"], answer.json["payload"]) == (202, 9, "2")
+
+
+async def test_a_field_of_a_megabyte_does_not_come_back(producer: Client) -> None:
+    answer = await producer.post(TASKS, GOOD | {"x" * 2**20: 1})
+    assert answer.status == 400
+    assert len(answer.body) < 1200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "segment", ["%00", "%0d%0a", "%2e%2e%2f", "..", "%ff", "\\", "'", '"', "<script>", "{}", "a" * 5000]
+)
+async def test_odd_paths_are_not_found(producer: Client, method: str, segment: str) -> None:
+    answer = await producer.request(method, f"{TASKS}/{segment}")
+    assert answer.status in (404, 405)
+
+
+@pytest.mark.parametrize("command", ["a:b", "%00", "a%0ab", "x" * 129, "*", "%7Ba%7D"])
+async def test_an_administrator_cannot_name_another_key(admin: Client, command: str) -> None:
+    for answer in (
+        await admin.get(f"/v1/codeq/admin/queues/{command}"),
+        await admin.post(f"/v1/codeq/admin/queues/{command}/pause"),
+        await admin.post(f"/v1/codeq/admin/queues/{command}/resume"),
+    ):
+        assert (answer.status, answer.code) == (400, "invalid_request")
+    assert not everything()
+
+
+@pytest.mark.spec("TEN-1", "Commands that look alike are different queues, and no name reaches another's keys")
+async def test_distinct_commands_never_share_a_queue(producer: Client, worker: Client) -> None:
+    names = ["A", "a", "A.", "A-", "A_", ".", "..", "-", "_", "0", "00", "ready", "q", "A" * 128, "A" * 127]
+    for name in names:
+        await made(producer, command=name, payload=name)
+    for name in names:
+        answer = await worker.post(f"{TASKS}/claim", {"commands": [name]})
+        assert json.loads(answer.json["payload"]) == name
+    assert (await worker.post(f"{TASKS}/claim", {"commands": names})).status == 204
+
+
+async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
+    producer: Client, worker: Client, admin: Client
+) -> None:
+    seed = random.randrange(2**32)
+    dice = random.Random(seed)
+    task = await made(producer)
+    failed = {"taskId": task["id"], "status": "FAILED", "error": "x"}
+    requests = [
+        (producer, TASKS, json.dumps(GOOD | {"priority": 3, "runAt": "2026-01-01T00:00:00Z", "delaySeconds": 1.5})),
+        (producer, f"{TASKS}/batch", json.dumps({"tasks": [GOOD, GOOD]})),
+        (worker, f"{TASKS}/claim", json.dumps({"commands": ["A"], "leaseSeconds": 30})),
+        (worker, f"{TASKS}/{task['id']}/heartbeat", json.dumps({"extendSeconds": 3, "progress": {"percent": 3}})),
+        (worker, f"{TASKS}/{task['id']}/nack", json.dumps({"delaySeconds": 3, "reason": "no"})),
+        (worker, f"{TASKS}/{task['id']}/result", json.dumps({"status": "COMPLETED", "result": {"a": [1, 2.5e3]}})),
+        (worker, f"{TASKS}/batch/results", json.dumps({"results": [failed]})),
+        (worker, f"{TASKS}/exchange", json.dumps({"count": 1, "results": []})),
+        (admin, "/v1/codeq/admin/tasks/cleanup", json.dumps({"limit": 3, "before": "2026-01-01T00:00:00Z"})),
+    ]  # fmt: skip
+    pieces = b'" { } [ ] , : \\ \\u \\ud800 null true - 1e999 0 \0 \xff \xed\xa0\x80 NaN \n -1 [[[[ \xc3\xa9'.split(
+        b" "
+    )
+    pieces += [b" ", b"9" * 400]
+    for number in range(10_000):
+        client, path, text = dice.choice(requests)
+        body = bytearray(text.encode())
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(len(body) + 1)
+            body[at : at + dice.choice((0, 0, 1, 2, 8))] = dice.choice(pieces)
+        answer = await client.post(path, bytes(body))
+        assert answer.status < 500, (seed, number, path, bytes(body), answer.body)

@@ -1,0 +1,80 @@
+"""Rates: a 429 that says when, counted per tenant and token, and a wait that counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from codeq_site import metrics
+from tenants.tenant import Rates
+from tests.queues.api.asgi_client import Answer, Client
+from tests.queues.api.conftest import TASKS, Configure
+from tests.queues.api.test_tasks import made
+
+MakeClient = Callable[..., Client]
+TASK = {"command": "RENDER", "payload": {}}
+
+
+async def until_refused(call: Callable[[], Any], most: int = 50) -> tuple[int, Answer]:
+    for count in range(most):
+        answer = await call()
+        if answer.status == 429:
+            return count, answer
+    raise AssertionError(f"{most} requests, and none refused")
+
+
+CALLS: dict[str, tuple[str, Callable[[MakeClient], Callable[[], Any]]]] = {
+    "enqueue": ("create", lambda client: lambda: client("producer").post(TASKS, TASK)),
+    "claim": ("claim", lambda client: lambda: client("worker").post(f"{TASKS}/claim")),
+    "claim_batch": ("claim", lambda client: lambda: client("worker").post(f"{TASKS}/claim/batch")),
+    "exchange": ("claim", lambda client: lambda: client("worker").post(f"{TASKS}/exchange")),
+    "list_queues": ("admin", lambda client: lambda: client("admin").get("/v1/codeq/admin/queues")),
+    "cleanup": ("admin", lambda client: lambda: client("admin").post("/v1/codeq/admin/tasks/cleanup")),
+}
+
+
+@pytest.mark.spec("AUT-3", "Beyond its rate a tenant gets 429 with Retry-After, for create, claim and admin")
+@pytest.mark.parametrize(("name", "rate", "call"), [(name, *each) for name, each in CALLS.items()], ids=CALLS.keys())
+async def test_beyond_its_rate(
+    client: MakeClient, configure_tenant: Configure, name: str, rate: str, call: Callable[[MakeClient], Any]
+) -> None:
+    configure_tenant(rates=Rates(**{rate: 1.0}))
+    before = metrics.rate_limit_hits.labels(name)._value.get()
+    count, refused = await until_refused(call(client))
+    assert count >= 1
+    assert refused.code == "too_many_requests"
+    assert int(refused.headers["retry-after"]) == refused.json["retryAfterSeconds"] >= 1
+    assert metrics.rate_limit_hits.labels(name)._value.get() == before + 1
+
+
+@pytest.mark.spec("AUT-3", "A new token adds nothing to its tenant's rate, and another tenant loses nothing by it")
+async def test_a_new_token_is_no_new_quota(client: MakeClient, stranger: Client, configure_tenant: Configure) -> None:
+    configure_tenant(rates=Rates(create=1.0))
+    await until_refused(lambda: client("producer", sub="first").post(TASKS, TASK))
+    fresh = [await client("producer", sub=f"p-{number}").post(TASKS, TASK) for number in range(5)]
+    assert sum(answer.status == 202 for answer in fresh) <= 2
+    assert (await stranger.post(TASKS, TASK)).status == 202
+
+
+async def test_a_batch_is_as_many_requests_as_it_has_tasks(producer: Client, configure_tenant: Configure) -> None:
+    configure_tenant(rates=Rates(create=5.0))
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
+    codes = [item.get("error") for item in answer.json["results"]]
+    assert set(codes) <= {None, "too_many_requests"}
+    again = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
+    assert "too_many_requests" in {item.get("error") for item in again.json["results"]}
+
+
+async def test_a_tenant_may_have_so_many_tasks_waiting(
+    producer: Client, worker: Client, configure_tenant: Configure
+) -> None:
+    configure_tenant(depth=2)
+    await made(producer)
+    await made(producer)
+    refused = await producer.post(TASKS, TASK)
+    assert (refused.status, refused.code) == (429, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (await worker.post(f"{TASKS}/claim")).status == 200
+    assert (await producer.post(TASKS, TASK)).status == 202

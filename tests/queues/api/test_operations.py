@@ -1,0 +1,251 @@
+"""Health, readiness, metrics, and the administrator's routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from codeq_site import health
+from codeq_site.conf import conf
+from codeq_site.redis import client as redis_client
+from queues import beat
+from tenants.tenant import Tenant
+from tests.conftest import ValkeyFactory
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import NORTH, TASKS
+from tests.queues.api.test_tasks import made
+from tests.queues.api.test_workers import DONE, claimed
+
+ADMIN = "/v1/codeq/admin"
+MakeClient = Callable[..., Client]
+
+
+@pytest.mark.spec("OBS-4", "The process says that it is alive without asking anybody")
+async def test_healthz(anonymous: Client) -> None:
+    answer = await anonymous.get("/healthz")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+
+
+@pytest.fixture
+def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFactory) -> Callable[..., Any]:
+    """`server = redis_of_readiness(appendfsync="everysec")`: the readiness check asks this Valkey."""
+
+    def use(**config: str) -> Any:
+        server = valkey_server(**config)
+        monkeypatch.setattr(health, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
+        monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+        return server
+
+    return use
+
+
+@pytest.mark.spec(
+    "OBS-4", "Readiness looks at Redis, its durability, its scripts and the database, and names what fails"
+)
+async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any]) -> None:
+    server = redis_of_readiness()
+    answer = await anonymous.get("/readyz")
+    assert (answer.status, answer.json) == (200, {"status": "ok", "durability": "fsync"})
+    connection = redis.Redis.from_url(server.url)
+    for name, bad, good, said in (
+        ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction", "maxmemory-policy is not noeviction"),
+        ("appendonly", "no", "yes", "durability: appendonly is off"),
+    ):
+        connection.config_set(name, bad)
+        answer = await anonymous.get("/readyz")
+        assert (answer.status, answer.code) == (503, "unavailable"), name
+        assert said in answer.json["detail"]
+        assert answer.headers["retry-after"] == "5"
+        connection.config_set(name, good)
+    connection.close()
+    server.kill()
+    answer = await anonymous.get("/readyz")
+    assert answer.status == 503
+    assert answer.json["detail"] == "redis: does not answer"
+
+
+async def test_a_relaxed_installation_says_so(
+    anonymous: Client, redis_of_readiness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_of_readiness(appendfsync="everysec")
+    relaxed = msgspec.structs.replace(conf(), queues=msgspec.structs.replace(conf().queues, durability="relaxed"))
+    monkeypatch.setattr(health, "conf", lambda: relaxed)
+    answer = await anonymous.get("/readyz")
+    assert (answer.status, answer.json["durability"]) == (200, "relaxed")
+
+
+async def test_a_database_that_is_down_is_named(
+    anonymous: Client, redis_of_readiness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_of_readiness()
+
+    def down() -> str:
+        return "database: does not answer"
+
+    monkeypatch.setattr(health, "readiness", health.Readiness(health.redis_is_missing, down))
+    assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
+
+
+def sample(text: str, name: str, **labels: str) -> float:
+    """The value of one time series; 0 where there is none."""
+    for line in text.splitlines():
+        found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
+        if found and dict(re.findall(r'(\w+)="([^"]*)"', found.group(1) or "")) == labels:
+            return float(found.group(2))
+    return 0.0
+
+
+@pytest.mark.spec("OBS-1", "Created, claimed, completed, expired and latency are counted by command; depths are read")
+async def test_metrics(anonymous: Client, producer: Client, worker: Client, stranger: Client) -> None:
+    async def scraped() -> str:
+        answer = await anonymous.get("/metrics")
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/plain")
+        return answer.body.decode()
+
+    before = await scraped()
+
+    def grown(text: str, name: str, **labels: str) -> float:
+        return sample(text, name, **labels) - sample(before, name, **labels)
+
+    for number in range(5):
+        await made(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
+    await stranger.post(TASKS, {"command": "METERED", "payload": 1})
+    done, failed = await claimed(worker), await claimed(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
+    await worker.post(f"{TASKS}/{failed['id']}/result", {"status": "FAILED", "error": "x"})
+    left = await claimed(worker)
+    await producer.delete(f"{TASKS}/{left['id']}")
+    from codeq_site import offloop
+
+    await offloop.run(beat.run_drain, lambda: True)
+    after = await scraped()
+    assert grown(after, "codeq_task_created_total", command="METERED") == 5
+    assert grown(after, "codeq_task_claimed_total", command="METERED") == 3
+    for status in ("COMPLETED", "FAILED", "CANCELLED"):
+        assert grown(after, "codeq_task_completed_total", command="METERED", status=status) == 1
+    latency = "codeq_task_processing_latency_seconds_count"
+    assert grown(after, latency, command="METERED", status="COMPLETED") == 1
+    # Both tenants' together: 1 of the first, 1 of the other.
+    assert sample(after, "codeq_queue_depth", command="METERED", queue="ready") == 2
+    assert sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
+    assert sample(after, "codeq_depths_complete") == 1
+    assert "codeq_dlq_depth" in after
+
+
+@pytest.mark.spec(
+    "TEN-3", "Metrics say nothing of tenants, and are an operator's alone where the setting or production says so"
+)
+async def test_metrics_name_no_tenant_and_can_be_closed(
+    anonymous: Client, producer: Client, admin: Client, client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(producer, payload="payload-canary", idempotencyKey="key-canary")
+    text = (await anonymous.get("/metrics")).body.decode()
+    for secret in (NORTH, "canary", "tenant"):
+        assert secret not in text
+    closed = msgspec.structs.replace(conf(), web=msgspec.structs.replace(conf().web, metrics="operator"))
+    for settings in (closed, msgspec.structs.replace(conf(), production=True)):
+        monkeypatch.setattr(health, "conf", lambda settings=settings: settings)
+        assert (await anonymous.get("/metrics")).status == 401
+        assert (await admin.get("/metrics")).status == 403
+        assert (await client("operator").get("/metrics")).status == 200
+
+
+async def test_a_thousand_commands_are_not_a_thousand_series(
+    producer: Client, anonymous: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from codeq_site import metrics
+
+    monkeypatch.setattr(metrics, "LABELS", len(metrics._known) + 3)
+    for number in range(10):
+        await made(producer, command=f"MANY-{number}")
+    text = (await anonymous.get("/metrics")).body.decode()
+    named = {line for line in text.splitlines() if line.startswith("codeq_task_created_total{") and "MANY-" in line}
+    assert len(named) == 3
+    assert sample(text, "codeq_task_created_total", command="other") >= 7
+
+
+async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
+    answer = await anonymous.get("/.well-known/jwks.json")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/jwk-set+json"
+    (key,) = answer.json["keys"]
+    assert key["alg"] == "ES256"
+    assert "d" not in key
+
+
+@pytest.mark.spec("ADM-5", "An administrator reads what the tenant's queues hold")
+@pytest.mark.spec("QUE-6", "Stats are exact")
+async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> None:
+    for priority in (0, 0, 7):
+        await made(producer, command="A", priority=priority)
+    await made(producer, command="A", delaySeconds=100)
+    await made(producer, command="B", maxAttempts=1)
+    dead = await claimed(worker, commands=["B"])
+    await worker.post(f"{TASKS}/{dead['id']}/nack")
+    await claimed(worker, commands=["A"])
+    answer = await admin.get(f"{ADMIN}/queues/A")
+    stats = answer.json
+    assert stats.pop("oldestReadySeconds") >= 0
+    assert stats == {
+        "command": "A", "ready": 2, "delayed": 1, "inProgress": 1, "dlq": 0, "paused": False,
+        "readyByPriority": [2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    }  # fmt: skip
+    queues = (await admin.get(f"{ADMIN}/queues")).json["queues"]
+    assert [(queue["command"], queue["dlq"]) for queue in queues] == [("A", 0), ("B", 1)]
+    unused = (await admin.get(f"{ADMIN}/queues/NEVER")).json
+    assert (unused["ready"], unused["paused"]) == (0, False)
+
+
+@pytest.mark.spec("ADM-5", "A paused queue gives out nothing, takes everything, and goes on when it is resumed")
+async def test_pause_and_resume(producer: Client, worker: Client, admin: Client) -> None:
+    await made(producer, command="A")
+    running = await claimed(worker)
+    answer = await admin.post(f"{ADMIN}/queues/A/pause")
+    assert (answer.status, answer.json) == (200, {"command": "A", "paused": True})
+    waiting = await made(producer, command="A")
+    assert (await worker.post(f"{TASKS}/claim")).status == 204
+    assert (await worker.post(f"{TASKS}/{running['id']}/result", DONE)).status == 200
+    assert (await admin.get(f"{ADMIN}/queues/A")).json["paused"] is True
+    assert (await admin.post(f"{ADMIN}/queues/A/resume")).json == {"command": "A", "paused": False}
+    assert (await claimed(worker))["id"] == waiting["id"]
+
+
+@pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
+@pytest.mark.spec("CLN-2", "Live work is never removed")
+async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: Tenant) -> None:
+    from codeq_site import offloop
+
+    for _ in range(3):
+        task = await made(producer)
+        await claimed(worker)
+        await worker.post(f"{TASKS}/{task['id']}/result", DONE)
+    live = await made(producer)
+    # Their retention, a day, is over.
+    for key in redis_client().keys("codeq:*:expiry:*"):
+        for member in redis_client().zrange(key, 0, -1):
+            redis_client().zincrby(key, -tenant.retention_ms, member)
+    unaudited = await admin.post(f"{ADMIN}/tasks/cleanup", {})
+    assert unaudited.json["deleted"] == 0
+    await offloop.run(beat.run_drain, lambda: True)
+    first = await admin.post(f"{ADMIN}/tasks/cleanup", {"limit": 2})
+    assert (first.status, first.json["deleted"], first.json["limit"]) == (200, 2, 2)
+    rest = await admin.post(f"{ADMIN}/tasks/cleanup")
+    assert (rest.json["limit"], rest.json["deleted"]) == (1000, 1)
+    assert (await producer.get(f"{TASKS}/{live['id']}")).json["status"] == "PENDING"
+    early = await admin.post(f"{ADMIN}/tasks/cleanup", {"before": "2020-01-01T00:00:00+01:00"})
+    assert early.json == {"deleted": 0, "before": "2020-01-01T00:00:00+01:00", "limit": 1000}
+
+
+@pytest.mark.parametrize(
+    "body", [{"limit": 0}, {"limit": 10_001}, {"before": "2020-01-01T00:00:00"}, {"before": 1}, {"x": 1}]
+)
+async def test_cleanup_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+    answer = await admin.post(f"{ADMIN}/tasks/cleanup", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
