@@ -39,6 +39,7 @@ class Job:
     ended: int = 0
     expires: int = 0
     dead_since: int = 0
+    replayed_by: str = ""  # the bulk job that did it last
     events: list[tuple[int, str, str, int, str, str]] = field(default_factory=list)
 
     @property
@@ -271,9 +272,34 @@ class Model:
             now,
             0,
         )
+        job.replayed_by = ""
         self._tell(job, 0, "REPLAYED", "", "")
         self._stand_in_line(job)
         return None
+
+    def replay_for(self, tid: str, task_ids: Sequence[str], job_id: str, now: int) -> list[Refusal | None]:
+        """A job that asks again is told that it is done."""
+        answers = []
+        for task_id in task_ids:
+            job = self.find(tid, task_id)
+            if job and job.replayed_by == job_id:
+                answers.append(None)
+                continue
+            answers.append(self._replay_one(tid, task_id, now))
+            if job and not answers[-1]:
+                job.replayed_by = job_id
+        return answers
+
+    def purge_dead(self, tid: str, task_ids: Sequence[str]) -> list[Refusal | None]:
+        answers: list[Refusal | None] = []
+        for task_id in task_ids:
+            job = self.find(tid, task_id)
+            if job and job.place == "dlq":
+                self.purge(tid, [task_id])
+                answers.append(None)
+            else:
+                answers.append(errors.NotDead if job else errors.TaskNotFound)
+        return answers
 
     def purge(self, tid: str, task_ids: Sequence[str], before_ms: int | None = None) -> list[bool]:
         went = []

@@ -52,6 +52,7 @@ TO_MEET = {
     *("claimed", "claimed of several queues", "claimed nothing", "walked past a ghost", "expired in a claim"),
     *("heartbeat", "submitted", "submitted again", "nacked", "abandoned", "cancelled in line", "cancelled at work"),
     *("dead by nack", "dead by abandon", "dead by expiry", "promoted", "reaped", "replayed", "purged", "not purged"),
+    *("replayed in bulk", "purged in bulk"),
     *("cleaned up", "paused", "resumed", "cancelled"),
     *("lease_lost", "not_owner", "task_cancelled", "already_ended", "task_not_found", "not_dead"),
 }
@@ -342,6 +343,16 @@ class QueueMachine(RuleBasedStateMachine):
                     assert not edited or answer.spec.payload == '{"edited":1}'
                 self.meet("replayed", not refused)
 
+    @rule(chosen=choices, job=st.sampled_from(["job 1", "job 2"]), is_purge=st.booleans(), times=times)
+    def bulk(self, chosen: list[Choice], job: str, is_purge: bool, times: int) -> None:
+        tid, ids = self._some(chosen, "dlq")
+        call = self.engine.purge_dead(tid, ids) if is_purge else self.engine.replay_for(tid, ids, job)
+        for answers in self._send(call, times):
+            model = self.model
+            expected = model.purge_dead(tid, ids) if is_purge else model.replay_for(tid, ids, job, self.now)
+            assert [answer and type(answer) for answer in answers] == expected
+            self.meet("purged in bulk" if is_purge else "replayed in bulk", None in expected)
+
     @rule(chosen=choices, times=times)
     def purge(self, chosen: list[Choice], times: int) -> None:
         tid, ids = self._some(chosen, "dlq", "terminal")
@@ -546,7 +557,7 @@ def _settings() -> settings:
     )
 
 
-@pytest.mark.timeout(0 if LONG else 300)
+@pytest.mark.timeout(0 if LONG else 900)
 @pytest.mark.spec("QUE-5", "Whatever is done in whatever order, every task is in exactly one place and the model holds")
 def test_the_engine_does_what_the_model_says(valkey: Valkey) -> None:
     seed = int(os.environ.get("CODEQ_TEST_SEED") or random.randrange(2**32))
