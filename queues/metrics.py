@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 
 import redis
+from django.db import InterfaceError, OperationalError, close_old_connections
 
 from codeq_site import metrics
 from codeq_site.conf import conf
 from codeq_site.errors import Unavailable
 from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram
 from codeq_site.redis import client, engine
+from queues import stream
 from queues.engine import keys
 from queues.events import Entry, UnreadableError, parse
+from queues.models import Quarantine
 from queues.task import Outcome, Task
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
@@ -91,6 +95,17 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
     yield depth
     yield dead
     yield GaugeMetricFamily("codeq_depths_complete", "1 if every queue was read in time.", value=is_complete)
+
+
+@metrics.at_scrape
+def audit(until: float) -> Iterator[GaugeMetricFamily]:
+    """How far the audit is behind, and what it could not store. What cannot be read now is left out."""
+    with contextlib.suppress(Unavailable, redis.RedisError):
+        yield GaugeMetricFamily("codeq_audit_lag", "Entries not in PostgreSQL yet.", value=stream.lag())
+    with contextlib.suppress(OperationalError, InterfaceError):
+        close_old_connections()
+        count = Quarantine.objects.count()
+        yield GaugeMetricFamily("codeq_audit_quarantine", "Entries that cannot be stored.", value=count)
 
 
 def _tenants() -> Iterator[str]:

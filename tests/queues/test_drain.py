@@ -15,10 +15,12 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from codeq_site import jobs
+from codeq_site import jobs, metrics
+from codeq_site.conf import conf
 from codeq_site.embedded import PostgreSQL
 from codeq_site.redis import client, engine
 from queues import audit, beat, events, services, stream
+from queues import metrics as _queue_metrics  # noqa: F401 - registers its gauges
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.task import NewResult, NewTask, Status, Task
@@ -472,3 +474,29 @@ def test_postgresql_away_and_back_loses_and_doubles_nothing(
         assert sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)) == sorted(ids)
         assert Attempt.objects.count() == len(ids)
         assert stream.lag() == 0
+
+
+@pytest.mark.spec("OBS-1", "How far the audit is behind and what it could not store are metrics")
+def test_lag_and_quarantine_are_scraped(tenant: Tenant) -> None:
+    raw_event(tenant, id="nonsense")
+    drained()
+    completed(tenant, 3)
+    shown = metrics.scrape().decode()
+    assert "codeq_audit_lag 3.0" in shown
+    assert "codeq_audit_quarantine 1.0" in shown
+
+
+def test_a_stream_that_grows_too_long_is_said_aloud(
+    tenant: Tenant, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.CODEQ = {**settings.CODEQ, "queues": {"events_alarm": 2}}
+    conf.cache_clear()
+    try:
+        completed(tenant, 2)
+        drained()
+        assert "holds" not in caplog.text
+        completed(tenant, 3)
+        drained()
+        assert "an events stream holds 3 entries" in caplog.text
+    finally:
+        conf.cache_clear()

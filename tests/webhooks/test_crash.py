@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -14,11 +17,13 @@ from django.conf import settings
 from django.db import connection
 
 from codeq_site.celery import app
+from codeq_site.conf import conf
 from codeq_site.redis import client
 from queues.engine import keys
 from tests.waiting import until
 from tests.webhooks.conftest import MakeDelivery
-from tests.webhooks.receiver import OK, Receiver, hang, in_turn, raw
+from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status
+from webhooks import outbox
 from webhooks.models import Delivery
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -36,6 +41,7 @@ def start_worker() -> Iterator[StartWorker]:
         "DATABASE_URL": url,
         "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
         "CODEQ_WEBHOOKS_ALLOW_HOSTS": "127.0.0.0/8",
+        "CODEQ_WEBHOOKS_RETRY_BASE_SECONDS": "0.1",
     }
 
     def start() -> subprocess.Popen[bytes]:
@@ -78,3 +84,41 @@ def test_a_worker_killed_in_the_middle_of_a_post_loses_nothing(
     until(lambda: Delivery.objects.get().status == "delivered", 30)
     assert {request.headers["webhook-id"] for request in receiver.requests} == {str(row.pk)}
     assert len(receiver.requests) == 2
+
+
+@pytest.mark.real_time
+@pytest.mark.spec("WHK-3", "Workers killed at random and one answer in five a failure: every delivery arrives (W-2)")
+def test_every_delivery_arrives_whoever_dies(
+    receiver: Receiver, make_delivery: MakeDelivery, start_worker: StartWorker
+) -> None:
+    dice = random.Random(20261118)
+    arrived: Counter[str] = Counter()
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        if dice.random() < 0.2:
+            await status(500)(request, writer)
+        else:
+            arrived[request.headers["webhook-id"]] += 1
+            await raw(OK)(request, writer)
+
+    receiver.answer = answer
+    ids = {str(make_delivery(receiver.url(f"/{number}")).pk) for number in range(300)}
+    turn = keys.lock("webhooks.deliver")
+    kills = 3
+    for kill in range(kills + 1):
+        worker = start_worker()
+        goal = 300 if kill == kills else 70 * (kill + 1)
+        app.send_task("webhooks.deliver")
+        until(lambda goal=goal: len(arrived) >= goal or app.send_task("webhooks.deliver") is None, 60, every=0.2)
+        if kill < kills:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait(10)
+            # The time that would pass: the reservations of the dead, and its turn.
+            Delivery.objects.filter(reservation__isnull=False).update(due_at=datetime.now(UTC))
+            client().delete(turn)
+    until(lambda: not Delivery.objects.exclude(status="delivered").exists(), 30)
+    assert set(arrived) == ids
+    # Only what a worker had reserved when it was killed can have come twice.
+    assert max(arrived.values()) <= 1 + kills
+    assert sum(arrived.values()) - len(ids) <= kills * conf().webhooks.slots_per_host * outbox.AHEAD

@@ -1,0 +1,115 @@
+"""How many callbacks one worker process sends in a second, and what a hanging endpoint costs the others.
+
+    python -m bench.webhooks [--deliveries 4000]
+
+The receiver is another process on the loopback that reads a request and answers 200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import multiprocessing.synchronize
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+
+from bench.audit import stack, tenants
+from bench.engine import row
+
+HOSTS = 20
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+
+
+def receive(port: multiprocessing.Queue[int], hangs: bool) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(size))
+        if hangs:
+            await asyncio.sleep(3600)
+        writer.write(ANSWER)
+        await writer.drain()
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=2048)
+        number = server.sockets[0].getsockname()[1]
+        others = [f"127.0.0.{host}" for host in range(2, HOSTS + 1)]
+        more = await asyncio.start_server(handle, others, number, backlog=2048)
+        port.put(number)
+        await asyncio.gather(server.serve_forever(), more.serve_forever())
+
+    asyncio.run(serve())
+
+
+def receiver(*, hangs: bool = False) -> tuple[multiprocessing.Process, int]:
+    port: multiprocessing.Queue[int] = multiprocessing.Queue()
+    process = multiprocessing.Process(target=receive, args=(port, hangs), daemon=True)
+    process.start()
+    return process, port.get(timeout=10)
+
+
+def open_deliveries(tid: str, url: str, count: int, before: timedelta = timedelta()) -> None:
+    from webhooks import http
+    from webhooks.models import Delivery
+
+    now, target = datetime.now(UTC) - before, http.parse(url)
+    body = '{"status":"COMPLETED","result":"' + "x" * 500 + '"}'
+    Delivery.objects.bulk_create(
+        Delivery(
+            tenant_id=tid, task_id=uuid.uuid4(), command="send", url=url, address=target.endpoint, host=target.place,
+            body=body, status=Delivery.Status.PENDING, due_at=now, created_at=now,
+        )
+        for _ in range(count)
+    )  # fmt: skip
+
+
+def measure(count: int, well: int, hung: int) -> None:
+    from webhooks.models import DeliveryAttempt
+    from webhooks.sender import Sender
+
+    tid = tenants()[0]
+    for hosts in (1, HOSTS):
+        for number in range(hosts):
+            open_deliveries(
+                tid, f"http://127.0.0.{number + 1}:{well}/hook" if hosts > 1 else url_of(well), count // hosts
+            )
+        sender = Sender()
+        started = time.perf_counter()
+        asyncio.run(sender.run(lambda: True, 120))
+        rate = sender.delivered / (time.perf_counter() - started)
+        what = f"callbacks to {hosts} local host{'s' if hosts > 1 else ''}, one process"
+        row(what, f"{rate:,.0f} /s", ">= 500 /s", rate >= 500)
+
+    DeliveryAttempt.objects.all().delete()
+    open_deliveries(tid, url_of(hung), 2000, timedelta(seconds=60))
+    opened = datetime.now(UTC)
+    open_deliveries(tid, url_of(well), 2000)
+    asyncio.run(Sender().run(lambda: True, 10))
+    late = sorted(
+        (at - opened).total_seconds()
+        for at in DeliveryAttempt.objects.filter(status_code=200).values_list("started_at", flat=True)
+    )
+    p99 = late[int(len(late) * 0.99)]
+    row("wait of 2,000 others while an endpoint with 2,000 hangs, p99", f"{p99:.1f} s", "<= 10 s", p99 <= 10)
+
+
+def url_of(port: int) -> str:
+    return f"http://127.0.0.1:{port}/hook"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deliveries", type=int, default=4000)
+    count = parser.parse_args().deliveries
+    well, hung = receiver(), receiver(hangs=True)
+    with stack(CODEQ_WEBHOOKS_ALLOW_HOSTS="127.0.0.0/8"):
+        measure(count, well[1], hung[1])
+    for process, _ in (well, hung):
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()
