@@ -1,0 +1,249 @@
+"""Over a real socket, against a real web process: the example client, and what only a network can do wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+from django.conf import settings
+
+from tests.conftest import free_port
+from tests.queues.api.conftest import TASKS, make_token
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+
+
+class Web:
+    """A web process of its own, on the tests' servers."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        database = settings.DATABASES["default"]
+        environ = {
+            "PATH": os.environ["PATH"],
+            "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
+            "CODEQ_PORT": str(self.port),
+            "CODEQ_HOME": str(settings.CODEQ["home"]),
+            "REDIS_URL": settings.CODEQ["redis_url"],
+            "CELERY_BROKER_URL": settings.CODEQ["broker_url"],
+            "DATABASE_URL": settings.CODEQ["database_url"].replace("/codeq?", f"/{database['NAME']}?"),
+            "SECRET_KEY": settings.CODEQ["secret_key"],
+        }
+        self.process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], cwd=ROOT, env=environ)
+        until(self.is_up, 30)
+
+    def is_up(self) -> bool:
+        assert self.process.poll() is None, "the web process ended"
+        try:
+            return self.ask("GET", "/healthz")[0] == 200
+        except OSError:
+            return False
+
+    def ask(self, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        with contextlib.closing(connection):
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def stop(self) -> float:
+        """Ask it to stop; how many seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def web(_database: None) -> Iterator[Web]:
+    server = Web()
+    yield server
+    if server.process.poll() is None:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("codeq_example_client", ROOT / "examples" / "client.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.spec("DOC-2", "A client written from the contract alone, in plain urllib, takes a task all the way")
+def test_the_example_client_runs(web: Web) -> None:
+    ran = subprocess.run(
+        [sys.executable, "examples/client.py", web.base, make_token("producer"), make_token("worker")],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    words = [line.split() for line in ran.stdout.splitlines()]
+    assert [line[0] for line in words] == ["enqueued", "claimed", "heartbeat", "result", "task"]
+    assert len({line[1] for line in words}) == 1
+    assert (words[3][2:], words[4][2]) == (["COMPLETED", '{"sum":', "6}"], "COMPLETED")
+
+
+def test_the_example_client_shows_what_went_wrong(web: Web, example: ModuleType) -> None:
+    with pytest.raises(example.Problem) as caught:
+        example.Client(web.base, make_token("worker")).enqueue("A", 1)
+    assert (caught.value.status, caught.value.code) == (403, "forbidden")
+
+
+def connected(web: Web) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", web.port), timeout=10)
+
+
+def read_all(link: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    found = b""
+    try:
+        while piece := link.recv(65_536):
+            found += piece
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def head(web: Web, method: str, path: str, *more: str, token: str | None = None) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{web.port}", "Content-Type: application/json", *more]
+    if token is not None:
+        lines.append(f"Authorization: Bearer {token}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_an_endless_body_is_read_no_further_than_the_limit(web: Web) -> None:
+    with connected(web) as link:
+        link.sendall(head(web, "POST", TASKS, "Transfer-Encoding: chunked", token=make_token("producer")))
+        sent = 0
+        chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+        try:
+            while sent < 64 * 2**20:
+                link.sendall(chunk)
+                sent += 65_536
+        except OSError:
+            pass
+        assert sent < 32 * 2**20, "the process reads on and on"
+
+
+def test_a_body_just_too_large_gets_its_answer(web: Web) -> None:
+    with connected(web) as link:
+        size = 8 * 2**20 + 1
+        lines = (f"Content-Length: {size}", "Connection: close")
+        link.sendall(head(web, "POST", TASKS, *lines, token=make_token("producer")))
+        link.sendall(b" " * size)
+        answer = read_all(link)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"payload_too_large" in answer
+
+
+REQUESTS = {
+    "both lengths": ["Content-Length: 5", "Transfer-Encoding: chunked"],
+    "two lengths": ["Content-Length: 5", "Content-Length: 50"],
+    "two encodings": ["Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
+    "folded": ["X-A: b", " c"],
+    "a space before the colon": ["Content-Length : 5"],
+    "a negative length": ["Content-Length: -5"],
+    "no name": [": x"],
+    "a null": ["X-A: a\0b"],
+}
+
+
+@pytest.mark.parametrize("lines", REQUESTS.values(), ids=REQUESTS.keys())
+def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: Web, lines: list[str]) -> None:
+    canary = head(web, "GET", "/v1/codeq/smuggled", "Connection: close")
+    with connected(web) as link:
+        link.settimeout(3)
+        link.sendall(head(web, "POST", TASKS, *lines) + b"0\r\n\r\n" + canary)
+        try:
+            answer = read_all(link)
+        except TimeoutError:
+            answer = b""
+    statuses = [int(part[9:12]) for part in answer.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]]
+    assert all(status < 500 for status in statuses), answer
+    assert len(statuses) <= 2
+
+
+def test_a_poll_whose_client_hung_up_takes_no_task(web: Web, example: ModuleType) -> None:
+    worker, producer = make_token("worker", sub="hangs-up"), example.Client(web.base, make_token("producer"))
+    body = b'{"commands":["HANG_UP"],"waitSeconds":20}'
+    links = [connected(web) for _ in range(20)]
+    for link in links:
+        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=worker) + body)
+    process = psutil.Process(web.process.pid)
+    until(lambda: len([each for each in process.net_connections() if each.status == "ESTABLISHED"]) >= 20)
+    time.sleep(0.3)  # all of them are parked; there is nothing outside the process that shows it
+    for link in links:
+        link.close()
+    stays = threading.Thread(
+        target=lambda: found.append(example.Client(web.base, worker).claim("HANG_UP", wait_seconds=10))
+    )
+    found: list[Any] = []
+    stays.start()
+    time.sleep(0.2)
+    task = producer.enqueue("HANG_UP", 1)
+    stays.join(15)
+    assert found[0]["id"] == task["id"]
+    assert found[0]["attempts"] == 0
+
+
+@pytest.mark.real_time
+def test_idle_polls_cost_nothing(web: Web) -> None:
+    """A small one; `bench/` has the two thousand."""
+    body = b'{"commands":["IDLE"],"waitSeconds":25}'
+    token = make_token("worker")
+    links = [connected(web) for _ in range(200)]
+    for link in links:
+        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body)
+    process = psutil.Process(web.process.pid)
+    time.sleep(1)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(3)
+    used = sum(process.cpu_times()[:2]) - before
+    for link in links:
+        link.close()
+    assert used <= 0.15, "200 idle polls used more than 5 % of a core"
+
+
+@pytest.mark.usefixtures("_database")
+def test_a_stop_ends_the_polls_with_an_answer() -> None:
+    web = Web()
+    token = make_token("worker")
+    body = b'{"commands":["STOP"],"waitSeconds":30}'
+    with connected(web) as link:
+        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body)
+        time.sleep(0.5)
+        assert web.stop() < 3
+        assert link.recv(65_536).startswith(b"HTTP/1.1 204")
+
+
+def test_two_processes_count_as_one(web: Web) -> None:
+    """The port's other processes count in files of their own; a scrape of any of them adds them up."""
+    second = Web()
+    try:
+        for server in (web, second):
+            assert server.ask("POST", TASKS, {"command": "COUNTED", "payload": 1}, make_token("producer"))[0] == 202
+        for server in (web, second):
+            text = server.ask("GET", "/metrics")[1].decode()
+            assert 'codeq_task_created_total{command="COUNTED"} 2.0' in text
+    finally:
+        second.stop()
