@@ -50,6 +50,8 @@ SCHEDULE: dict[str, tuple[str, float]] = {
     "repair": ("queues.repair", 1.0),
     "bulk": ("queues.bulk", 1.0),
     "cleanup": ("queues.cleanup", 60.0),
+    "policies": ("queues.policies", 60.0),
+    "pipeline": ("pipeline.run", 3600.0),
     "sample": ("queues.sample", 60.0),
     "deliver": ("webhooks.deliver", 1.0),
     "notify": ("webhooks.notify", 1.0),

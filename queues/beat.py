@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, bulk, metrics, sampling, stream, upkeep
+from queues import audit, bulk, metrics, policies, sampling, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,12 @@ def sample(turn: Turn) -> str:
 def carry_on(turn: Turn) -> str:
     """Carry on the bulk jobs that operators have asked for."""
     return f"{bulk.run(turn.renew)} dealt with"
+
+
+@job("queues.policies", turn_seconds=60.0)
+def tell_policies(turn: Turn) -> str:
+    """Tell Redis of every queue's policy again, in case it was away or empty when one was made."""
+    return f"{policies.sync(turn.renew)} told"
 
 
 def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:

@@ -103,7 +103,9 @@ class AuditedResult(models.Model):
             models.Index(fields=["tenant", "ended_at"], name="audited_tenant_ended"),
             models.Index(fields=["tenant", "command", "ended_at"], name="audited_command_ended"),
             models.Index(
-                fields=["tenant", "ended_at"], condition=~models.Q(status=Status.COMPLETED), name="audited_not_completed"
+                fields=["tenant", "ended_at"],
+                condition=~models.Q(status=Status.COMPLETED),
+                name="audited_not_completed",
             ),
             models.Index(fields=["ended_at"], condition=models.Q(is_dead=True), name="audited_dead_all"),
             models.Index(fields=["tenant", "ended_at"], condition=models.Q(is_dead=True), name="audited_dead_tenant"),

@@ -14,6 +14,7 @@ from typing import TypeVar
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
+from queues import policies
 from queues.engine import Call
 from queues.engine.engine import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.engine.keys import COMMAND, PRIORITIES
@@ -47,6 +48,7 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
     """
     if tenant.suspended:
         raise errors.TenantSuspended
+    known = policies.of(tenant)
 
     def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         return engine().enqueue(
@@ -54,6 +56,8 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
             tenant.slug,
             new,
             retention_ms=tenant.retention_ms,
+            retentions_ms=policies.retentions_ms(known),
+            max_attempts=policies.max_attempts(known),
             limits=_limits("create", tenant.rates.create, by),
             depth=tenant.depth,
         )
@@ -67,7 +71,7 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
         stored = filters().known_first(tenant.tid, new, engine().known, store)
         return stored.then(lambda items: [judged(item) for item in items])
 
-    return _each_valid(tasks, lambda task: _check_task(tenant, task), enqueue_valid)
+    return _each_valid(tasks, lambda task: _check_task(tenant, task, known), enqueue_valid)
 
 
 def claim(
@@ -156,7 +160,13 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> Call[li
     return _each_valid(
         results,
         check,
-        lambda valid: engine().submit(tenant.tid, worker, valid, retention_ms=tenant.retention_ms),
+        lambda valid: engine().submit(
+            tenant.tid,
+            worker,
+            valid,
+            retention_ms=tenant.retention_ms,
+            retentions_ms=policies.retentions_ms(policies.of(tenant)),
+        ),
     )
 
 
@@ -206,7 +216,12 @@ def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = No
 def cancel(tenant: Tenant, task_id: str) -> Call[Task]:
     """Withdraw a task that has not ended. Cancelling it again answers the same."""
     _check_id(task_id)
-    return engine().cancel(tenant.tid, task_id, retention_ms=tenant.retention_ms)
+    return engine().cancel(
+        tenant.tid,
+        task_id,
+        retention_ms=tenant.retention_ms,
+        retentions_ms=policies.retentions_ms(policies.of(tenant)),
+    )
 
 
 def replay(
@@ -300,10 +315,14 @@ def _each_valid(
     return send(valid).then(merge)
 
 
-def _check_task(tenant: Tenant, task: NewTask) -> None:
+def _check_task(tenant: Tenant, task: NewTask, known: policies.Policies) -> None:
     limits = conf().queues
     _check_command(task.command)
     _require(task.priority in PRIORITIES, "priority: 0 to 9, higher first")
+    policy = known.get(task.command)
+    if policy is not None and policy.priority_tiers is not None:
+        tiers = ", ".join(map(str, policy.priority_tiers))
+        _require(task.priority in policy.priority_tiers, f"priority: {task.command} knows {tiers}")
     attempts = task.max_attempts
     _require(
         attempts is None or 1 <= attempts <= limits.max_attempts_limit,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from django.db import Error, connection
@@ -56,6 +56,11 @@ class Entry(msgspec.Struct, frozen=True):
     tenant: Tenant
     issuers: tuple[Issuer, ...]
     version: int
+    kept: dict[str, Any] = {}
+
+
+# What another app keeps of these tenants: tid -> a value, for those that have one.
+Loader = Callable[[list[str]], dict[str, Any]]
 
 
 class Directory:
@@ -69,6 +74,17 @@ class Directory:
         self._stopped = threading.Event()
         self._since: int | None = None
         self._swept = clock()
+        self._loaders: dict[str, Loader] = {}
+
+    def keep(self, name: str, loader: Loader) -> None:
+        """Have something else of every tenant in the snapshot. A change of it must change the tenant's row too, by a
+        trigger as that of the issuers: it is read again with the row, after it, and so is never older."""
+        self._loaders[name] = loader
+
+    def kept(self, name: str, tenant: Tenant) -> Any:
+        """What is kept under that name of a tenant in the snapshot, or None: a dict lookup, for the hot path."""
+        entry = self._by_slug.get(tenant.slug)
+        return None if entry is None or entry.tenant.tid != tenant.tid else entry.kept.get(name)
 
     def known(self, slug: str) -> Tenant | None:
         """The tenant if it is in the snapshot: a dict lookup, for the hot path."""
@@ -108,7 +124,7 @@ class Directory:
         if len(slug) > 128 or not slug.isascii() or not slug.isprintable():
             return None
         try:
-            found = list(_rows().filter(slug=slug))
+            found = self._entries(_rows().filter(slug=slug))
         except Error as error:
             raise Unavailable("The tenants cannot be read right now.", retry_after_seconds=5) from error
         self._keep(found)
@@ -162,20 +178,27 @@ class Directory:
     def _load(self, tids: list[str]) -> None:
         """Take the rows of these ids into the snapshot, and the ids without a row out of it."""
         try:
-            found = list(_rows().filter(tid__in=tids))
+            found = self._entries(_rows().filter(tid__in=tids))
         except Error as error:
             raise Unavailable("The tenants cannot be read right now.", retry_after_seconds=5) from error
         self._keep(found)
-        gone = set(tids) - {row.tid for row in found}
+        gone = set(tids) - {entry.tenant.tid for entry in found}
         with self._lock:
             for tid in gone:
                 slug = self._slugs.pop(tid, None)
                 if slug is not None:
                     self._by_slug.pop(slug, None)
 
-    def _keep(self, rows: Iterable[models.Tenant]) -> None:
-        for row in rows:
-            entry = entry_of(row)
+    def _entries(self, rows: Iterable[models.Tenant]) -> list[Entry]:
+        found = list(rows)
+        kept = {name: loader([row.tid for row in found]) for name, loader in self._loaders.items()} if found else {}
+        return [
+            entry_of(row, {name: values[row.tid] for name, values in kept.items() if row.tid in values})
+            for row in found
+        ]
+
+    def _keep(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
             tid, slug = entry.tenant.tid, entry.tenant.slug
             with self._lock:
                 former_slug = self._slugs.get(tid)
@@ -216,7 +239,7 @@ class Directory:
             connection.close()
 
 
-def entry_of(row: models.Tenant) -> Entry:
+def entry_of(row: models.Tenant, kept: dict[str, Any]) -> Entry:
     queues, limits = conf().queues, conf().limits
     tenant = Tenant(
         tid=row.tid,
@@ -246,7 +269,7 @@ def entry_of(row: models.Tenant) -> Entry:
         )
         for each in row.issuers.all()
     )
-    return Entry(tenant, issuers, row.version)
+    return Entry(tenant, issuers, row.version, kept)
 
 
 def _rows() -> QuerySet[models.Tenant]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b, sha256
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ from queues.task import (
 )
 
 R = TypeVar("R")
+NOTHING: Mapping[str, int] = {}
 # The most tasks in one script: bounds how long Redis answers nobody else, and stays below Lua's `unpack` limit.
 CHUNK = 1000
 # The most queues one claim looks at: ten lists each.
@@ -103,6 +104,8 @@ class Engine:
         tasks: Sequence[NewTask],
         *,
         retention_ms: int,
+        retentions_ms: Mapping[str, int] = NOTHING,
+        max_attempts: Mapping[str, int] = NOTHING,
         limits: Limits = NO_LIMITS,
         depth: int = 0,
     ) -> Call[list[Enqueued | errors.CodeqError]]:
@@ -120,7 +123,7 @@ class Engine:
             args = [
                 task_id,
                 blob,
-                new.max_attempts or self.options.max_attempts,
+                new.max_attempts or max_attempts.get(new.command, self.options.max_attempts),
                 new.delay_ms,
                 new.run_at_ms or 0,
                 digest,
@@ -147,7 +150,7 @@ class Engine:
                 queue=queue.name,
                 priority=priority,
                 clock=self._now(),
-                idem_ttl_ms=retention_ms,
+                idem_ttl_ms=retentions_ms.get(command, retention_ms),
                 horizon_ms=self.options.horizon_ms,
                 limits=limits.line(root, tid),
                 depth=depth or "",
@@ -290,7 +293,13 @@ class Engine:
         )
 
     def submit(
-        self, tid: str, worker: str, results: Sequence[NewResult], *, retention_ms: int
+        self,
+        tid: str,
+        worker: str,
+        results: Sequence[NewResult],
+        *,
+        retention_ms: int,
+        retentions_ms: Mapping[str, int] = NOTHING,
     ) -> Call[list[Result | errors.CodeqError]]:
         """Hand in results; the same answer again gets the same result back."""
         args: list[Any] = []
@@ -313,7 +322,7 @@ class Engine:
             root=self._root(tid),
             tid=tid,
             worker=worker,
-            retention_ms=retention_ms,
+            retention_ms=retention_line(retention_ms, retentions_ms),
             clock=self._now(),
             args=args,
         )
@@ -355,7 +364,9 @@ class Engine:
             dead_retention_ms=dead_retention_ms,
         )
 
-    def cancel(self, tid: str, task_id: str, *, retention_ms: int) -> Call[Task]:
+    def cancel(
+        self, tid: str, task_id: str, *, retention_ms: int, retentions_ms: Mapping[str, int] = NOTHING
+    ) -> Call[Task]:
         root, partition = self._root(tid), self._partition(tid)
         return self._call(
             "cancel",
@@ -366,7 +377,7 @@ class Engine:
             root=root,
             tid=tid,
             id=task_id,
-            retention_ms=retention_ms,
+            retention_ms=retention_line(retention_ms, retentions_ms),
             clock=self._now(),
         )
 
@@ -531,6 +542,21 @@ class Engine:
             clock=self._now(),
         )
 
+    def policy(self, tid: str, command: str, *, line: str, max_consumers: int | None, topic: str = "") -> Call[None]:
+        """What the scripts must know of a queue's policy; an empty line and no number is what holds everywhere."""
+        return self._call(
+            "policy",
+            lambda _: None,
+            queues=self._tenant(tid).queues,
+            policies=self._tenant(tid).policies,
+            tenants=self._partition(tid).tenants,
+            tid=tid,
+            command=command,
+            line=line,
+            most="" if max_consumers is None else max_consumers,
+            topic=topic,
+        )
+
     def task(self, tid: str, task_id: str, *, watch: bool = False) -> Call[tuple[Task, Answer | None]]:
         """One task and its answer. `watch`: the end of the task is to be announced on the wake channel."""
 
@@ -562,7 +588,7 @@ class Engine:
                     delayed=delayed,
                     in_progress=inprog,
                     dlq=dlq,
-                    is_paused=state == b"paused",
+                    is_paused=state.startswith(b"paused"),
                     oldest_ready_ms=int(oldest) or None,
                     ready_by_priority=[int(count) for count in ready],
                 )
@@ -589,7 +615,7 @@ class Engine:
             now_ms, state, higher, ahead, awaited_until = reply
             return Place(
                 now_ms=now_ms,
-                is_paused=state == b"paused",
+                is_paused=state.startswith(b"paused"),
                 higher=higher,
                 ahead=None if ahead < 0 else ahead,
                 is_awaited=float(awaited_until) > now_ms,
@@ -644,6 +670,13 @@ def spec_of(new: NewTask, tenant: str) -> Spec:
         trace_parent=new.trace_parent,
         trace_state=new.trace_state,
     )
+
+
+def retention_line(retention_ms: int, retentions_ms: Mapping[str, int]) -> str | int:
+    """How long what has ended stays, as `lua/lib/retention.lua` reads it."""
+    if not retentions_ms:
+        return retention_ms
+    return "".join([f"{retention_ms}", *(f" {command}={each}" for command, each in retentions_ms.items())])
 
 
 def digest_of(key: str | None) -> str:

@@ -7,8 +7,8 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:q:<tid>:<command>:delayed        ZSET    id -> moment it becomes visible (ms)
     codeq:{p}:q:<tid>:<command>:inprog         ZSET    id -> lease deadline (ms)
     codeq:{p}:q:<tid>:<command>:dlq            ZSET    id -> dead since (ms)
-    codeq:{p}:queues:<tid>                     HASH    command -> active | paused: the queues a tenant has
-    codeq:{p}:policies:<tid>                   HASH    command -> "<backoff> <base ms> <cap ms>", where it has its own
+    codeq:{p}:queues:<tid>                     HASH    command -> active | paused, " <most in progress>": its queues
+    codeq:{p}:policies:<tid>                   HASH    command -> "<backoff> <base ms> <cap ms> <dead letter queue>"
     codeq:{p}:ghosts:<tid>                     HASH    <command>:<priority> -> ids in line whose task has ended
     codeq:{p}:expiry:<tid>                     ZSET    ended id -> when cleanup may take it
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), what changes, the worker's answer

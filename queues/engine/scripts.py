@@ -165,7 +165,7 @@ def parse(text: str, where: str = "script") -> Script:
             "local call = redis.call",
             _locals(keys, "KEYS", "keys_from"),
             _locals(args, "ARGV", "args_from"),
-            _needed("\n".join([*map(_library, includes), *map(_kit, kits)]), "run(main)" + "\n".join(body)),
+            _needed("\n".join([*map(_library, includes), *map(_kit, kits)]), "\nrun(main)\n" + "\n".join(body)),
             "local function main()",
             "\n".join(body).strip("\n"),
             "end",

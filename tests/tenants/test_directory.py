@@ -204,7 +204,7 @@ def test_a_row_read_before_a_change_does_not_bring_the_old_state_back(
     slow_reader = list(models.Tenant.objects.prefetch_related("issuers").filter(slug="acme"))
     services.suspend("acme")
     directory.poll()
-    directory._keep(slow_reader)
+    directory._keep(directory._entries(slow_reader))
     tenant = directory.known("acme")
     assert tenant is not None
     assert tenant.suspended

@@ -6,6 +6,7 @@
 --! COST    O(log n): finding an id in a ready list would cost its length
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, ended, task
+--@ lazy retention(kept_ms): retention
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'lease', 'created', 'visible',
@@ -24,7 +25,7 @@ if score then
 else
   count_up(ghosts, command_of(queue) .. ':' .. task[5], 1)
 end
-zset_add(expiry, { now + retention_ms, id })
+zset_add(expiry, { now + (tonumber(retention_ms) or retention()(queue)), id })
 record(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[9] or 0, task[5], attempt > 0 and task[6], task[7], task[8], now)
 if task[11] then announce({ id }) end
 return { 'OK', unpack(shown(id)) }

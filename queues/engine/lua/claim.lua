@@ -7,10 +7,13 @@
 --! FLAGS   allow-oom
 --@ include keys, write, now, due, lease
 --@ lazy limiter(admitted, charge): limit
+--@ lazy counters(room_in, fewest): consumers
 --@ lazy repairs(promote_due, reap_expired): wake, ended, give_back, promote, reap
 -- Ids of ended tasks that one claim walks past; what is left of them is the next claim's.
 local GHOSTS_AT_MOST = 200
 local WRITTEN = { 'status', 'lease' }
+-- When a queue that is as busy as it may be is looked at again, as nothing tells that one of its tasks has ended.
+local BUSY_MS = 500
 local now = now_ms()
 if limits ~= '' then
   local admitted, charge = limiter()
@@ -21,9 +24,17 @@ end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local asked, first_due, expired, dead = {}, nil, 0, 0
 local budget = tonumber(inspect_limit)
+local rooms, room_in, fewest
 for n, command in ipairs({ unpack(ARGV, args_from) }) do
   local queue = tid .. ':' .. command
   asked[n] = queue
+  local state = states[n]
+  if state and state ~= 'active' and state ~= 'paused' then
+    if not rooms then
+      rooms, room_in, fewest = {}, counters()
+    end
+    if string.sub(state, 1, 6) == 'active' then states[n] = 'active' end
+  end
   if states[n] == 'active' then
     local at = tonumber(call('ZSCORE', due, queue) or nil)
     if at and at <= now and budget > 0 then
@@ -34,6 +45,13 @@ for n, command in ipairs({ unpack(ARGV, args_from) }) do
       expired, dead = expired + given_back, dead + died
       budget = budget - math.max(moved, given_back)
       at = reschedule(queue)
+    end
+    if rooms then
+      rooms[queue] = room_in(state, queue)
+      if rooms[queue] == 0 then
+        states[n] = 'busy'
+        at = math.min(at or now + BUSY_MS, now + BUSY_MS)
+      end
     end
     if at and (not first_due or at < first_due) then first_due = at end
   end
@@ -53,7 +71,7 @@ local reply = { now, deadline, 0, expired, dead, 0 }
 local wanted, looked = tonumber(limit), 0
 local lease, leased = lease_of(now, token, worker), {}
 while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
-  lists[count + 3] = wanted
+  lists[count + 3] = rooms and fewest(rooms, wanted) or wanted
   local list, ids = pop(count, lists)
   if not list then break end
   looked = looked + #ids
@@ -61,6 +79,7 @@ while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
   local queue, priority = string.sub(list, #root + 3, -9), string.sub(list, -1)
   local held = leased[queue] or {}
   leased[queue] = held
+  local before = #held
   for _, id in ipairs(ids) do
     local key = task_key(id)
     local task = call('HMGET', key, 'status', 'lease', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
@@ -74,6 +93,15 @@ while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
     else -- a ghost: the task was cancelled or deleted while its id stood in line
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
+    end
+  end
+  if rooms and rooms[queue] then
+    rooms[queue] = rooms[queue] - (#held - before) / 2
+    if rooms[queue] == 0 then
+      for at = count, 1, -1 do
+        if string.sub(lists[at], #root + 3, -9) == queue then table.remove(lists, at) end
+      end
+      count = #lists - 3
     end
   end
 end

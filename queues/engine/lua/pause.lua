@@ -6,5 +6,6 @@
 --! COST    O(1)
 --! FLAGS   allow-oom
 call('SADD', tenants, tid) -- it may be the tenant's first queue
-call('HSET', queues, command, 'paused')
+local consumers = string.match(call('HGET', queues, command) or '', ' %d+$') or ''
+call('HSET', queues, command, 'paused' .. consumers)
 return 1

@@ -9,5 +9,6 @@
 local now = now_ms()
 call('SADD', tenants, tid)
 woke(queue, now)
-call('HSET', queues, command, 'active')
+local consumers = string.match(call('HGET', queues, command) or '', ' %d+$') or ''
+call('HSET', queues, command, 'active' .. consumers)
 return 1

@@ -6,6 +6,7 @@
 --! COST    O(n · log inprog)
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, ended, holder
+--@ lazy retention(kept_ms): retention
 -- What is read, then what is only written.
 local FIELDS = { 'status', 'attempts', 'error', 'queue', 'lease', 'priority', 'created', 'visible', 'past', 'awaited',
   'ended', 'answer' }
@@ -34,7 +35,7 @@ for i = args_from, #ARGV, 5 do
   reply[r + 1], reply[r + 2], reply[r + 3] = refused or 'OK', ended, attempts
 end
 -- decided; only writes below
-local leave, ends = {}, {}
+local leave, ends, kept = {}, {}, tonumber(retention_ms)
 for n, i in ipairs(accepted) do
   local id, status, problem, task = ARGV[i], ARGV[i + 1], ARGV[i + 4], tasks[n]
   local queue, attempts = task[4], tonumber(task[2] or 0)
@@ -56,7 +57,7 @@ for n, i in ipairs(accepted) do
   end
   local h, e = #held, #ends
   held[h + 1], held[h + 2] = deadlines[n], id
-  ends[e + 1], ends[e + 2] = now + retention_ms, id
+  ends[e + 1], ends[e + 2] = now + (kept or retention()(queue)), id
 end
 for queue, held in pairs(leave) do zset_remove(queue_key(queue, 'inprog'), held) end
 if #ends > 0 then zset_add(expiry, ends) end

@@ -12,6 +12,7 @@ import redis
 from codeq_site.embedded import Valkey
 from queues.engine import Call, keys, scripts
 from queues.engine.call import Command
+from queues.engine.engine import Limits
 from queues.engine.runner import SyncRunner
 from queues.task import NewResult, NewTask, Spec, Status, Task
 from tests.queues.conftest import NOON_MS
@@ -89,6 +90,8 @@ class Scene:
         # Long polls: one that waits, one that has gone.
         client.zadd(keys.of_partition(0).waiting, {f"{TID}:send": NOON_MS + DAY_MS, f"{TID}:mail": 1})
         client.set(f"{root}idem:{TID}:{'0' * 64}", self.ended[3].id, px=DAY_MS)
+        # Something was paid for a moment ago, so there is a bucket to put back.
+        self.engine.admit(TID, LIMITS).now()
         self.clock.advance(10)
 
     def enqueue(self, *asked: NewTask) -> list[Task]:
@@ -197,18 +200,53 @@ def replay(scene: Scene) -> Call[Any]:
     return scene.engine.replay(TID, ids, [edited, None, None, None, None])
 
 
+def replay_for(scene: Scene) -> Call[Any]:
+    """Once for a job, and now for another one; of one of them, a plain replay would take the job's name off."""
+    scene.engine.replay_for(TID, [scene.dead[0].id], "a job").now()
+    tasks = scene.engine.claim(TID, ["send"], "w1", lease_ms=60_000, limit=100).now().tasks
+    [again] = [task for task in tasks if task.id == scene.dead[0].id]
+    scene.nack(again).now()
+    return scene.engine.replay_for(TID, [task.id for task in [*scene.dead, scene.dead[1], scene.ended[0]]], "another")
+
+
+def replay_after_a_job(scene: Scene) -> Call[Any]:
+    replay_for(scene)
+    return scene.engine.replay(TID, [scene.dead[0].id])
+
+
+def nack_to_another_queue(scene: Scene) -> Call[Any]:
+    scene.engine.policy(TID, "send", line="fixed 0 0 corpses", max_consumers=None, topic="corpses").now()
+    return scene.nack(scene.held[2])
+
+
+def claim_some(scene: Scene) -> Call[Any]:
+    """Of queues in which only so many may be in progress."""
+    scene.engine.policy(TID, "send", line="", max_consumers=4).now()
+    scene.engine.policy(TID, "mail", line="", max_consumers=1).now()
+    return claim_all(scene)
+
+
+LIMITS = Limits(what="any", per_second=100, burst_seconds=10, token="0a", token_percent=50)
+
 SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "enqueue": enqueue_known,
     "enqueue the first of a queue": enqueue_first,
+    "enqueue within limits": lambda s: s.engine.enqueue(
+        TID, "acme", [new(), new(idempotency_key="fresh")], retention_ms=DAY_MS, limits=LIMITS, depth=100
+    ),
     "known": lambda s: s.engine.known(TID, [new(idempotency_key="ended 0"), new(idempotency_key="never")]),
     "claim": claim_all,
     "claim nothing": claim_nothing,
+    "claim some": claim_some,
     "claim past ghosts": claim_ghosts,
+    "claim within limits": lambda s: s.engine.claim(TID, ["send"], "w2", lease_ms=1_000, limit=1, limits=LIMITS),
+    "admit": lambda s: s.engine.admit(TID, LIMITS),
     "heartbeat": lambda s: s.engine.heartbeat(TID, s.held[0].id, "w1", extend_ms=5, token="", progress="50"),
     "submit": submit,
     "nack": lambda s: s.nack(s.held[0]),
     "nack at once": lambda s: s.nack(s.held[1]),
     "nack to death": lambda s: s.nack(s.held[2]),
+    "nack to another queue": nack_to_another_queue,
     "abandon": lambda s: s.abandon(s.held[0]),
     "abandon to death": lambda s: s.abandon(s.held[2]),
     "cancel in line": lambda s: s.engine.cancel(TID, s.line[0].id, retention_ms=DAY_MS),
@@ -219,10 +257,16 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "reap": lambda s: s.engine.reap(TID, "send"),
     "reap at once": lambda s: s.engine.reap(TID, "mail"),
     "replay": replay,
+    "replay for a job": replay_for,
+    "replay after a job": replay_after_a_job,
     "purge": purge,
+    "purge the dead": lambda s: s.engine.purge_dead(TID, [task.id for task in [*s.dead, *s.ended]]),
     "purge what is over": purge_over,
     "expired": lambda s: s.engine.expired(TID),
     "visits": lambda s: s.engine.visits(0),
+    "policy": lambda s: s.engine.policy(TID, "send", line="fixed 1 1 corpses", max_consumers=3, topic="corpses"),
+    "policy of the first queue": lambda s: s.engine.policy("nobody", "send", line="fixed 1 1", max_consumers=3),
+    "policy no more": lambda s: s.engine.policy(TID, "mail", line="", max_consumers=None),
     "pause": lambda s: s.engine.pause(TID, "send"),
     "pause the first queue": lambda s: s.engine.pause("nobody", "send"),
     "resume": lambda s: s.engine.resume(TID, "send"),

@@ -1,17 +1,23 @@
 -- Ends an attempt without success: back to wait, back in line, or dead. Nack, abandon and expiry all end here.
--- `default_backoff` is "<policy> <base ms> <cap ms>"; a queue with a policy of its own has the same line in `policies`.
+-- `default_backoff` is "<policy> <base ms> <cap ms>"; a queue with a policy of its own has the same line in `policies`,
+-- and behind it the queue that takes its dead, if there is one.
 local HELD = { 'status', 'attempts', 'error', 'updated', 'visible', 'max', 'priority', 'lease', 'created', 'past',
   'queue', 'awaited' }
 local WRITTEN = { 'status', 'attempts', 'error', 'updated', 'visible' }
+local MOVED = { 'status', 'attempts', 'error', 'updated', 'visible', 'past', 'queue', 'from' }
 
 local policies = {}
-local function backoff_ms(queue, attempts)
+local function policy_of(queue)
   if not policies[queue] then
     local line = call('HGET', tenant_key(queue, 'policies'), command_of(queue)) or default_backoff
-    local policy, base, cap = string.match(line, '^(%S+) (%S+) (%S+)$')
-    policies[queue] = { policy, tonumber(base), tonumber(cap) }
+    local policy, base, cap, topic = string.match(line, '^(%S+) (%S+) (%S+) ?(%S*)$')
+    policies[queue] = { policy, tonumber(base), tonumber(cap), topic }
   end
-  local policy, base, cap = unpack(policies[queue])
+  return policies[queue]
+end
+
+local function backoff_ms(queue, attempts)
+  local policy, base, cap = unpack(policy_of(queue))
   local delay = base
   if policy == 'linear' then
     delay = base * attempts
@@ -34,6 +40,21 @@ local function moves_of(queue)
   return moves[queue]
 end
 
+-- Out of attempts where another queue takes the dead: there it is in line with fresh attempts. Once: two queues that
+-- name each other would pass a task to and fro for ever. Answers whether it went.
+local function move_on(id, was, attempts, now, outcome, problem, cause)
+  local queue, priority, topic = was[11], was[7], policy_of(was[11])[4]
+  if topic == '' or call('HGET', task_key(id), 'from') then return false end
+  local there, past = string.match(queue, '^[^:]+') .. ':' .. topic, (was[10] or 0) + attempts
+  hash_set(task_key(id), MOVED, { was[1], was[2], was[3], was[4], was[5], was[10], queue, false }, 'status', 'PENDING',
+    'attempts', 0, 'error', problem, 'updated', now, 'visible', now, 'past', past, 'queue', there, 'from', queue)
+  record(id, queue, past, outcome, 'PENDING', 0, priority, was[8], was[9], was[5], now, cause)
+  local back = moves_of(there).back
+  back[priority] = back[priority] or {}
+  table.insert(back[priority], id)
+  return true
+end
+
 -- Writes the task and its event; `settle` then writes the indexes. `delay` nil = the queue's backoff.
 local function give_back(id, was, deadline, now, outcome, reason, delay)
   local queue, priority = was[11], was[7]
@@ -46,6 +67,11 @@ local function give_back(id, was, deadline, now, outcome, reason, delay)
   if attempts >= tonumber(was[6]) then
     status, visible = 'FAILED', nil
     problem = cause ~= '' and cause or 'MAX_ATTEMPTS'
+    if move_on(id, was, attempts, now, outcome, problem, cause) then
+      move.leave[#move.leave + 1] = deadline
+      move.leave[#move.leave + 1] = id
+      return 'PENDING', 0
+    end
   else
     delay = delay or backoff_ms(queue, attempts)
     visible = now + delay
@@ -72,7 +98,7 @@ end
 
 local function settle(now)
   for queue, move in pairs(moves) do
-    zset_remove(queue_key(queue, 'inprog'), move.leave)
+    if #move.leave > 0 then zset_remove(queue_key(queue, 'inprog'), move.leave) end
     if #move.later > 0 then
       zset_add(queue_key(queue, 'delayed'), move.later)
       visit_by(queue, move.first)

@@ -1,0 +1,396 @@
+"""Policies of queues: kept as rows with versions, and in force for producers, workers and what has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from codeq_site import errors
+from codeq_site.redis import client, engine
+from queues import beat, policies, selectors, services
+from queues.engine import keys
+from queues.models import AuditedResult, QueuePolicy
+from queues.policies import Policy
+from queues.task import Location, NewResult, NewTask, Status
+from tenants.directory import Directory, directory
+from tenants.models import Tenant as TenantRow
+from tenants.tenant import Tenant
+from tests.queues.conftest import Clock, Queue
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DAY = 86_400
+
+
+@pytest.fixture(autouse=True)
+def _no_follower() -> Iterator[None]:
+    """The directory's thread would hold the test database open."""
+    yield
+    directory.stop()
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    TenantRow.objects.create(tid="acme0001", slug="acme")
+    found = directory.find("acme")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def other_tenant() -> Tenant:
+    TenantRow.objects.create(tid="zeta0002", slug="zeta")
+    found = directory.find("zeta")
+    assert found is not None
+    return found
+
+
+def put(tenant: Tenant, command: str = "send", **said: Any) -> QueuePolicy:
+    return policies.put(tenant, command, Policy(**said), actor="root")[0]
+
+
+def stats(tenant: Tenant, command: str = "send") -> tuple[int, int, int]:
+    found = selectors.queue_stats(tenant, command).now()
+    return found.ready, found.in_progress, found.dlq
+
+
+@pytest.mark.spec("ADM-5", "A policy is made, changed and read; its version grows with a change and with nothing else")
+def test_a_version_grows_with_a_change_only(tenant: Tenant) -> None:
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(5, 0)), actor="root")
+    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (True, 1, [0, 5], "root")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(0, 5)), actor="somebody")
+    assert (is_new, row.version, row.changed_by) == (False, 1, "root")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="somebody")
+    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "somebody")
+    assert policies.find(tenant, "send").version == 2
+    assert [row.command for row in policies.listed(tenant)] == ["send"]
+    policies.delete(tenant, "send")
+    for missing in (policies.find, policies.delete):
+        with pytest.raises(errors.NotFound):
+            missing(tenant, "send")
+    assert policies.of(tenant) == {}
+
+
+def test_two_who_make_the_same_policy_at_once_make_one(tenant: Tenant) -> None:
+    def make(number: int) -> int:
+        try:
+            return put(tenant, max_attempts=number).version
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as threads:
+        versions = list(threads.map(make, range(1, 9)))
+    assert sorted(versions) == list(range(1, 9))
+    assert QueuePolicy.objects.get().version == 8
+
+
+@pytest.mark.spec("TEN-3", "A policy holds for one tenant's queue; another tenant neither feels nor sees it")
+def test_a_policy_is_its_tenants_own(tenant: Tenant, other_tenant: Tenant) -> None:
+    put(tenant, max_attempts=1, priority_tiers=(7,), max_consumers=1, backoff="fixed")
+    with pytest.raises(errors.NotFound):
+        policies.find(other_tenant, "send")
+    queue = Queue(other_tenant)
+    assert queue.enqueue().max_attempts == 5
+    queue.enqueue()
+    assert len(queue.look(count=5).tasks) == 2
+    with pytest.raises(errors.NotFound):
+        policies.delete(other_tenant, "send")
+    assert policies.find(tenant, "send").max_attempts == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": 1001},
+        {"priority_tiers": ()},
+        {"priority_tiers": (10,)},
+        {"priority_tiers": (-1,)},
+        {"priority_tiers": (1, 1)},
+        {"retention_seconds": 59},
+        {"retention_seconds": policies.RETENTION_LIMIT + 1},
+        {"max_consumers": 0},
+        {"max_consumers": policies.CONSUMERS_LIMIT + 1},
+        {"dead_letter_topic": "send"},
+        {"dead_letter_topic": "no way"},
+        {"dead_letter_topic": "x" * 129},
+        {"backoff": "now and then"},
+        {"backoff_base_seconds": -1.0},
+        {"backoff_cap_seconds": float("nan")},
+        {"backoff_cap_seconds": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_policy_that_cannot_hold_is_refused_and_nothing_changes(tenant: Tenant, said: dict[str, Any]) -> None:
+    put(tenant, max_attempts=2)
+    with pytest.raises(errors.InvalidRequest):
+        put(tenant, **said)
+    assert (policies.find(tenant, "send").version, policies.of(tenant)["send"].max_attempts) == (1, 2)
+
+
+@pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n", "ü", "a:b"])
+def test_only_a_command_has_a_policy(tenant: Tenant, command: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="name"):
+        put(tenant, command)
+
+
+@pytest.mark.spec("ADM-5", "A policy's maxAttempts holds for tasks that name none, its priorityTiers for every task")
+def test_producers_feel_the_policy(tenant: Tenant) -> None:
+    put(tenant, max_attempts=2, priority_tiers=(0, 5))
+    queue = Queue(tenant)
+    assert queue.enqueue().max_attempts == 2
+    assert queue.enqueue(max_attempts=7, priority=5).max_attempts == 7
+    with pytest.raises(errors.InvalidRequest, match="send knows 0, 5"):
+        queue.enqueue(priority=4)
+    assert Queue(tenant, "other").enqueue(priority=4).max_attempts == 5
+    assert stats(tenant) == (2, 0, 0)
+
+
+def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant) -> None:
+    new = NewTask(command="send", payload="1", idempotency_key="k")
+    [first] = services.enqueue(tenant, [new]).now()
+    put(tenant, max_attempts=2)
+    [again] = services.enqueue(tenant, [new]).now()
+    assert (again.is_replayed, again.is_mismatch, again.task.id) == (True, False, first.task.id)
+
+
+@pytest.mark.spec("ADM-5", "A policy's retentionSeconds decides how long ended tasks of the queue stay")
+@pytest.mark.parametrize("ending", ["completed", "cancelled"])
+def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: Tenant, clock: Clock, ending: str) -> None:
+    put(tenant, "send.v-1", retention_seconds=3600)
+    put(tenant, "send", retention_seconds=7 * DAY)
+    put(tenant, "v-1", retention_seconds=60)
+    queues = [Queue(tenant, command) for command in ("send.v-1", "send", "plain")]
+    for queue in queues:
+        task = queue.enqueue(idempotency_key=queue.command)
+        if ending == "completed":
+            queue.complete(queue.claim())
+        else:
+            services.cancel(tenant, task.id).now()
+    lived = []
+    for seconds in (3600 - 1, 1, DAY - 3600 - 1, 1, 6 * DAY - 1, 1):
+        clock.advance(seconds)
+        lived.append(services.cleanup(tenant.tid).now())
+    assert lived == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.spec("ADM-5", "maxConsumers bounds what is in progress in a queue at once, whoever claims and however")
+def test_no_more_are_in_progress_than_the_policy_allows(tenant: Tenant, clock: Clock) -> None:
+    put(tenant, max_consumers=3)
+    queue = Queue(tenant)
+    queue.enqueue_many(10)
+    first = queue.look(count=2).tasks
+    second = queue.look("w2", count=5)
+    assert (len(first), len(second.tasks)) == (2, 1)
+    full = queue.look("w3", wait_ms=1000)
+    assert full.tasks == []
+    # Nothing tells that one has ended, so a long poll looks again soon.
+    assert full.next_due_ms is not None
+    assert full.next_due_ms <= clock.now_ms + 500
+    queue.complete(first[0])
+    services.nack(tenant, first[1].id, "w1", delay_seconds=0).now()
+    assert len(queue.look("w3", count=5).tasks) == 2
+    clock.advance(10_000)  # all leases are over: a claim gives them back and takes as many
+    assert len(queue.look("w4", count=10).tasks) == 3
+    assert stats(tenant)[1] == 3
+
+
+def test_a_busy_queue_does_not_stop_the_others_of_a_claim(tenant: Tenant, clock: Clock) -> None:
+    put(tenant, "few", max_consumers=2)
+    put(tenant, "one", max_consumers=1)
+    for command, priority in (("few", 9), ("one", 5), ("many", 1)):
+        Queue(tenant, command).enqueue_many(5, priority=priority)
+    taken = services.claim(tenant, ["one", "many", "few"], "w", count=10).now().tasks
+    assert [task.spec.command for task in taken] == ["few", "few", "one", "many", "many", "many", "many", "many"]
+    assert services.claim(tenant, ["one", "few"], "w", count=10).now().tasks == []
+    assert [stats(tenant, command)[1] for command in ("few", "one", "many")] == [2, 1, 5]
+
+
+def test_ghosts_in_line_do_not_use_up_room(tenant: Tenant, clock: Clock) -> None:
+    put(tenant, max_consumers=2)
+    queue = Queue(tenant)
+    tasks = queue.enqueue_many(5)
+    for task in tasks[:3]:
+        services.cancel(tenant, task.id).now()
+    assert [task.id for task in queue.look(count=5).tasks] == [task.id for task in tasks[3:]]
+
+
+def test_many_claimers_at_once_never_pass_the_bound(tenant: Tenant) -> None:
+    put(tenant, max_consumers=7)
+    queue = Queue(tenant)
+    queue.enqueue_many(100)
+
+    def work(number: int) -> int:
+        return len(queue.look(f"w{number}", count=3).tasks)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(work, range(40))) == 7
+    assert stats(tenant) == (93, 7, 0)
+
+
+@pytest.mark.spec("ADM-5", "A queue without a bound costs a claim no command more")
+def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: Tenant, clock: Clock) -> None:
+    def calls(command: str) -> int:
+        Queue(tenant, command).enqueue()
+        client().config_resetstat()
+        assert len(Queue(tenant, command).look().tasks) == 1
+        return sum(each["calls"] for name, each in client().info("commandstats").items() if "config" not in name)
+
+    calls("free")  # loads the scripts, and finds no lease there
+    free = calls("free")
+    put(tenant, "free", max_attempts=9, priority_tiers=(0, 1), retention_seconds=60)
+    assert calls("free") == free
+    put(tenant, "bound", max_consumers=5)
+    calls("bound")
+    assert calls("bound") == free + 1
+
+
+def test_pausing_keeps_the_bound(tenant: Tenant, clock: Clock) -> None:
+    put(tenant, max_consumers=2)
+    queue = Queue(tenant)
+    queue.enqueue_many(5)
+    services.pause(tenant, "send").now()
+    assert selectors.queue_stats(tenant, "send").now().is_paused
+    assert queue.look(count=5).tasks == []
+    put(tenant, max_consumers=3)
+    assert selectors.queue_stats(tenant, "send").now().is_paused
+    services.resume(tenant, "send").now()
+    assert not selectors.queue_stats(tenant, "send").now().is_paused
+    assert len(queue.look(count=5).tasks) == 3
+    policies.delete(tenant, "send")
+    assert len(queue.look(count=5).tasks) == 2
+
+
+@pytest.mark.spec("RET-1", "A queue's policy has a backoff of its own")
+def test_workers_feel_the_backoff(tenant: Tenant, clock: Clock) -> None:
+    queue = Queue(tenant)
+
+    def backoff() -> int:
+        queue.enqueue()
+        return services.nack(tenant, queue.claim().id, "w1").now().delay_ms
+
+    put(tenant, backoff="fixed", backoff_base_seconds=7.5)
+    assert backoff() == 7500
+    put(tenant, backoff="linear", backoff_base_seconds=100.0, backoff_cap_seconds=50.0)
+    assert backoff() == 50_000
+    policies.delete(tenant, "send")
+    assert 0 <= backoff() <= 5000
+
+
+@pytest.mark.spec(
+    "ADM-5", "A task that is out of attempts goes to its queue's dead-letter topic, and dies there for good"
+)
+@pytest.mark.parametrize("way", ["nack", "abandon", "reap"])
+def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way: str) -> None:
+    queue, corpses = Queue(tenant), Queue(tenant, "corpses")
+    task = queue.enqueue('{"x":1}', max_attempts=2, priority=6, webhook="https://example.org/hook")
+
+    def fail(of: Queue) -> None:
+        held = of.claim(lease_seconds=10)
+        assert held.id == task.id
+        if way == "nack":
+            services.nack(tenant, task.id, "w1", reason="boom", delay_seconds=0).now()
+        elif way == "abandon":
+            services.abandon(tenant, task.id, "w1").now()
+        else:
+            clock.advance(11)
+            engine().reap(tenant.tid, of.command).now()
+
+    put(tenant, backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="corpses")
+    # To and fro it does not go.
+    put(tenant, "corpses", backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="send")
+    for _ in range(2):
+        assert (stats(tenant), stats(tenant, "corpses")) == ((1, 0, 0), (0, 0, 0))
+        fail(queue)
+        clock.advance(1)
+    assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (1, 0, 0))
+    moved = selectors.task(tenant, task.id).now()
+    assert (moved.status, moved.location, moved.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
+    assert (moved.priority, moved.spec.payload, moved.spec.command) == (6, '{"x":1}', "send")
+    assert moved.error == {"nack": "boom", "abandon": "MAX_ATTEMPTS", "reap": "LEASE_EXPIRED"}[way]
+    for _ in range(2):
+        fail(corpses)
+        clock.advance(1)
+    assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (0, 0, 1))
+    told = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
+    assert told == [
+        ("send", "1", "PENDING"), ("send", "2", "PENDING"), ("corpses", "3", "PENDING"), ("corpses", "4", "FAILED"),
+    ]  # fmt: skip
+    beat.run_drain(lambda: True)
+    row = AuditedResult.objects.get(pk=task.id)
+    assert (row.command, row.is_dead, row.deliveries) == ("corpses", True, 4)
+
+
+def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: Tenant, clock: Clock) -> None:
+    put(tenant, dead_letter_topic="corpses")
+    queue, corpses = Queue(tenant), Queue(tenant, "corpses")
+    task = queue.enqueue(max_attempts=1)
+    stale = queue.claim()
+    services.nack(tenant, task.id, "w1").now()
+    with pytest.raises(errors.LeaseLost):
+        services.heartbeat(tenant, task.id, "w1", token=stale.lease_token).now()
+    held = corpses.claim("w2")
+    [done] = services.submit(tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]).now()
+    assert (held.id, done.status) == (task.id, Status.COMPLETED)
+    assert [found.command for found in selectors.queues(tenant).now()] == ["corpses", "send"]
+
+
+@pytest.mark.real_time
+@pytest.mark.spec("ADM-5", "A change of a policy is in force in every process within 5 s")
+def test_another_process_feels_a_change_within_seconds(tenant: Tenant) -> None:
+    there = Directory()
+    there.keep("policies", policies.load)
+    try:
+        found = there.find("acme")
+        assert found is not None
+        assert there.kept("policies", found) is None
+        put(tenant, max_attempts=3)
+        began = time.monotonic()
+        until(lambda: there.kept("policies", found), 5)
+        put(tenant, max_attempts=4)
+        until(lambda: there.kept("policies", found)["send"].max_attempts == 4, 5)
+        policies.delete(tenant, "send")
+        until(lambda: there.kept("policies", found) is None, 5)
+        assert time.monotonic() - began < 10
+    finally:
+        there.stop()
+
+
+def test_a_change_made_by_hand_is_seen_too(tenant: Tenant) -> None:
+    put(tenant, max_attempts=3)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE queues_queuepolicy SET max_attempts = 9")
+    until(lambda: policies.of(tenant)["send"].max_attempts == 9, 5)
+
+
+@pytest.mark.spec("ADM-5", "A Redis that was empty or away has the policies again a minute later")
+def test_beat_tells_redis_again(tenant: Tenant) -> None:
+    put(tenant, max_consumers=2, backoff="fixed", backoff_base_seconds=1.0, dead_letter_topic="corpses")
+    root = keys.of_partition(engine().partition_of(tenant.tid)).root
+    names = keys.of_tenant(root, tenant.tid)
+    told = {b"send": b"fixed 1000 900000 corpses"}
+    assert client().hgetall(names.policies) == told
+    client().flushdb()
+    assert beat.tell_policies() == "1 told"
+    assert client().hgetall(names.policies) == told
+    assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
+
+
+def test_a_policy_without_words_for_scripts_leaves_none(tenant: Tenant) -> None:
+    put(tenant, max_attempts=2)
+    root = keys.of_partition(engine().partition_of(tenant.tid)).root
+    assert client().hgetall(keys.of_tenant(root, tenant.tid).policies) == {}
+
+
+def test_a_tenant_has_so_many_policies_and_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "POLICIES", 2)
+    put(tenant, "a")
+    put(tenant, "b")
+    with pytest.raises(errors.Conflict):
+        put(tenant, "c")
+    put(tenant, "b", max_attempts=2)
