@@ -19,15 +19,26 @@ from queues.engine.call import Command
 
 Line = tuple[Any, ...]
 Send = Callable[[Sequence[Line]], Awaitable[list[Any]]]
-# Redis is there but will not take a write now: the first word of its refusal.
-NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "LOADING")
+# Redis is gone, or is not the one to ask now: a failover, a slot on its way to another node.
+NOT_THERE = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+    exceptions.RedisClusterException,
+    OSError,
+)
+# Redis is there but will not take a write now: the first word of its refusal, where redis-py has no class for it.
+NOT_NOW = ("MISCONF ", "NOREPLICAS ", "BUSY ")
 
 
 def raised(error: Exception) -> Exception:
     """The error of ours that an error of the client stands for."""
     if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith("OOM"):
         return StoreFull(retry_after_seconds=5)
-    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ReadOnlyError | OSError):
+    if isinstance(error, NOT_THERE):
         return Unavailable(retry_after_seconds=1)
     if isinstance(error, exceptions.ResponseError) and str(error).startswith(NOT_NOW):
         return Unavailable(retry_after_seconds=1)
@@ -47,7 +58,7 @@ def checked(answers: list[Any]) -> list[Any]:
 
 
 class SyncRunner:
-    def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
+    def __init__(self, client: redis.Redis) -> None:
         self.client = client
 
     def run_now(self, commands: Sequence[Command]) -> list[Any]:
@@ -56,7 +67,7 @@ class SyncRunner:
             for at in missing(answers):
                 script, bound = commands[at]
                 answers[at] = self._send([("EVAL", script.source, *bound[1:])])[0]
-        except (exceptions.RedisError, OSError) as error:
+        except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
             raise raised(error) from error
         return checked(answers)
 
@@ -68,11 +79,56 @@ class SyncRunner:
                 return [error]
         pipeline = self.client.pipeline(transaction=False)
         for line in lines:
-            pipeline.execute_command(*line)
+            pipeline.execute_command(*line)  # type: ignore[no-untyped-call]
         return list(pipeline.execute(raise_on_error=False))
 
     async def run(self, commands: Sequence[Command]) -> list[Any]:
         return await asyncio.to_thread(self.run_now, commands)
+
+
+def whole(line: Line) -> Line:
+    """The line with one more key, in the slot of the others, which never exists.
+
+    While a slot moves to another node, a script could run with part of the keys, take a task whose record has gone
+    ahead for a ghost, and lose it. Because of this key, some node always lacks one, and so answers TRYAGAIN (or sends
+    us to the other node, which answers that) before the script begins, until all keys are in one place again.
+    """
+    verb, script, count, first, *rest = line
+    absent = first[: first.index("}") + 1] + ":absent"
+    return (verb, script, count + 1, first, *rest[: count - 1], absent, *rest[count - 1 :])
+
+
+class ClusterRunner(SyncRunner):
+    """The same on a Redis Cluster: all keys of a call are in one slot, so its lines go to one node together."""
+
+    def __init__(self, cluster: redis.RedisCluster) -> None:
+        self.cluster = cluster
+
+    def _send(self, lines: list[Line]) -> list[Any]:
+        lines = [whole(line) for line in lines]
+        if len(lines) == 1:
+            return [self._ask(lines[0])]
+        try:
+            node = self.cluster.get_redis_connection(self.cluster.get_node_from_key(lines[0][3]))  # type: ignore[no-untyped-call]
+            # Not the cluster's own pipeline, which asks the node for the keys of each line before it sends it.
+            pipeline = node.pipeline(transaction=False)
+            for line in lines:
+                pipeline.execute_command(*line)  # type: ignore[no-untyped-call]
+            answers = list(pipeline.execute(raise_on_error=False))
+        except NOT_THERE:
+            # redis-py looks for the new primary. That a script may run twice is harmless: see `enqueue`.
+            return [self._ask(line) for line in lines]
+        return [
+            self._ask(line) if isinstance(answer, NOT_THERE) else answer
+            for line, answer in zip(lines, answers, strict=True)
+        ]
+
+    def _ask(self, line: Line) -> Any:
+        """One line, sent on to wherever its slot is."""
+        try:
+            return self.cluster.execute_command(*line)  # type: ignore[no-untyped-call]
+        except exceptions.ResponseError as error:
+            return error
 
 
 class AsyncRunner:
@@ -88,7 +144,7 @@ class AsyncRunner:
             for at in missing(answers):
                 script, bound = commands[at]
                 answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
-        except (exceptions.RedisError, OSError) as error:  # a TimeoutError is an OSError
+        except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:  # so is a TimeoutError
             raise raised(error) from error
         return checked(answers)
 
@@ -98,6 +154,14 @@ def through(client: redis.asyncio.RedisCluster, timeout_seconds: float) -> Send:
 
     async def send(lines: Sequence[Line]) -> list[Any]:
         async with asyncio.timeout(timeout_seconds):
-            return await asyncio.gather(*(client.execute_command(*line) for line in lines), return_exceptions=True)
+            if len(lines) == 1:
+                try:
+                    return [await client.execute_command(*whole(lines[0]))]
+                except exceptions.ResponseError as error:
+                    return [error]
+            pipeline = client.pipeline()
+            for line in lines:
+                pipeline.execute_command(*whole(line))
+            return list(await pipeline.execute(raise_on_error=False))
 
     return send
