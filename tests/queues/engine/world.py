@@ -16,7 +16,7 @@ import redis
 from queues.engine import keys
 from queues.engine.call import Runner
 from queues.engine.engine import Engine, Options
-from queues.engine.runner import SyncRunner
+from queues.engine.runner import ClusterRunner, SyncRunner
 from queues.task import TERMINAL, Location, NewTask, QueueStats
 from tests.queues.conftest import Clock
 
@@ -303,7 +303,9 @@ class World:
         **options: Any,
     ) -> None:
         self.client = client
-        self.engine = Engine(runner or SyncRunner(client), Options(**options), clock)
+        if runner is None:
+            runner = ClusterRunner(client) if isinstance(client, redis.RedisCluster) else SyncRunner(client)
+        self.engine = Engine(runner, Options(**options), clock)
 
     def check(self) -> Places:
         return checked(self.client, self.engine)

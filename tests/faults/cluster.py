@@ -1,0 +1,128 @@
+"""A Redis Cluster of three primaries on the loopback, and slots moved between them as an operator's tools do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+from redis.crc import key_slot
+
+from codeq_site.embedded import DURABLE, Valkey
+from queues.engine import keys
+from tests.conftest import free_port
+from tests.waiting import until
+
+SLOTS = 16_384
+NODES = 3
+
+
+class Cluster:
+    def __init__(self, directory: Path) -> None:
+        self.ports = [free_port() for _ in range(NODES)]
+        self.servers = [self._server(directory / f"{n}", port) for n, port in enumerate(self.ports)]
+        for server in self.servers:
+            server.start()
+        self.nodes = [redis.Redis.from_url(server.url) for server in self.servers]
+        self.ids = [node.execute_command("CLUSTER", "MYID").decode() for node in self.nodes]
+        self._form()
+
+    @staticmethod
+    def _server(directory: Path, port: int) -> Valkey:
+        directory.mkdir()
+        settings = {
+            "port": str(port),
+            "cluster-enabled": "yes",
+            "cluster-port": str(free_port()),
+            "cluster-node-timeout": "2000",
+            # A partition whose node is away must not stop the others.
+            "cluster-require-full-coverage": "no",
+            # Three servers of one test on one disk.
+            "appendfsync": "everysec",
+        }
+        return Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, **settings})
+
+    def _form(self) -> None:
+        share = SLOTS // NODES
+        for n, node in enumerate(self.nodes):
+            last = SLOTS - 1 if n == NODES - 1 else (n + 1) * share - 1
+            node.execute_command("CLUSTER", "ADDSLOTSRANGE", n * share, last)
+            node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
+        for server in self.servers[1:]:
+            self.nodes[0].execute_command(
+                "CLUSTER", "MEET", "127.0.0.1", server.config["port"], server.config["cluster-port"]
+            )
+        until(lambda: all(self._is_whole(node) for node in self.nodes), 30)
+
+    @staticmethod
+    def _is_whole(node: redis.Redis) -> bool:
+        info = node.execute_command("CLUSTER", "INFO")
+        return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+
+    @contextmanager
+    def client(self) -> Iterator[redis.RedisCluster]:
+        client = redis.RedisCluster.from_url(self.servers[0].url)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def owner(self, slot: int) -> int:
+        """Which node serves the slot, by its own word."""
+        for n, node in enumerate(self.nodes):
+            for first, last, (_, _, node_id, *_), *_ in node.execute_command("CLUSTER", "SLOTS"):
+                if first <= slot <= last and node_id.decode() == self.ids[n]:
+                    return n
+        raise AssertionError(f"nobody serves slot {slot}")
+
+    def begin_move(self, slot: int, to: int) -> int:
+        source = self.owner(slot)
+        self.nodes[to].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
+        self.nodes[source].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[to])
+        return source
+
+    def carry(self, source: int, to: int, names: list[bytes]) -> None:
+        self.nodes[source].execute_command("MIGRATE", "127.0.0.1", self.ports[to], "", 0, 5000, "KEYS", *names)
+
+    def end_move(self, slot: int, source: int, to: int) -> None:
+        # The target first: until the source knows, it sends askers there, and they are answered.
+        for node in (self.nodes[to], self.nodes[source], *self.nodes):
+            node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.ids[to])
+
+    def move(self, slot: int, to: int, pause: float = 0.0) -> int:
+        """Move a slot key by key, as `valkey-cli --cluster reshard` does; how many keys went."""
+        source, moved = self.begin_move(slot, to), 0
+        while found := self.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            self.carry(source, to, found)
+            moved += len(found)
+            time.sleep(pause)
+        self.end_move(slot, source, to)
+        return moved
+
+    def move_whole(self, slot: int, to: int) -> None:
+        """Move a slot in one piece, as Valkey 9 can: it changes hands when the last key is there."""
+        self.nodes[self.owner(slot)].execute_command(
+            "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to]
+        )
+        until(lambda: self.owner(slot) == to, 30)
+
+    def errors(self) -> dict[str, int]:
+        """How often each node has said each kind of error, all nodes together."""
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            for name, stats in node.info("errorstats").items():
+                kind = name.removeprefix("errorstat_")
+                counts[kind] = counts.get(kind, 0) + int(stats["count"])
+        return counts
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        for server in self.servers:
+            server.kill()
+
+
+def slot_of(partition: int) -> int:
+    return int(key_slot(keys.of_partition(partition).root.encode()))
