@@ -164,6 +164,10 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     redis_url: Annotated[str, Meta(description="Valkey or Redis >= 7 of the hot path. Set by REDIS_URL.")] = ""
     database_url: Annotated[str, Meta(description="PostgreSQL. Set by DATABASE_URL.")] = ""
     broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
+    artifacts: Annotated[
+        str,
+        Meta(description="Where artifacts are: file:///… or s3://bucket/prefix (django-storages). Empty = under CODEQ_HOME."),
+    ] = ""
     spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
     secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""
     allowed_hosts: Annotated[

@@ -232,6 +232,8 @@ class LeanHandler(ASGIHandler):
     async def send(self, request: LeanRequest, response: HttpResponseBase, send: Send) -> None:
         if isinstance(response, StreamingHttpResponse):
             response.headers["X-Request-Id"] = request.id
+            for name, value in (NOT_GUESSED, NOT_KEPT):
+                response.headers[name.decode().title()] = value.decode()
             await self.send_response(response, send)
             return
         assert isinstance(response, HttpResponse)

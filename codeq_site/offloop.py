@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,6 +17,7 @@ R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API.
 THREADS = 4
+PIECE_BYTES = 64 * 2**10
 _pool: ThreadPoolExecutor | None = None
 _opened: set[BaseDatabaseWrapper] = set()
 
@@ -38,6 +39,15 @@ async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_pool, functools.partial(context.run, guarded))
+
+
+async def read(file: BinaryIO) -> AsyncIterator[bytes]:
+    """A file piece by piece; closed at the end, also when nobody wants the rest."""
+    try:
+        while piece := await run(file.read, PIECE_BYTES):
+            yield piece
+    finally:
+        await run(file.close)
 
 
 def stop() -> None:

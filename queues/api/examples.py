@@ -44,11 +44,25 @@ ENDED_TASK = TASK | {
     "updatedAt": ENDED,
     "lastKnownLocation": "NONE",
 }
-NEW_RESULT = {"status": "COMPLETED", "result": {"frames": 240}, "leaseToken": TOKEN}
+NEW_RESULT = {
+    "status": "COMPLETED",
+    "result": {"frames": 240},
+    "artifacts": [
+        {"name": "log.txt", "contentBase64": "ZG9uZQ==", "contentType": "text/plain"},
+        {"name": "film.mp4", "url": "https://example.org/films/7.mp4"},
+    ],
+    "leaseToken": TOKEN,
+}
+DIGEST = "6b2ebe2e3ba8b28b3e45d5f9c2e5c6d2fa46c0c79d0ae8b1e1a46d1d3f0a2c11"
+ARTIFACTS = [
+    {"name": "log.txt", "url": f"/v1/codeq/tasks/{ID}/artifacts/{DIGEST}", "contentType": "text/plain", "size": 4},
+    {"name": "film.mp4", "url": "https://example.org/films/7.mp4"},
+]
 RESULT = {
     "taskId": ID,
     "status": "COMPLETED",
     "result": {"frames": 240},
+    "artifacts": ARTIFACTS,
     "workerId": "worker-1",
     "attempts": 0,
     "completedAt": ENDED,

@@ -157,6 +157,7 @@ def declared_errors(declared: Any) -> list[type[CodeqError]]:
 
 PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "task_id": {"type": "string", "format": "uuid", "description": "The task's id."},
+    "artifact_id": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "From the artifact's `url`."},
     "command": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The queue."},
 }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import re
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
 
 from codeq_site import errors
+from queues import artifacts
 from queues import task as nouns
 from queues.api import wire
 from queues.task import Location, Status
@@ -35,7 +38,9 @@ def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: s
     )
 
 
-def new_result(task_id: str, body: wire.NewResult, lease_token: str | None) -> nouns.NewResult:
+def new_result(
+    task_id: str, body: wire.NewResult, lease_token: str | None, kept: Sequence[artifacts.Kept] = ()
+) -> nouns.NewResult:
     is_absent = bytes(body.result) in (b"", b"null")
     result = None if is_absent else opaque(body.result, "result")
     if result is not None and not result.startswith(b"{"):
@@ -49,8 +54,31 @@ def new_result(task_id: str, body: wire.NewResult, lease_token: str | None) -> n
         status=Status(body.status),
         result=result,
         error=body.error,
+        artifacts=msgspec.json.encode(kept) if kept else None,
         lease_token=lease_token,
     )
+
+
+def new_artifacts(body: wire.NewResult) -> list[artifacts.New]:
+    """Checked and decoded."""
+    return [_new_artifact(each) for each in body.artifacts or ()]
+
+
+def _new_artifact(body: wire.NewArtifact) -> artifacts.New:
+    if (body.url is None) == (body.content_base64 is None):
+        raise errors.InvalidRequest("artifacts: each has either `url` or `contentBase64`")
+    content = None
+    if body.content_base64 is not None:
+        try:
+            content = base64.b64decode(body.content_base64, validate=True)
+        except ValueError as error:
+            raise errors.InvalidRequest("artifacts: contentBase64 is not base64") from error
+        if len(content) > wire.LIMITS.artifact_bytes:
+            raise errors.PayloadTooLarge(f"artifacts: {len(content)} bytes; at most {wire.LIMITS.artifact_bytes} each")
+    return artifacts.New(name=body.name, url=body.url, content=content, content_type=body.content_type)
+
+
+_read_artifacts = msgspec.json.Decoder(list[wire.Artifact]).decode
 
 
 def opaque(raw: Raw, field: str) -> bytes:
@@ -125,6 +153,7 @@ def result(found: nouns.Result) -> wire.Result:
         status=found.status,
         result=found.result,
         error=found.error,
+        artifacts=None if found.artifacts is None else _read_artifacts(found.artifacts),
         worker_id=found.worker,
         attempts=found.attempts,
         completed_at=moment(found.completed_ms),

@@ -14,6 +14,7 @@ urlpatterns = [
     path("tasks/batch/results", results.ResultBatchView.as_view(), name="result-batch"),
     path("tasks/exchange", results.ExchangeView.as_view(), name="exchange"),
     path("tasks/<str:task_id>/result", results.ResultView.as_view(), name="result"),
+    path("tasks/<str:task_id>/artifacts/<str:artifact_id>", results.ArtifactView.as_view(), name="artifact"),
     path("tasks/<str:task_id>/heartbeat", leases.HeartbeatView.as_view(), name="heartbeat"),
     path("tasks/<str:task_id>/nack", leases.NackView.as_view(), name="nack"),
     path("tasks/<str:task_id>/abandon", leases.AbandonView.as_view(), name="abandon"),

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
@@ -25,7 +26,7 @@ from queues import services
 from queues.api.schema import ApiSchema
 from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponse]])
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponseBase]])
 JSON = "application/json"
 METHODS = ("get", "post", "put", "delete")
 # More than any route knows; a query with more is a mistake or an attack on the parser.
@@ -93,7 +94,7 @@ class ApiView(APIView):
 
     authentication_classes = [BearerAuthentication]
     schema = ApiSchema()
-    operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponse]]]]] = {}
+    operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponseBase]]]]] = {}
     allow: ClassVar[str] = ""
 
     request: LeanRequest  # type: ignore[assignment]
@@ -113,7 +114,7 @@ class ApiView(APIView):
         found = self.operations.get(self.request.method)
         return found[0].permissions if found else []
 
-    async def dispatch(self, request: LeanRequest, **arguments: Any) -> HttpResponse:  # type: ignore[override]
+    async def dispatch(self, request: LeanRequest, **arguments: Any) -> HttpResponseBase:  # type: ignore[override]
         try:
             found = self.operations.get(request.method)
             if found is None:

@@ -23,7 +23,10 @@ UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}" 
 # PostgreSQL takes no NUL in a text, so one accepted here would stop the audit later.
 NO_NUL = r"^[^\x00]*$"
 
+HTTP_PATTERN = r"^https?://[^\s\x00-\x20\x7f]+" + NO_NEWLINE
 TEXT_CHARACTERS = 16_384
+# Of one result.
+ARTIFACTS = 100
 
 Command = Annotated[
     str, Meta(pattern=COMMAND_PATTERN, description="The queue inside the tenant.", examples=["RENDER_VIDEO"])
@@ -89,7 +92,7 @@ class NewTask(Body, kw_only=True):
             str,
             Meta(
                 max_length=2048,
-                pattern=r"^https?://[^\s\x00-\x20\x7f]+" + NO_NEWLINE,
+                pattern=HTTP_PATTERN,
                 description="Called when the task has ended.",
                 examples=["https://example.org/codeq/hook"],
             ),
@@ -249,6 +252,37 @@ class Nacked(View, kw_only=True):
     delay_seconds: float
 
 
+class NewArtifact(Body, kw_only=True):
+    """Something beside the result: its content, or where it is."""
+
+    name: Annotated[
+        str,
+        Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*" + NO_NEWLINE, description="Never a path."),
+    ]
+    url: Annotated[str, Meta(max_length=2048, pattern=HTTP_PATTERN)] | None = None
+    content_base64: (
+        Annotated[
+            str,
+            Meta(
+                max_length=(LIMITS.artifact_bytes + 2) // 3 * 4,
+                description=f"At most {LIMITS.artifact_bytes} bytes, decoded.",
+                extra_json_schema={"contentEncoding": "base64"},
+            ),
+        ]
+        | None
+    ) = None
+    content_type: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,64}" + NO_NEWLINE,
+                description="A media type without parameters.",
+            ),
+        ]
+        | None
+    ) = None
+
+
 class NewResult(Body, kw_only=True):
     """How the work ended."""
 
@@ -257,6 +291,7 @@ class NewResult(Body, kw_only=True):
         Raw, Meta(description="Required when COMPLETED.", extra_json_schema={"type": ["object", "null"]})
     ] = msgspec.field(default_factory=Raw)  # a raw value cannot be one of several types: absent is empty
     error: Annotated[Text, Meta(description="Required when FAILED.")] | None = None
+    artifacts: Annotated[list[NewArtifact], Meta(max_length=ARTIFACTS)] | None = None
     lease_token: LeaseToken | None = None
     worker_id: Annotated[str | None, Meta(description="Ignored: the token says who the worker is.")] = None
 
@@ -273,6 +308,15 @@ class NewResults(Body, kw_only=True):
     results: Annotated[list[NewResultOf], Meta(min_length=1, max_length=LIMITS.batch)]
 
 
+class Artifact(View, kw_only=True):
+    """Something beside the result. A path is of this API, with a token; any other address is the worker's own."""
+
+    name: str
+    url: str
+    content_type: str | None = None
+    size: Annotated[int | None, Meta(description="Bytes, where it is kept here.")] = None
+
+
 class Result(View, kw_only=True):
     """The stored answer of an ended task: the same on every read."""
 
@@ -280,6 +324,7 @@ class Result(View, kw_only=True):
     status: Status
     result: Raw | None = None
     error: str | None = None
+    artifacts: list[Artifact] | None = None
     worker_id: str
     attempts: int
     completed_at: Moment

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.http import content_disposition_header
 
-from codeq_site import errors
+from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
-from queues import selectors, services, waiting
+from queues import archive, artifacts, selectors, services, waiting
 from queues import task as nouns
 from queues.api import claiming, translate, wire
 from queues.api.view import ApiView, answer, operation
@@ -34,6 +36,8 @@ class ResultView(ApiView):
         async def look(wait_ms: int) -> bool:
             try:
                 found[:] = [await selectors.result(caller.tenant, task_id, watch=wait_ms > 0)]
+            except errors.TaskNotFound:
+                found[:] = [await offloop.run(archive.result, caller.tenant, task_id)]
             except errors.ResultNotFound:
                 if wait_ms <= 0:
                     return False
@@ -68,8 +72,7 @@ class ResultView(ApiView):
     )
     async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
         """The same submission again gets the same answer; a different one is refused."""
-        new = translate.new_result(task_id, body, lease_token(self, body.lease_token))
-        (item,) = await services.submit(caller.tenant, caller.subject, [new])
+        (item,) = await submit(caller, [(task_id, body, lease_token(self, body.lease_token))])
         if isinstance(item, CodeqError):
             raise item
         return answer(translate.result(item))
@@ -87,7 +90,7 @@ class ResultBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
         """Each result for itself, in one round trip; answered in order, an item with its error where it has one."""
-        return answer(wire.SubmittedResults(results=await submit(caller, body.results)))
+        return answer(wire.SubmittedResults(results=await submit_each(caller, body.results)))
 
 
 class ExchangeView(ApiView):
@@ -106,7 +109,7 @@ class ExchangeView(ApiView):
         """A worker's whole loop in one request. A suspended tenant's results are taken, and no new task is given."""
         # Before anything is stored: a claim that is refused must not leave half a request done.
         commands_for(caller, body.commands)
-        results = await submit(caller, body.results) if body.results else []
+        results = await submit_each(caller, body.results) if body.results else []
         if caller.tenant.suspended:
             if not results:
                 refuse_new_work(caller)
@@ -118,16 +121,63 @@ class ExchangeView(ApiView):
         )
 
 
-async def submit(caller: Caller, bodies: Sequence[wire.NewResultOf]) -> list[wire.SubmittedItem]:
+class ArtifactView(ApiView):
+    @operation(
+        "get_artifact",
+        tag="Producer",
+        summary="Download an artifact",
+        may=(IsEither,),
+        answers={200: "application/octet-stream"},
+        errors=(errors.TaskNotFound, errors.ResultNotFound, errors.NotFound),
+        answer_headers={"Content-Disposition": "The artifact's name."},
+    )
+    async def get(self, caller: Caller, task_id: str, artifact_id: str) -> HttpResponseBase:
+        """The bytes that came inline with the result."""
+        kept, file = await offloop.run(artifacts.opened, caller.tenant, task_id, artifact_id)
+        response = StreamingHttpResponse(offloop.read(file), content_type="application/octet-stream")
+        # Never shown by a browser: a worker's bytes must not become a page of this host.
+        response.headers["Content-Disposition"] = content_disposition_header(True, kept.name) or "attachment"
+        response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
+        response.headers["Content-Length"] = str(kept.size)
+        return response
+
+
+async def submit_each(caller: Caller, bodies: Sequence[wire.NewResultOf]) -> list[wire.SubmittedItem]:
+    items = await submit(caller, [(body.task_id, body, body.lease_token) for body in bodies])
+    return [translate.submitted_item(body.task_id, item) for body, item in zip(bodies, items, strict=True)]
+
+
+async def submit(
+    caller: Caller, handed_in: Sequence[tuple[str, wire.NewResult, str | None]]
+) -> list[nouns.Result | CodeqError]:
+    """Results in one round trip, what is inline beside them stored before, and removed where one is refused."""
+    tid = caller.tenant.tid
     new: list[nouns.NewResult] = []
     refused: dict[int, CodeqError] = {}
-    for at, body in enumerate(bodies):
+    inline: dict[int, tuple[str, list[artifacts.New], list[str]]] = {}
+    for at, (task_id, body, token) in enumerate(handed_in):
         try:
-            new.append(translate.new_result(body.task_id, body, body.lease_token))
+            beside = translate.new_artifacts(body)
+            translate.new_result(task_id, body, token)  # what is wrong with it is said before anything is stored
+            kept, stored = await _keep(tid, task_id, beside) if beside else ([], [])
+            if any(each.content is not None for each in beside):
+                inline[at] = (task_id, beside, stored)
+            new.append(translate.new_result(task_id, body, token, kept))
         except CodeqError as error:
             refused[at] = error
-    stored = iter(await services.submit(caller.tenant, caller.subject, new) if new else ())
-    return [
-        translate.submitted_item(body.task_id, refused[at] if at in refused else next(stored))
-        for at, body in enumerate(bodies)
-    ]
+    # If Redis does not answer, nobody knows whether it was carried out: what is stored stays, for another try.
+    answers = iter(await services.submit(caller.tenant, caller.subject, new) if new else ())
+    items = [refused[at] if at in refused else next(answers) for at in range(len(handed_in))]
+    for at, (task_id, beside, stored) in inline.items():
+        if isinstance(items[at], CodeqError):
+            await offloop.run(artifacts.take_back, stored)
+        elif not stored:
+            # It was there already; a refused twin of this submission may have taken it back since.
+            await offloop.run(artifacts.keep, tid, task_id, beside)
+    return items
+
+
+async def _keep(tid: str, task_id: str, beside: Sequence[artifacts.New]) -> tuple[list[artifacts.Kept], list[str]]:
+    if any(each.content is not None for each in beside):
+        return await offloop.run(artifacts.keep, tid, task_id, beside)
+    return artifacts.keep(tid, task_id, beside)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 
-from codeq_site import errors
+from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
-from queues import metrics, selectors, services
+from queues import archive, metrics, selectors, services
 from queues import task as nouns
 from queues.api import trace, translate, wire
 from queues.api.view import ApiView, answer, operation
@@ -93,8 +93,11 @@ class TaskView(ApiView):
         errors=(errors.TaskNotFound,),
     )
     async def get(self, caller: Caller, task_id: str) -> HttpResponse:
-        """A task of one's tenant, with where it is now."""
-        found = await selectors.task(caller.tenant, task_id)
+        """A task of one's tenant, with where it is now; one that Redis has let go, as the audit remembers it."""
+        try:
+            found = await selectors.task(caller.tenant, task_id)
+        except errors.TaskNotFound:
+            found = await offloop.run(archive.task, caller.tenant, task_id)
         return answer(translate.task(found, caller.tenant.slug))
 
     @operation(

@@ -47,6 +47,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ("GET", "/v1/codeq/tasks/<str:task_id>"): Row("either", foreign=404),
     ("DELETE", "/v1/codeq/tasks/<str:task_id>"): Row("producer", foreign=404),
     ("GET", "/v1/codeq/tasks/<str:task_id>/result"): Row("either", foreign=404),
+    ("GET", "/v1/codeq/tasks/<str:task_id>/artifacts/<str:artifact_id>"): Row("either", foreign=404),
     ("POST", "/v1/codeq/tasks/<str:task_id>/result"): Row(
         "worker", DONE, scopes=("codeq:result",), foreign=404, other_worker=403
     ),
@@ -112,6 +113,7 @@ def with_id(value: Any, task_id: str) -> Any:
 async def call(client: Client, route: tuple[str, str], row: Row, task_id: str = ABSENT) -> Any:
     method, path = route
     target = path.replace("<str:task_id>", task_id).replace("<str:command>", "RENDER")
+    target = target.replace("<str:artifact_id>", "0" * 64)
     said = {} if row.body is None else {"body": with_id(row.body, task_id)}
     return await client.request(method, target + row.query, headers={"X-Request-Id": "same"}, **said)
 

@@ -1,0 +1,263 @@
+"""Artifacts: kept under a name of ours, downloaded by the tenant alone, and harmless whatever they are called."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from django.core.files.storage import FileSystemStorage
+
+from codeq_site import offloop
+from codeq_site.conf import conf
+from codeq_site.errors import ConfigError
+from queues import artifacts, beat
+from queues.api import wire
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS
+from tests.queues.api.test_tasks import made
+from tests.queues.api.test_workers import claimed
+
+MakeClient = Callable[..., Client]
+CONTENT = bytes(range(256)) * 400
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of the artifacts."""
+    directory = tmp_path / "artifacts"
+    storage = FileSystemStorage(directory, file_permissions_mode=0o600, directory_permissions_mode=0o700)
+    monkeypatch.setattr(artifacts, "storage", lambda: storage)
+    yield directory
+    outside = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(directory)]
+    assert outside == []
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def inline(content: bytes = CONTENT, name: str = "out.bin", **said: Any) -> dict[str, Any]:
+    return {"name": name, "contentBase64": base64.b64encode(content).decode(), **said}
+
+
+def result(*beside: dict[str, Any]) -> dict[str, Any]:
+    return {"status": "COMPLETED", "result": {}, "artifacts": list(beside)}
+
+
+@pytest.mark.spec("ACK-4", "Artifacts come inline or by address, are stored, and downloaded through the API")
+async def test_artifacts_inline_and_by_address(producer: Client, worker: Client, kept: Path) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    elsewhere = {"name": "film", "url": "https://example.org/film.mp4"}
+    said = result(inline(name="out put.bin", contentType="image/png"), elsewhere)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", said)
+    assert answer.status == 200, answer.body
+    mine, theirs = answer.json["artifacts"]
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    assert mine == {
+        "name": "out put.bin", "url": f"{TASKS}/{task['id']}/artifacts/{digest}", "contentType": "image/png",
+        "size": len(CONTENT),
+    }  # fmt: skip
+    assert theirs == elsewhere
+    (file,) = files(kept)
+    assert file.read_bytes() == CONTENT
+    assert file.stat().st_mode & 0o777 == 0o600
+    for client in (producer, worker):
+        got = await client.get(mine["url"])
+        assert (got.status, got.body) == (200, CONTENT)
+        assert got.headers["content-disposition"] == 'attachment; filename="out put.bin"'
+        assert got.headers["content-type"] == "application/octet-stream"
+        assert got.headers["x-content-type-options"] == "nosniff"
+    assert (await producer.get(f"{TASKS}/{task['id']}/result")).json["result"]["artifacts"] == [mine, theirs]
+
+
+@pytest.mark.spec("ACK-3", "The same submission again stores nothing new; a refused one leaves nothing")
+async def test_a_repeat_stores_nothing_and_a_refusal_leaves_nothing(
+    producer: Client, worker: Client, other_worker: Client, kept: Path
+) -> None:
+    task = await made(producer)
+    path = f"{TASKS}/{task['id']}/result"
+    for early in (worker, other_worker):
+        assert (await early.post(path, result(inline()))).status == 409
+    assert files(kept) == []
+    await claimed(worker)
+    first = await worker.post(path, result(inline()))
+    again = await worker.post(path, result(inline()))
+    assert (again.status, again.json) == (200, first.json)
+    assert len(files(kept)) == 1
+    other = await worker.post(path, result(inline(), inline(b"more", "more")))
+    assert (other.status, other.code) == (409, "already_ended")
+    (left,) = files(kept)
+    assert left.read_bytes() == CONTENT
+
+
+NAMES = [
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "..%2f..%2fx",
+    "..",
+    ".",
+    "CON",
+    "a" * 255,
+    "a/b\\c",
+    "\uff89\u2215",
+    '"; x="y',
+    "e\u202e",
+]
+
+
+@pytest.mark.spec("ACK-4", "An artifact's name is data, never a path")
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_name_is_never_a_path(producer: Client, worker: Client, kept: Path, name: str) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline(b"x", name)))
+    assert answer.status == 200, answer.body
+    assert answer.json["artifacts"][0]["name"] == name
+    (file,) = files(kept)
+    assert file.name == hashlib.sha256(b"x").hexdigest()
+    got = await producer.get(answer.json["artifacts"][0]["url"])
+    assert (got.status, got.body) == (200, b"x")
+    assert got.headers["content-disposition"].startswith("attachment")
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "no name": {"url": "https://example.org/"},
+    "an empty name": {"name": "", "url": "https://example.org/"},
+    "a line break in the name": {"name": "a\nb", "url": "https://example.org/"},
+    "a null in the name": {"name": "a\0b", "url": "https://example.org/"},
+    "a long name": {"name": "a" * 256, "url": "https://example.org/"},
+    "neither": {"name": "a"},
+    "both": {"name": "a", "url": "https://example.org/", "contentBase64": "eA=="},
+    "a file's address": {"name": "a", "url": "file:///etc/passwd"},
+    "no address": {"name": "a", "url": "x"},
+    "no base64": {"name": "a", "contentBase64": "%%%%"},
+    "base64 without its padding": {"name": "a", "contentBase64": "eA"},
+    "base64 with spaces": {"name": "a", "contentBase64": "e A = ="},
+    "base64 of addresses": {"name": "a", "contentBase64": "-_-_"},
+    "a type with parameters": {"name": "a", "contentBase64": "eA==", "contentType": "text/html; charset=utf-7"},
+    "a type with a line break": {"name": "a", "contentBase64": "eA==", "contentType": "text/html\n"},
+    "an unknown field": {"name": "a", "contentBase64": "eA==", "size": 1},
+}
+
+
+@pytest.mark.parametrize("artifact", REFUSED.values(), ids=REFUSED.keys())
+async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline(), artifact))
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert files(kept) == []
+    assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
+
+
+async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
+    producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = msgspec.structs.replace(wire.LIMITS, artifact_bytes=1000)
+    monkeypatch.setattr(wire, "LIMITS", limits)
+    task = await made(producer)
+    await claimed(worker)
+    path = f"{TASKS}/{task['id']}/result"
+    large = await worker.post(path, result(inline(b"x" * 1001)))
+    assert (large.status, large.code) == (413, "payload_too_large")
+    many = await worker.post(path, result(*[inline(b"x", str(number)) for number in range(101)]))
+    assert many.status == 400
+    assert files(kept) == []
+    assert (await worker.post(path, result(inline(b"x" * 1000)))).status == 200
+
+
+async def test_a_batch_keeps_what_is_accepted(producer: Client, stranger: Client, worker: Client, kept: Path) -> None:
+    mine = await made(producer)
+    foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
+    await claimed(worker)
+    results = [{"taskId": each["id"]} | result(inline()) for each in (mine, foreign)]
+    items = (await worker.post(f"{TASKS}/batch/results", {"results": results})).json["results"]
+    assert "artifacts" in items[0]["result"]
+    assert items[1]["error"] == "task_not_found"
+    (file,) = files(kept)
+    assert mine["id"] in str(file)
+
+
+@pytest.mark.spec("TEN-3", "An artifact is its tenant's alone")
+async def test_an_artifact_is_its_tenants_alone(
+    producer: Client, stranger: Client, client: MakeClient, worker: Client
+) -> None:
+    task, other = await made(producer), await made(producer)
+    await worker.post(f"{TASKS}/claim/batch")
+    one = (await worker.post(f"{TASKS}/{task['id']}/result", result(inline()))).json["artifacts"][0]["url"]
+    await worker.post(f"{TASKS}/{other['id']}/result", result())
+    for who in (stranger, client("worker", stranger_tenant())):
+        refused = await who.get(one)
+        assert (refused.status, refused.code) == (404, "task_not_found")
+    # Nor has a task what another task of the same tenant has.
+    assert (await producer.get(one.replace(task["id"], other["id"]))).code == "not_found"
+    for wrong in ("0" * 64, "x", "..", "%2e%2e%2f" * 3, os.path.basename(one).upper()):
+        assert (await producer.get(f"{TASKS}/{task['id']}/artifacts/{wrong}")).status == 404
+
+
+def stranger_tenant() -> str:
+    from tests.queues.api.conftest import SOUTH
+
+    return SOUTH
+
+
+async def test_a_full_disk_is_a_503_and_changes_nothing(
+    producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(FileSystemStorage):
+        def save(self, *args: Any, **kwargs: Any) -> str:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "storage", lambda: Full())
+    task = await made(producer)
+    await claimed(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline()))
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
+
+
+@pytest.mark.spec("CLN-3", "Once Redis has let a task go, the audit answers: the same task, result and artifact")
+async def test_after_redis_the_audit_answers(producer: Client, stranger: Client, worker: Client, admin: Client) -> None:
+    task = await made(producer, payload={"n": 1.10}, webhook="https://example.org/hook", priority=4)
+    await claimed(worker)
+    await worker.post(f"{TASKS}/{task['id']}/result", result(inline()) | {"result": {"ok": 1}})
+    path = f"{TASKS}/{task['id']}"
+    live, answered = (await producer.get(path)).json, (await producer.get(f"{path}/result")).json
+    await offloop.run(beat.run_drain, lambda: True)
+    from codeq_site.redis import client as redis_client
+
+    redis_client().flushall()
+    from queues.filters import filters
+
+    filters.cache_clear()
+    audited = (await producer.get(path)).json
+    assert audited == live
+    read = (await producer.get(f"{path}/result")).json
+    assert read["result"] == answered["result"]
+    assert (await producer.get(read["result"]["artifacts"][0]["url"])).body == CONTENT
+    for answer in (await stranger.get(path), await stranger.get(f"{path}/result"), await stranger.get(f"{path}x")):
+        assert (answer.status, answer.code) == (404, "task_not_found")
+
+
+def test_the_address_of_the_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+
+    def at(address: str) -> Any:
+        settings = msgspec.structs.replace(conf(), artifacts=address)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(artifacts, "conf", lambda: settings)
+            return artifacts.storage.__wrapped__()  # type: ignore[attr-defined]
+
+    assert at("").location == str(conf().home_path / "artifacts")
+    assert at(f"file://{tmp_path}").location == str(tmp_path)
+    with pytest.raises(ConfigError, match="django-storages"):
+        at("s3://bucket/prefix")
+    with pytest.raises(ConfigError, match="CODEQ_ARTIFACTS"):
+        at("ftp://example.org/")
