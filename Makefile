@@ -21,6 +21,14 @@ run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another);
 test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(TESTS)
 
+.PHONY: test-browser
+test-browser: $(VENV)/.dev ## the console's tests in a real browser (needs chromium)
+	@$(BIN)/python -m pytest -q tests/browser
+
+.PHONY: screenshots
+screenshots: $(VENV)/.dev ## make docs/images again (needs chromium)
+	@$(BIN)/python -m tests.browser.screenshots
+
 .PHONY: check
 check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages
 	$(BIN)/ruff check .

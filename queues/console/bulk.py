@@ -27,7 +27,9 @@ from tenants.tenant import Tenant
 PAGE = 50
 ITEMS = 50
 VERBS: Final = {"replay": "Replay", "delete": "Delete"}
-TONES = {"running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelled": "warn"}
+TONES = {
+    "running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelling": "warn", "cancelled": "warn",
+}  # fmt: skip
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +133,7 @@ class JobPage(Page):
             job=job,
             tenant=tenant_of(self.request, tid),
             progress=msgspec.to_builtins(progress(job)),
-            criteria=job.filter or "named one by one",
+            criteria=_criteria(job),
             items=list(problems(job)),
             fields={"tenant": tid, "id": str(job.pk)},
             may_cancel=not job.is_over and scoping.may(self.request.user, tid, Role.OPERATOR),
@@ -170,6 +172,13 @@ def meant(request: HttpRequest, values: Any = None) -> tuple[dead.Asked, str]:
 def criteria(asked: dead.Asked) -> str:
     words = [f"{name} {value}" for name, value in asked.query.items() if name != "tenant"]
     return ", ".join(words) or "all of them"
+
+
+def _criteria(job: BulkJob) -> str:
+    if not job.filter:
+        return "named one by one"
+    asked: dict[str, Any] = msgspec.json.decode(job.filter)
+    return ", ".join(f"{name} {value}" for name, value in asked.items()) or "all of them"
 
 
 def canary(request: HttpRequest) -> Canary | None:

@@ -1,0 +1,61 @@
+"""One `manage.py up` and one chromium for all tests here; a tab of its own for each, watched for errors."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser import driving
+from tests.browser.driving import DESKTOP, PASSWORD, Site, Watched
+from tests.site.conftest import Installation
+
+LogIn = Callable[..., Page]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/browser/" in item.path.as_posix():
+            # They share what takes long to start, so one worker of xdist has them all.
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if driving.chromium() is None:
+        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
+    with driving.browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def site(chromium: Browser) -> Iterator[Site]:
+    room = Path(tempfile.mkdtemp(prefix="codeq-b"))
+    installation = Installation(room / "home")
+    installation.start()
+    yield Site(installation)
+    installation.close()
+    shutil.rmtree(room)
+
+
+@pytest.fixture
+def log_in(chromium: Browser, site: Site) -> Iterator[LogIn]:
+    """`log_in()` as the superuser, `log_in("person")` as somebody else: a page, which must stay quiet."""
+    opened: list[Watched] = []
+
+    def enter(username: str = "admin", *, viewport: dict[str, int] = DESKTOP, **asked: Any) -> Page:
+        context = chromium.new_context(viewport=viewport, **asked)  # type: ignore[arg-type]
+        context.set_default_timeout(10_000)
+        watched = Watched(context, site.base)
+        opened.append(watched)
+        return watched.log_in(username, site.admin_password if username == "admin" else PASSWORD)
+
+    yield enter
+    for watched in opened:
+        watched.page.context.close()
+        watched.assert_quiet()

@@ -1,0 +1,296 @@
+"""The console in a real browser: what an operator does, from the first look to a mended task."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlencode
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import LogIn
+from tests.browser.driving import PHONE, Site
+from tests.conftest import free_port
+
+CANARY = "kanarie"
+SEEN = 10_000
+
+
+@pytest.fixture(scope="session")
+def acme(site: Site) -> str:
+    return site.tid("acme")
+
+
+def go(page: Page, path: str, **query: str) -> None:
+    page.goto(f"{page.url.split('/admin/')[0]}/admin/{path}?{urlencode(query)}")
+
+
+def why(page: Page, dialog: str, reason: str) -> None:
+    """Fill in an act's dialog and send it."""
+    box = page.locator(f"dialog#{dialog}")
+    box.locator("input[name=reason]").fill(reason)
+    box.locator("button[type=submit]").click()
+
+
+# -- live -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ADM-3", "The overview shows live queues and follows them without being reloaded")
+def test_the_overview_updates_live(site: Site, log_in: LogIn) -> None:
+    page = log_in()
+    page.evaluate("window.isTheSame = true")
+    row = page.locator("[data-queue='acme/live']")
+    expect(row).to_have_count(0)
+    for _ in range(3):
+        site.enqueue("acme", "live", {})
+    ready, in_progress = (row.locator(f"[data-label='{name}']") for name in ("Ready", "In progress"))
+    expect(ready).to_have_text("3", timeout=SEEN)
+    site.claim("acme", "live")
+    expect(in_progress).to_have_text("1", timeout=SEEN)
+    expect(ready).to_have_text("2")
+    assert page.evaluate("window.isTheSame")
+    for name in ("Beat", "Audit", "Deliveries", "Memory", "Durability"):
+        expect(page.locator(".cq-signs")).to_contain_text(name)
+
+
+def test_a_page_that_nobody_sees_does_not_ask(log_in: LogIn) -> None:
+    page = log_in()
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "overview.json" in request.url else None)
+    page.reload()
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    page.clock.run_for(60_000)
+    assert asked == []
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', { value: false, configurable: true });"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    with page.expect_response(lambda answer: "overview.json" in answer.url):
+        page.clock.run_for(10)
+
+
+@pytest.mark.spec("ADM-3", "A queue's page has its charts, its next tasks and who works on what")
+def test_a_queue_has_charts_and_lists(site: Site, log_in: LogIn, acme: str) -> None:
+    first, second = site.enqueue("acme", "charted", {"n": 1}, priority=9), site.enqueue("acme", "charted", {"n": 2})
+    site.claim("acme", "charted")
+    page = log_in()
+    go(page, "console/queue/", tenant=acme, command="charted")
+    expect(page.locator("section", has_text="In progress")).to_contain_text(first)
+    expect(page.locator("section", has_text="Next in line").last).to_contain_text(second)
+    page.wait_for_function("[...document.querySelectorAll('canvas')].every((each) => Chart.getChart(each))")
+    for span, steps in (("24 hours", 96), ("7 days", 84), ("1 hour", 60)):
+        page.get_by_text(span, exact=True).click()
+        page.wait_for_function(
+            f"Chart.getChart(document.querySelector('canvas')).data.labels.length === {steps}", timeout=SEEN
+        )
+
+
+# -- a poison task, from its death to its end -----------------------------------------------------------------------
+
+
+@pytest.mark.spec("ADM-2", "A poison task is found in the dead letters, inspected, edited, replayed and completed")
+def test_a_poison_task_is_mended(site: Site, log_in: LogIn) -> None:
+    [task_id] = site.die("acme", "charge", [{"amount": -5, "note": "<b>bold</b>"}], "negative amount -5")
+    page = log_in()
+    page.get_by_role("link", name="Dead letters").click()
+    expect(page.get_by_role("link", name="acme · charge")).to_be_visible()
+    page.get_by_role("link", name="acme · charge").click()
+    page.get_by_role("link", name=task_id).click()
+    expect(page.locator(".cq-why")).to_contain_text("It is dead: tried once without success")
+    expect(page.get_by_label("Payload").first).to_contain_text('"note": "<b>bold</b>"')
+    expect(page.locator(".cq-timeline")).to_contain_text("negative amount -5")
+
+    page.get_by_role("button", name="Edit and replay").click()
+    editor = page.locator("dialog[open]")
+    editor.locator("textarea").fill('{"amount": 5')
+    editor.locator("input[name=reason]").fill("the sign was wrong")
+    editor.get_by_role("button", name="Replay").click()
+    expect(editor.get_by_role("alert")).to_contain_text("This is not JSON")
+    editor.locator("textarea").fill('{"amount": 5.00}')
+    editor.get_by_role("button", name="Replay").click()
+    expect(page.get_by_text("The task is in line again.")).to_be_visible()
+    expect(page.locator(".cq-why")).to_contain_text("It is the next")
+
+    task = site.claim("acme", "charge")
+    assert (task["id"], task["payload"]) == (task_id, '{"amount":5.00}')
+    page.reload()
+    expect(page.locator(".cq-why")).to_contain_text("It is running: worker works on it")
+    site.complete("acme", task_id, {"charged": True})
+    page.reload()
+    expect(page.locator(".cq-why")).to_contain_text("COMPLETED")
+    expect(page.get_by_label("Result")).to_contain_text('"charged": true')
+
+
+def test_copying_copies_the_payload(site: Site, log_in: LogIn, acme: str) -> None:
+    task_id = site.enqueue("acme", "copied", {"big": 12345678901234567890})
+    page = log_in(permissions=["clipboard-read", "clipboard-write"])
+    go(page, "console/task/", tenant=acme, id=task_id)
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == '{\n  "big": 12345678901234567890\n}'
+
+
+# -- many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ADM-2", "All that match are replayed by a job: dry run, progress, cancel, and on with the rest")
+def test_a_bulk_replay_is_tried_watched_and_cancelled(site: Site, log_in: LogIn, acme: str) -> None:
+    site.die("acme", "bulky", [{"n": n} for n in range(60)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="bulky")
+    expect(page.locator(".cq-note").first).to_contain_text("60 dead letters", timeout=SEEN)
+    page.get_by_role("link", name="Replay all that match").click()
+    expect(page.locator("[data-trial=count]")).to_have_text("60")
+    assert page.locator("tbody tr").count() == 10
+    page.get_by_label("At most so many a second").fill("5")
+    page.get_by_label("Why?").fill("the disk is back")
+    page.get_by_role("button", name="Replay 60").click()
+
+    done = page.locator("[data-count=Done]")
+    expect(done).not_to_have_text("0", timeout=SEEN)
+    bar = page.get_by_role("progressbar")
+    expect(bar).to_have_attribute("aria-valuemax", "60")
+    page.get_by_role("button", name="Cancel the job").click()
+    why(page, "cancel", "too early")
+    expect(page.locator("[data-state]")).to_contain_text("cancelled", timeout=SEEN)
+    handled = int(bar.get_attribute("aria-valuenow") or 0)
+    assert 0 < handled < 60
+
+    left = 60 - handled
+    go(page, "console/dead/list/", tenant=acme, command="bulky")
+    expect(page.locator(".cq-note").first).to_contain_text(f"{left} dead letters", timeout=SEEN)
+    page.get_by_role("link", name="Replay all that match").click()
+    page.get_by_label("Why?").fill("now")
+    page.get_by_role("button", name=f"Replay {left}").click()
+    expect(page.locator("[data-state]")).to_contain_text("done", timeout=SEEN)
+    expect(done).to_have_text(str(left))
+    page.get_by_role("link", name="Bulk jobs").first.click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+
+
+@pytest.mark.spec("ADM-2", "Selected dead letters are replayed or deleted")
+def test_the_selected_are_replayed_and_deleted(site: Site, log_in: LogIn, acme: str) -> None:
+    ids = site.die("acme", "picked", [{"n": n} for n in range(3)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="picked")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.get_by_role("button", name="Replay selected")).to_be_disabled()
+    page.get_by_label(f"Select {ids[0]}").check()
+    page.get_by_role("button", name="Replay selected").click()
+    why(page, "replay", "once more")
+    expect(page.get_by_text("1 replayed")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_label("Select all on this page").check()
+    page.get_by_role("button", name="Delete selected").click()
+    why(page, "delete", "nobody wants them")
+    expect(page.get_by_text("2 deleted")).to_be_visible()
+    expect(page.get_by_text("No dead letters like that.")).to_be_visible()
+
+
+# -- rights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ADM-4", "A viewer finds nothing to act with, and is refused when acting all the same")
+def test_a_viewer_cannot_act(site: Site, log_in: LogIn, acme: str) -> None:
+    [task_id] = site.die("acme", "seen", [{"n": 1}], "no disk")
+    page = log_in(site.person("vera", "acme", "viewer"))
+    for path, query in (
+        ("console/queue/", {"tenant": acme, "command": "seen"}),
+        ("console/task/", {"tenant": acme, "id": task_id}),
+        ("console/dead/list/", {"tenant": acme}),
+    ):
+        go(page, path, **query)
+        assert page.locator("#main form[method=post]").count() == 0
+        assert page.locator("#main dialog").count() == 0
+    token = {each["name"]: each["value"] for each in page.context.cookies()}.get("csrftoken", "")
+    answer = page.request.post(
+        f"{site.base}/admin/console/task/delete/",
+        form={"tenant": acme, "id": task_id, "reason": "x", "csrfmiddlewaretoken": token},
+        headers={"Referer": f"{site.base}/admin/"},
+    )
+    assert answer.status == 403
+    go(page, "console/task/", tenant=acme, id=task_id)
+    expect(page.locator(".cq-why")).to_contain_text("It is dead")
+
+
+@pytest.mark.spec("ADM-4", "A tenant's staff sees nothing of another tenant on any page that the console leads to")
+def test_staff_sees_nothing_of_another_tenant(site: Site, log_in: LogIn) -> None:
+    site.die(CANARY, f"{CANARY}.send", [{CANARY: 1}], f"{CANARY} error")
+    site.enqueue(CANARY, f"{CANARY}.send", {CANARY: 2}, webhook=f"http://127.0.0.1:{free_port()}/{CANARY}")
+    site.enqueue("north", "own", {})
+    page = log_in(site.person("nora", "north", "operator"))
+    expect(page.locator("[data-queue='north/own']")).to_be_visible()
+    links = page.locator("#nav-sidebar-apps a").evaluate_all("each => each.map((link) => link.href)")
+    assert len(links) > 10
+    foreign = {"tenant": site.tid(CANARY), "command": f"{CANARY}.send"}
+    for link in [f"{site.base}/admin/", *links]:
+        page.goto(link)
+        assert CANARY not in page.content(), link
+    for path in ("console/queue/", "console/dead/", "console/dead/list/"):
+        answer = page.request.get(f"{site.base}/admin/{path}?{urlencode(foreign)}")
+        assert answer.status == 404
+    # The superuser sees it: the words above are where they are looked for.
+    assert CANARY in log_in().content()
+
+
+# -- hands and eyes -------------------------------------------------------------------------------------------------
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Press Tab until the element of that name has the focus, and see that it shows."""
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            "() => { const e = document.activeElement; return [e.innerText || e.getAttribute('aria-label') || e.name,"
+            " getComputedStyle(e).outlineStyle, e.getBoundingClientRect().height > 0]; }"
+        )
+        if name in (found[0] or ""):
+            assert found[2]
+            return
+    raise AssertionError(f"{name} is not reached with Tab")
+
+
+@pytest.mark.spec("ADM-3", "The console can be used with the keyboard alone")
+def test_a_queue_is_paused_with_the_keyboard_alone(site: Site, log_in: LogIn) -> None:
+    site.enqueue("acme", "keys", {})
+    page = log_in()
+    expect(page.locator("[data-queue='acme/keys']")).to_be_visible()
+    tab_to(page, "keys")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/console/queue/"))
+    tab_to(page, "Pause")
+    page.keyboard.press("Enter")
+    expect(page.locator("dialog#pause input[name=reason]")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog#pause")).to_be_hidden()
+    page.keyboard.press("Enter")
+    page.keyboard.type("the disk is full")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("keys is paused: workers get nothing from it.")).to_be_visible()
+    expect(page.locator(".cq-badge", has_text="paused")).to_be_visible()
+    tab_to(page, "Resume")
+    page.keyboard.press("Enter")
+    page.keyboard.type("there is room again")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("keys goes on.")).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, theme: str) -> None:
+    [task_id] = site.die("acme", "x" * 100, [{"long": "y" * 300}], "z" * 300)
+    page = log_in(viewport=PHONE, color_scheme=theme)
+    for path, query in (
+        ("", {}),
+        ("console/queue/", {"tenant": acme, "command": "x" * 100}),
+        ("console/task/", {"tenant": acme, "id": task_id}),
+        ("console/dead/", {}),
+        ("console/dead/list/", {"tenant": acme}),
+        ("console/bulk/", {}),
+        ("console/bulk/new/", {"tenant": acme, "command": "x" * 100}),
+    ):
+        go(page, path, **query)
+        expect(page.locator(".cq")).to_be_visible()
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, path
+        assert page.evaluate("document.documentElement.classList.contains('dark')") == (theme == "dark")
