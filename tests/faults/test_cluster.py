@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import hypothesis
 import pytest
 import redis
 import redis.asyncio
-from hypothesis.stateful import run_state_machine_as_test
 
 from codeq_site import errors
 from queues.engine import Engine, keys
@@ -23,7 +20,7 @@ from queues.engine.runner import AsyncRunner, ClusterRunner, through, whole
 from queues.task import NewResult, Result, Status
 from tests.faults.cluster import Cluster, slot_of
 from tests.faults.workload import OPTIONS, Workload
-from tests.queues.engine import test_model
+from tests.queues.engine.test_model import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Places, World, dump, new
 from tests.waiting import until
 
@@ -71,16 +68,8 @@ def test_every_verb_works_on_a_cluster(cluster: Cluster, client: redis.RedisClus
 @pytest.mark.timeout(900)
 @pytest.mark.spec("QUE-5", "On a Redis Cluster the model holds too")
 def test_the_model_holds_on_a_cluster(client: redis.RedisCluster) -> None:
-    class ClusterMachine(test_model.QueueMachine):
-        """The same machine; its client finds the nodes."""
-
-    ClusterMachine.client, ClusterMachine.met = client, Counter()  # type: ignore[assignment]
-    settings = hypothesis.settings(test_model._settings(), max_examples=500 if LONG else 25, stateful_step_count=40)
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    machine: Callable[[], ClusterMachine] = hypothesis.seed(seed)(lambda: ClusterMachine())
-    run_state_machine_as_test(machine, settings=settings)
-    assert ClusterMachine.met["claimed"] > 0
+    met = run_machine(client, 500 if LONG else 25, 40)
+    assert met["claimed"] > 0
 
 
 @pytest.mark.spec("QUE-5", "While a slot moves no script begins with part of its keys")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from codeq_site import errors
 from codeq_site.embedded import Valkey
 from queues.engine import Call
 from queues.engine import keys as key_builders
+from queues.engine.call import Runner
 from queues.engine.engine import digest_of
 from queues.task import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Status, Task
 from tests.queues.conftest import NOON_MS
@@ -84,12 +85,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     client: ClassVar[redis.Redis]
     met: ClassVar[Counter[str]]
+    runner: ClassVar[Runner | None] = None
 
     def __init__(self) -> None:
         super().__init__()
         self.client.flushall()
         self.clock = Clock()
-        self.world = World(self.client, clock=self.clock, **OPTIONS)
+        self.world = World(self.client, clock=self.clock, runner=self.runner, **OPTIONS)
         self.engine = self.world.engine
         self.model = Model(self.engine.options, RETENTION_MS, DEAD_RETENTION_MS)
         self.leases: list[Lease] = []
@@ -546,26 +548,35 @@ def _compare_stored(found: Places, job: Job) -> None:
         assert task["lease"].decode() == f"{job.claimed} {job.token} {job.worker}"
 
 
-def _settings() -> settings:
-    return settings(
-        max_examples=5_000 if LONG else 500,
-        stateful_step_count=100 if LONG else 60,
-        deadline=None,
-        database=DirectoryBasedExampleDatabase(Path(".hypothesis") / "examples"),
-        phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
+def run_machine(
+    client: redis.Redis | redis.RedisCluster, examples: int, steps: int, runner: Runner | None = None
+) -> Counter[str]:
+    """So many random days; what they have met. CODEQ_TEST_SEED repeats a run."""
+    seed = int(os.environ.get("CODEQ_TEST_SEED") or random.randrange(2**32))
+    print(f"CODEQ_TEST_SEED={seed}")
+
+    class Machine(QueueMachine):
+        pass
+
+    Machine.client, Machine.met, Machine.runner = client, Counter(), runner  # type: ignore[assignment]
+    run_state_machine_as_test(
+        hypothesis.seed(seed)(lambda: Machine()),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=DirectoryBasedExampleDatabase(Path(".hypothesis") / "examples"),
+            phases=[Phase.reuse, Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
     )
+    print(dict(Machine.met))
+    return Machine.met
 
 
 @pytest.mark.timeout(0 if LONG else 900)
 @pytest.mark.spec("QUE-5", "Whatever is done in whatever order, every task is in exactly one place and the model holds")
 def test_the_engine_does_what_the_model_says(valkey: Valkey) -> None:
-    seed = int(os.environ.get("CODEQ_TEST_SEED") or random.randrange(2**32))
-    print(f"CODEQ_TEST_SEED={seed}")
-    QueueMachine.met = Counter()
     with redis.Redis.from_url(valkey.url) as client:
-        QueueMachine.client = client
-        machine: Callable[[], QueueMachine] = hypothesis.seed(seed)(lambda: QueueMachine())
-        run_state_machine_as_test(machine, settings=_settings())
-    print(dict(QueueMachine.met))
-    assert not TO_MEET - {what for what, times in QueueMachine.met.items() if times}
+        met = run_machine(client, 5_000, 100) if LONG else run_machine(client, 500, 60)
+    assert not TO_MEET - {what for what, times in met.items() if times}
