@@ -188,6 +188,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     now_ms: int
     is_paused: bool
+    is_busy: bool  # as many of its tasks are in progress as its policy allows
+    in_progress: int
     higher: int
     ahead: int | None
     is_awaited: bool  # a worker waits for this queue right now

@@ -19,6 +19,11 @@ def why(tenant: Tenant, task: Task, place: Place) -> list[str]:
         found.append(f"Tenant {tenant.slug} is suspended: none of its workers gets a task.")
     if place.is_paused:
         found.append(f"Queue {task.spec.command} is paused: workers get nothing from it until it is resumed.")
+    if place.is_busy:
+        found.append(
+            f"As many tasks of the queue are in progress as its policy allows ({place.in_progress:,}): the next claim "
+            "gets something when one of them ends."
+        )
     if task.location is Location.DELAYED_ZSET:
         found.append(_delayed(task, place))
     else:

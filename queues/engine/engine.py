@@ -612,10 +612,13 @@ class Engine:
         def read(reply: list[Any]) -> Place:
             if not reply:
                 raise errors.TaskNotFound
-            now_ms, state, higher, ahead, awaited_until = reply
+            now_ms, state, busy, higher, ahead, awaited_until = reply
+            word, _, most = state.partition(b" ")
             return Place(
                 now_ms=now_ms,
-                is_paused=state.startswith(b"paused"),
+                is_paused=word == b"paused",
+                is_busy=bool(most) and busy >= int(most),
+                in_progress=busy,
                 higher=higher,
                 ahead=None if ahead < 0 else ahead,
                 is_awaited=float(awaited_until) > now_ms,

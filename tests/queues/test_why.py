@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from codeq_site.redis import engine
 from queues import selectors, services
 from queues.task import Task
 from queues.why import why
@@ -40,6 +41,16 @@ def test_what_stops_all_of_a_queue_comes_first(queue: Queue) -> None:
     services.pause(queue.tenant, "send").now()
     said = asked(queue, task, msgspec.structs.replace(queue.tenant, suspended=True))
     assert said.index("Tenant acme is suspended") < said.index("Queue send is paused")
+    assert queue.look().tasks == []
+
+
+def test_a_queue_that_is_as_busy_as_it_may_be_says_so(queue: Queue) -> None:
+    queue.enqueue()
+    task = queue.enqueue()
+    engine().policy(queue.tenant.tid, "send", line="", max_consumers=1).now()
+    assert "policy allows" not in asked(queue, task)
+    queue.claim()
+    assert "As many tasks of the queue are in progress as its policy allows (1)" in asked(queue, task)
     assert queue.look().tasks == []
 
 

@@ -1,7 +1,7 @@
 --! place: where a task stands: what a claim would find before it.
 --! KEYS    queues ghosts waiting
 --! ARGV    root tid id clock
---! RETURNS now_ms state ahead_by_priority ahead_in_line awaited_until_ms | nothing
+--! RETURNS now_ms state in_progress ahead_by_priority ahead_in_line awaited_until_ms | nothing
 --! EFFECTS none
 --! COST    O(min(length of the line, LOOKED_AT))
 --! FLAGS   no-writes
@@ -19,4 +19,5 @@ end
 local line = ready_key(queue, priority)
 local at = task[3] == 'PENDING' and call('LPOS', line, id, 'RANK', -1, 'MAXLEN', LOOKED_AT)
 local ahead = at and call('LLEN', line) - 1 - at or -1
-return { now_ms(), call('HGET', queues, command) or '', higher, ahead, call('ZSCORE', waiting, queue) or 0 }
+local busy = call('ZCARD', queue_key(queue, 'inprog'))
+return { now_ms(), call('HGET', queues, command) or '', busy, higher, ahead, call('ZSCORE', waiting, queue) or 0 }
