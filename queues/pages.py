@@ -84,8 +84,6 @@ def keys(which: Which, after: Key | None = None, limit: int = PAGE) -> Keys:
         if found is not None:
             return found
         which = msgspec.structs.replace(which, where=(*which.where, _has_words(which)))
-    if not which.where:
-        return _walk(which, after, limit)
     try:
         with at_most_for(PAGE_MS):
             return _walk(which, after, limit)

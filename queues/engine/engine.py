@@ -598,6 +598,41 @@ class Engine:
         of = keys.of_tenant(root, tid)
         return self._call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
 
+    def names(self, tid: str) -> Call[list[str]]:
+        """The tenant's queues, by name."""
+        return self._call(
+            "names",
+            lambda reply: sorted(name.decode() for name in reply),
+            queues=self._tenant(tid).queues,
+            tid=tid,
+        )
+
+    def scan(
+        self, tid: str, command: str, place: str, at: str = "0", after: str = "", *, limit: int = CHUNK
+    ) -> Call[list[tuple[str, str, str]]]:
+        """Ids in one index of a queue (`ready:<0..9>`, `delayed`, `inprog`) behind the one seen last: each with where
+        it stands, and the worker that has it in progress."""
+
+        def read(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:
+            return [(task_id.decode(), at.decode(), replies.lease_parts(lease)[1]) for task_id, at, lease in reply]
+
+        return self._call(
+            "scan", read, queues=self._tenant(tid).queues, root=self._root(tid), tid=tid, command=command, place=place,
+            at=at, after=after, limit=limit,
+        )  # fmt: skip
+
+    def tasks(self, tid: str, task_ids: Sequence[str]) -> Call[list[Task | None]]:
+        """Tasks in one round trip; None for what is gone, or another tenant's."""
+        script, due, root = scripts.load("task"), self._partition(tid).due, self._root(tid)
+        return Call(
+            self.runner,
+            [
+                (script, script.bind(due=due, root=root, tid=tid, id=task_id, with_answer=0, watch=0))
+                for task_id in task_ids
+            ],
+            lambda answers: [replies.shown_task(reply[0]) if reply else None for reply in answers],
+        )
+
     def peek(self, tid: str, command: str, limit: int) -> Call[Peeked]:
         """The next tasks of a queue, those in progress and those delayed: at most `limit` of each."""
         of = self._tenant(tid)
