@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
@@ -20,6 +21,7 @@ from pipeline.models import (
     Usage,
     WebhookHealth,
 )
+from tenants.models import Tenant
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 STATE_COLOURS = {
@@ -67,15 +69,19 @@ class RunLogAdmin(ReadOnly, ModelAdmin):
 
 
 class MartAdmin(ReadOnly, TenantScopedAdmin):
-    list_select_related = ("tenant",)
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
     search_help_text = "A command, by its beginning."
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # Not by a join: history may outlive its tenant, and a join would hide it then.
+        slug = Tenant.objects.filter(pk=OuterRef("tenant_id")).values("slug")
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.annotate(slug=Subquery(slug))
+
     @display(description="Tenant")
     def tenant_slug(self, row: Any) -> str:
-        # There is no constraint: history may outlive its tenant.
-        return str(row.tenant or row.tenant_id)
+        return str(row.slug or row.tenant_id)
 
 
 class OfCommandAdmin(MartAdmin):

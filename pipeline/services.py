@@ -6,7 +6,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pipeline.spark.jobs import Report
 
 logger = logging.getLogger(__name__)
+
+KEEP_DAYS = 90  # of the log of the runs
 
 
 class AlreadyRunning(RuntimeError):
@@ -108,6 +110,7 @@ def run(
             _end(log, state=RunLog.State.SUCCEEDED, **_numbers(report))
             yield log
         context.lake.vacuum()
+        RunLog.objects.filter(started_at__lt=datetime.now(UTC) - timedelta(days=KEEP_DAYS)).delete()
 
 
 def _end(log: RunLog, **values: Any) -> None:

@@ -24,6 +24,7 @@ from pipeline.spark.store import Store, open_store
 
 KEEP_ROOTS = 20
 KEEP_SECONDS = 24 * 3600
+KEEP_LOADS_SECONDS = 7 * 24 * 3600
 
 
 class Conflict(RuntimeError):
@@ -163,7 +164,19 @@ class Lake:
                 if folder.startswith("run=") and run not in runs and run < before:
                     self.store.delete(f"{table}/{folder}")
                     removed += 1
-        return removed
+        return removed + self._forget_loads()
+
+    def _forget_loads(self) -> int:
+        """A load that nobody resumes is forgotten, with the rows it had staged: they are somebody's payloads."""
+        before = f"{datetime.now(UTC) - timedelta(seconds=KEEP_LOADS_SECONDS):%Y%m%dT%H%M%S}"
+        old = [
+            name
+            for name in self.store.names("_loads")
+            if (self.store.read(f"_loads/{name}/begun") or b"").decode() < before
+        ]
+        for name in old:
+            self.store.delete(f"_loads/{name}")
+        return len(old)
 
 
 def _run_of(manifest: str) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.spark.lake import Lake
+from pipeline.spark.lake import Lake, new_run
 
 FORMATS = {
     "parquet": ("parquet",),
@@ -158,6 +158,8 @@ def _plan(
     if known:
         return json.loads(known), True
     lake.store.delete(f"{folder}/rows")
+    lake.store.delete(f"{folder}/begun")
+    lake.store.put_new(f"{folder}/begun", new_run().encode())
     salted = keyed(rows, f"{target.command}\n{again}" if again else target.command, key)
     total = salted.count()
     buckets = max(1, -(-total // ROWS_PER_BUCKET))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -121,8 +121,10 @@ def to_postgres(
     *,
     target: str,
     published: str,
+    anew: Callable[[str], bool] = lambda key: False,
 ) -> tuple[int, int]:
     """Bring a mart in PostgreSQL to what the lake's is now. Returns the days and tenants changed, and rows written.
+    Those for which `anew` says so are written again though nothing has changed.
 
     All of it in one transaction that holds the mart's lock and reads the lake's pointer under it: a run that was
     slower cannot put back what a later one has replaced, and no reader sees a day half written.
@@ -142,7 +144,9 @@ def to_postgres(
             )
         }
         stale = sorted(
-            key for key in there.keys() | manifest.sources.keys() if there.get(key) != manifest.sources.get(key)
+            key
+            for key in there.keys() | manifest.sources.keys()
+            if there.get(key) != manifest.sources.get(key) or anew(key)
         )
         if not stale:
             return 0, 0

@@ -51,9 +51,9 @@ def test_a_name_is_never_long() -> None:
 
 @pytest.mark.parametrize("letter", [*"a1 /.@-<:'\n", "0x", "a@", "/a", "1.", "Traceback \n"])
 def test_no_message_makes_it_slow(letter: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     normalise(letter * (100_000 // len(letter)))
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0
 
 
 TRACEBACK = "Traceback (most recent call last):\n  x\nValueError: y"

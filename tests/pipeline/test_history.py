@@ -333,8 +333,17 @@ def test_a_published_mart_is_the_lakes_and_never_half(run: Any, lake: Lake, audi
     for mart in schemas.MARTS:
         assert audit.ask(f"SELECT count(*) FROM pipeline_{mart}")[0][0] == lake.manifest(mart).rows
     assert run("publish")["publish"].partitions == 0
-    # A mart that somebody emptied is not what Published says: --since is what brings it back.
+    # A mart that somebody emptied is brought back on request.
     with psycopg.connect(audit.dsn) as connection:
-        connection.execute("DELETE FROM pipeline_published")
-    run("publish")
+        connection.execute("DELETE FROM pipeline_throughput")
+    assert run("publish")["publish"].partitions == 0
+    run("publish", since=DAY.date())
     assert audit.ask("SELECT sum(attempts) FROM pipeline_throughput")[0][0] == 200
+
+
+def test_a_row_from_the_future_does_not_close_the_present(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add([attempt(), attempt(DAY.replace(year=2190))])
+    run("ingest")
+    audit.add([attempt()])
+    assert run("ingest", "attempts")["ingest"].late_dropped == 0
+    assert counts(lake) == audit.totals()

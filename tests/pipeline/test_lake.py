@@ -164,3 +164,11 @@ def test_a_lake_has_one_meaning_through_spark_and_without(lake: Lake, spark: Any
     assert through.manifest("raw") == lake.manifest("raw")
     through.commit(through.root(), {"raw": one("y", 4)})
     assert lake.manifest("raw").rows == 4
+
+
+def test_vacuum_forgets_loads_that_nobody_resumes(lake: Lake) -> None:
+    for name, begun in (("old", "20200101T000000-00000000"), ("new", "29990101T000000-00000000")):
+        lake.store.put_new(f"_loads/{name}/begun", begun.encode())
+        lake.store.put_new(f"_loads/{name}/rows/part.parquet", b"payloads")
+    assert lake.vacuum() == 1
+    assert lake.store.names("_loads") == ["new"]

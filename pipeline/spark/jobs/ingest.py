@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -27,6 +27,8 @@ class AuditTrimmed(RuntimeError):
 
 def ingest(context: Context) -> Report:
     total = Report("ingest")
+    if not (context.files or context.dsn):
+        return replace(total, notes=("no database was named",))
     for feed in FEEDS[:1] if context.files else FEEDS:
         done = _feed(context, *feed)
         total = replace(
@@ -110,8 +112,10 @@ def _closed_before(context: Context, raw: Manifest) -> date | None:
     clock would make a run that is repeated tomorrow drop other rows than today's."""
     if context.is_forced or context.files or not raw.partitions:
         return None
-    newest = max(key.split("/")[0] for key in raw.partitions)
-    return date.fromisoformat(newest) - timedelta(days=context.horizon_days)
+    # A row from the future, of a clock gone wrong, must not close the present.
+    today = datetime.now(UTC).date().isoformat()
+    newest = max((day for day in (key.split("/")[0] for key in raw.partitions) if day <= today), default="")
+    return date.fromisoformat(newest) - timedelta(days=context.horizon_days) if newest else None
 
 
 def _of_kind(staged: Mapping[str, Partition], kind: str) -> dict[str, Partition]:
