@@ -1,0 +1,209 @@
+"""The three filters in their places: what they save, and that nobody hears another answer because of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from codeq_site import errors
+from codeq_site.redis import client, engine
+from queues import selectors, services
+from queues.filters import Filters, NoFilters
+from queues.task import NewResult, NewTask, Status
+from tenants.tenant import Tenant
+from tests.queues.conftest import Clock
+from tests.queues.engine.world import checked
+
+TENANTS = [
+    Tenant(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
+    Tenant(tid="zeta0002", slug="zeta", retention_ms=60_000, dead_retention_ms=90_000, is_idempotency_strict=True),
+]
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+TOKEN = re.compile(r'"[0-9a-f]{32}"')
+
+
+def use(filters: Filters, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (services, selectors):
+        monkeypatch.setattr(module, "filters", lambda: filters)
+
+
+class Day:
+    """The same random day for every filter: ids and tokens differ from day to day, so they are told by their number."""
+
+    def __init__(self, seed: int, clock: Clock) -> None:
+        self.dice, self.clock = random.Random(seed), clock
+        self.ids: list[str] = []
+        self.held: list[tuple[Tenant, str, str]] = []
+        self.answers: list[str] = []
+
+    def live(self, steps: int) -> list[str]:
+        verbs = [self.enqueue] * 5 + [self.claim] * 5 + [self.submit, self.nack, self.heartbeat, self.abandon] * 2
+        verbs += [self.read] * 4 + [
+            self.cancel,
+            self.purge,
+            self.cleanup,
+            self.cleanup,
+            self.replay,
+            self.sleep,
+            self.look,
+        ]
+        for _ in range(steps):
+            verb = self.dice.choice(verbs)
+            try:
+                answer = verb(self.dice.choice(TENANTS))
+            except errors.CodeqError as error:
+                answer = (type(error).__name__, error.detail)
+            self.answers.append(self._told(f"{verb.__name__} {msgspec.json.encode(answer, enc_hook=repr).decode()}"))
+        return self.answers
+
+    def _told(self, text: str) -> str:
+        """The answer with every id as the number at which it was first heard of."""
+        for task_id in ID.findall(text):
+            if task_id not in self.ids:
+                self.ids.append(task_id)
+            text = text.replace(task_id, f"task {self.ids.index(task_id)}")
+        return TOKEN.sub('"token"', text)
+
+    def _id(self) -> str:
+        return self.dice.choice(self.ids) if self.ids else "01890000-0000-7000-8000-000000000000"
+
+    def enqueue(self, tenant: Tenant) -> Any:
+        new = [
+            NewTask(
+                command="send",
+                payload=self.dice.choice(["{}", "[]"]),
+                max_attempts=self.dice.choice([1, 3]),
+                idempotency_key=self.dice.choice([None, "a", "b", "c", "d"]),
+                delay_ms=self.dice.choice([0, 0, 500]),
+            )
+            for _ in range(self.dice.randint(1, 3))
+        ]
+        return services.enqueue(tenant, new).now()
+
+    def claim(self, tenant: Tenant) -> Any:
+        claimed = services.claim(tenant, ["send"], "w1", lease_seconds=5, count=2).now()
+        self.held += [(tenant, task.id, task.lease_token or "") for task in claimed.tasks]
+        return claimed.tasks, claimed.expired, claimed.dead
+
+    def _held(self, tenant: Tenant) -> tuple[Tenant, str, str]:
+        return self.dice.choice(self.held) if self.held else (tenant, self._id(), "x")
+
+    def submit(self, tenant: Tenant) -> Any:
+        tenant, task_id, token = self._held(tenant)
+        new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        return services.submit(tenant, "w1", [new, new]).now()
+
+    def nack(self, tenant: Tenant) -> Any:
+        tenant, task_id, token = self._held(tenant)
+        return services.nack(tenant, task_id, "w1", token=token, delay_seconds=1).now()
+
+    def heartbeat(self, tenant: Tenant) -> Any:
+        tenant, task_id, token = self._held(tenant)
+        return services.heartbeat(tenant, task_id, "w1", extend_seconds=5, token=token).now()
+
+    def abandon(self, tenant: Tenant) -> Any:
+        tenant, task_id, token = self._held(tenant)
+        return services.abandon(tenant, task_id, "w1", token=token).now()
+
+    def read(self, tenant: Tenant) -> Any:
+        read = self.dice.choice([selectors.task, selectors.result])
+        return read(tenant, self._id()).now()
+
+    def cancel(self, tenant: Tenant) -> Any:
+        return services.cancel(tenant, self._id()).now()
+
+    def purge(self, tenant: Tenant) -> Any:
+        return services.purge(tenant, [self._id(), self._id()]).now()
+
+    def cleanup(self, tenant: Tenant) -> Any:
+        return services.cleanup(tenant.tid, limit=5).now()
+
+    def replay(self, tenant: Tenant) -> Any:
+        return services.replay(tenant, [self._id(), self._id()]).now()
+
+    def sleep(self, tenant: Tenant) -> Any:
+        self.clock.advance(self.dice.choice([0.1, 1, 6, 30, 100]))
+
+    def look(self, tenant: Tenant) -> Any:
+        return selectors.queues(tenant).now()
+
+
+@pytest.mark.spec("BLM-1", "Answers are the same with the filters and without them")
+@pytest.mark.parametrize("seed", range(8))
+def test_nobody_hears_another_answer_because_of_the_filters(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    options = msgspec.structs.replace(engine().options, backoff="fixed")  # dice would tell the days apart
+    monkeypatch.setattr(engine(), "options", options)
+    began = clock.now_ms
+    days = []
+    for filters in (Filters(), NoFilters()):
+        client().flushall()
+        clock.now_ms = began
+        use(filters, monkeypatch)
+        days.append(Day(seed, clock).live(600))
+        checked(client(), engine())
+    for with_filters, without in zip(*days, strict=True):
+        assert with_filters == without
+    met = " ".join(days[0])
+    for word in ('"is_replayed":true', "TaskNotFound", "AlreadyEnded", "LeaseLost", "IdempotencyMismatch"):
+        assert word in met
+
+
+def calls(store: redis.Redis) -> int:
+    return int(store.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+@pytest.mark.spec("BLM-2", "What is known to be gone is answered without asking")
+def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+    gone = "01890000-0000-7000-8000-000000000000"
+    with pytest.raises(errors.TaskNotFound):
+        selectors.task(tenant, gone).now()
+    store.config_resetstat()
+    new = NewResult(task_id=gone, status=Status.COMPLETED, result=b"1")
+    for call in (
+        lambda: selectors.task(tenant, gone),
+        lambda: selectors.result(tenant, gone),
+        lambda: services.heartbeat(tenant, gone, "w1"),
+        lambda: services.nack(tenant, gone, "w1"),
+        lambda: services.abandon(tenant, gone, "w1"),
+    ):
+        with pytest.raises(errors.TaskNotFound):
+            call().now()
+    assert isinstance(services.submit(tenant, "w1", [new]).now()[0], errors.TaskNotFound)
+    assert calls(store) == 0
+
+
+@pytest.mark.spec("BLM-2", "What one tenant may not see is not remembered as gone for its owner")
+def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, other_tenant: Tenant) -> None:
+    [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).now()
+    assert not isinstance(made, Exception)
+    with pytest.raises(errors.TaskNotFound):
+        selectors.task(other_tenant, made.task.id).now()
+    assert selectors.task(tenant, made.task.id).now().id == made.task.id
+
+
+@pytest.mark.spec("BLM-1", "A duplicate does not send its payload again")
+def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+    new = NewTask(command="send", payload='"' + "x" * 100_000 + '"', idempotency_key="once")
+    [first] = services.enqueue(tenant, [new]).now()
+    received = store.info("stats")["total_net_input_bytes"]
+    [again] = services.enqueue(tenant, [new]).now()
+    assert not isinstance(first, Exception)
+    assert not isinstance(again, Exception)
+    assert (again.task.id, again.is_replayed, again.is_mismatch) == (first.task.id, True, False)
+    assert store.info("stats")["total_net_input_bytes"] - received < 2_000
+
+
+@pytest.mark.spec("BLM-3", "What was removed is not sent again")
+def test_what_was_removed_is_left_out_of_the_next_pass() -> None:
+    filters = Filters()
+    filters.note_gone("acme0001", ["a", "b"], [True, False])
+    assert filters.was_removed("acme0001", "a")
+    assert not filters.was_removed("acme0001", "b")
+    assert not filters.was_removed("zeta0002", "a")
