@@ -76,8 +76,8 @@ class MartAdmin(ReadOnly, TenantScopedAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # Not by a join: history may outlive its tenant, and a join would hide it then.
         slug = Tenant.objects.filter(pk=OuterRef("tenant_id")).values("slug")
-        rows: QuerySet[Any] = super().get_queryset(request)
-        return rows.annotate(slug=Subquery(slug))
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(slug=Subquery(slug))
+        return rows
 
     @display(description="Tenant")
     def tenant_slug(self, row: Any) -> str:

@@ -54,10 +54,10 @@ def lake_url() -> str:
     return conf().pipeline.lake or str(conf().home_path / "lake")
 
 
-def session() -> SparkSession:
+def session(settings: dict[str, str] | None = None) -> SparkSession:
     from pipeline.spark import session as spark
 
-    return spark.start(conf().spark_master)
+    return spark.start(conf().spark_master, conf=settings)
 
 
 @contextlib.contextmanager
@@ -80,6 +80,7 @@ def run(
     since: date | None = None,
     until: date | None = None,
     files: str = "",
+    settings: dict[str, str] | None = None,
     show: Callable[[str], None] = logger.info,
 ) -> Iterator[RunLog]:
     """Run these jobs, or all, each as a row of the log. A job that fails ends the run with its error, on record.
@@ -95,7 +96,7 @@ def run(
         RunLog.objects.filter(state=RunLog.State.RUNNING).update(
             state=RunLog.State.FAILED, error="The process ended before the job did.", ended_at=datetime.now(UTC)
         )
-        spark, told, this = session(), Told(show), uuid.uuid4()
+        spark, told, this = session(settings), Told(show), uuid.uuid4()
         context = jobs.Context(
             spark, Lake(lake or lake_url(), spark), dsn(), files=files, since=since, until=until, told=told
         )

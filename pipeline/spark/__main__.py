@@ -17,7 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dsn-file", type=argparse.FileType(), help="the audit's database, as libpq takes it; - = standard input"
     )
-    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
     cli.add_arguments(parser)
     options = parser.parse_args(arguments)
     if not options.lake and not (options.what == "generate" and options.to):
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # Neither a password nor a token may be in the list of processes: they come by file.
     dsn = options.dsn_file.read().strip() if options.dsn_file else ""
-    spark = session.start(options.master, conf=dict(text.split("=", 1) for text in options.conf))
+    spark = session.start(options.master, conf=cli.conf(options))
     if options.what == "run":
         return _run(spark, options, dsn)
     if options.what == "load":

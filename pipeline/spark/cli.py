@@ -15,6 +15,7 @@ Say = Callable[[str], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lake", default="", help="where the lake is: a directory, file:// or s3a://")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
     commands = parser.add_subparsers(dest="what", required=True)
 
     run = commands.add_parser("run", help="bring the lake and the marts up to date")
@@ -66,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _period(parser: argparse.ArgumentParser, since: str, until: str) -> None:
     parser.add_argument("--since", type=date.fromisoformat, metavar="YYYY-MM-DD", help=since)
     parser.add_argument("--until", type=date.fromisoformat, metavar="YYYY-MM-DD", help=until)
+
+
+def conf(options: Any) -> dict[str, str]:
+    """The settings of Spark's that were given."""
+    pairs = [text.partition("=") for text in options.conf]
+    return {key: value for key, _, value in pairs}
 
 
 def print_files(lake: str, options: Any, say: Say) -> None:

@@ -30,7 +30,7 @@ from webhooks.models import Delivery, DeliveryAttempt
 @pytest.fixture
 def command(spark: Any, lake: Lake, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`manage.py pipeline …` on the tests' session and lake; answers what it printed."""
-    monkeypatch.setattr(services, "session", lambda: spark)
+    monkeypatch.setattr(services, "session", lambda settings: spark)
 
     def call(*words: str) -> str:
         said = io.StringIO()
@@ -91,7 +91,7 @@ def test_a_job_that_fails_is_on_record_with_its_reason(
     # What a killed process left as running is closed by the next run.
     RunLog.objects.filter(job="ingest").update(state="running", ended_at=None)
     monkeypatch.undo()
-    monkeypatch.setattr(services, "session", lambda: pytest.fail("nothing to run"))
+    monkeypatch.setattr(services, "session", lambda settings: pytest.fail("nothing to run"))
     with pytest.raises(BaseException, match="nothing to run"):
         command("run", "ingest")
     assert not RunLog.objects.filter(state="running").exists()

@@ -41,6 +41,7 @@ class Command(BaseCommand):
             since=chosen.since,
             until=chosen.until,
             files=chosen.files,
+            settings=cli.conf(chosen),
             show=self.stdout.write,
         ):
             jobs, rows = jobs + 1, rows + log.rows_out
@@ -57,18 +58,18 @@ class Command(BaseCommand):
             token = chosen.token_file.read().strip()
         else:
             token = issue_token(chosen.tenant, Role.PRODUCER, subject="pipeline", ttl_seconds=LOAD_TOKEN_SECONDS)
-        cli.run_load(services.session(), lake, chosen, token, self.stdout.write, self.stderr.write)
+        cli.run_load(services.session(cli.conf(chosen)), lake, chosen, token, self.stdout.write, self.stderr.write)
 
     def _simulate(self, chosen: argparse.Namespace, lake: str) -> None:
         chosen.tenant = chosen.tenant and _tid(chosen.tenant)
-        cli.run_simulate(services.session(), lake, chosen, self.stdout.write)
+        cli.run_simulate(services.session(cli.conf(chosen)), lake, chosen, self.stdout.write)
 
     def _generate(self, chosen: argparse.Namespace, lake: str) -> None:
         # Into the audit goes history of tenants that are there; elsewhere they are invented too.
         known = [] if chosen.to else list(Tenant.objects.order_by("created_at", "tid").values_list("tid", flat=True))
         if not known and not chosen.to:
             raise CommandError("There is no tenant whose history could be invented: see `manage.py token --tenant`.")
-        cli.run_generate(services.session(), chosen, self.stdout.write, known, services.dsn())
+        cli.run_generate(services.session(cli.conf(chosen)), chosen, self.stdout.write, known, services.dsn())
 
     def _files(self, chosen: argparse.Namespace, lake: str) -> None:
         chosen.tenant = chosen.tenant and _tid(chosen.tenant)
@@ -76,7 +77,7 @@ class Command(BaseCommand):
 
     def _export(self, chosen: argparse.Namespace, lake: str) -> None:
         chosen.tenant = _tid(chosen.tenant)
-        cli.run_export(services.session(), lake, chosen, self.stdout.write)
+        cli.run_export(services.session(cli.conf(chosen)), lake, chosen, self.stdout.write)
 
 
 def _tid(slug: str) -> str:
