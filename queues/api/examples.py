@@ -83,6 +83,36 @@ STATS = {
     "oldestReadySeconds": 2.5,
     "readyByPriority": [100, 0, 0, 0, 0, 24, 0, 0, 0, 0],
 }
+DEAD = {
+    "id": ID,
+    "command": "RENDER_VIDEO",
+    "priority": 5,
+    "error": "disk full",
+    "failure": "6b2ebe2e3ba8b28b",
+    "deliveries": 5,
+    "attempts": 5,
+    "maxAttempts": 5,
+    "workerId": "worker-1",
+    "payloadStart": '{"jobId":"j-123"}',
+    "createdAt": CREATED,
+    "diedAt": ENDED,
+}
+BULK = {
+    "id": "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e99",
+    "kind": "replay",
+    "state": "running",
+    "total": 1200,
+    "done": 400,
+    "skipped": 3,
+    "failed": 0,
+    "ratePerSecond": 100,
+    "reason": "the disk is larger now",
+    "createdAt": CREATED,
+    "startedAt": CLAIMED,
+}
+POLICY = {"priorityTiers": [0, 5, 9], "maxAttempts": 8, "deadLetterTopicRef": "RENDER_FAILED", "maxConsumers": 20}
+TOPIC = {"name": "RENDER_VIDEO", "version": 2, **POLICY, "createdAt": CREATED, "updatedAt": ENDED}
+SUBSCRIPTION = "7f3c1a5b-7d9e-4c2f-8a6b-0d1e3f507294"
 NEW_CLAIM = {"commands": ["RENDER_VIDEO"], "leaseSeconds": 300, "waitSeconds": 20}
 
 # operation -> "request" or a status -> body
@@ -115,6 +145,34 @@ EXAMPLES: dict[str, dict[str | int, Any]] = {
         "request": NEW_CLAIM | {"count": 10, "results": [NEW_RESULT | {"taskId": ID}]},
         200: {"results": [{"taskId": ID, "result": RESULT}], "tasks": [CLAIMED_TASK]},
     },
+    "search": {200: {"tasks": [TASK], "cursor": "ended:1769346009789000-01920f3e8d5a7c319a540b6f3c2d1e10"}},
+    "list_dead_letters": {200: {"deadLetters": [DEAD]}},
+    "replay": {
+        "request": {"filter": {"error": "disk full"}, "ratePerSecond": 100, "reason": "the disk is larger now"},
+        200: {"count": 1, "sample": [DEAD]},
+        202: BULK,
+    },
+    "get_bulk_job": {200: BULK},
+    "cancel_bulk_job": {200: BULK | {"state": "cancelling"}},
+    "list_topics": {200: {"topics": [TOPIC]}},
+    "get_topic": {200: TOPIC},
+    "put_topic": {"request": POLICY, 200: TOPIC, 201: TOPIC | {"version": 1}},
+    "list_subscriptions": {
+        200: {
+            "subscriptions": [
+                {
+                    "subscriptionId": SUBSCRIPTION,
+                    "callbackUrl": "https://worker.example.com/wake",
+                    "eventTypes": ["RENDER_VIDEO"],
+                    "deliveryMode": "fanout",
+                    "minIntervalSeconds": 5,
+                    "expiresAt": "2026-01-25T13:05:00Z",
+                    "createdAt": "2026-01-25T13:00:00Z",
+                }
+            ]
+        }
+    },
+    "unsubscribe": {200: {"ok": True}},
     "list_queues": {200: {"queues": [STATS]}},
     "queue_stats": {200: STATS},
     "pause": {200: {"command": "RENDER_VIDEO", "paused": True}},
@@ -123,4 +181,14 @@ EXAMPLES: dict[str, dict[str | int, Any]] = {
         "request": {"limit": 1000},
         200: {"deleted": 12, "before": "2026-01-26T13:00:00Z", "limit": 1000},
     },
+    "subscribe": {
+        "request": {
+            "callbackUrl": "https://worker.example.com/wake",
+            "eventTypes": ["RENDER_VIDEO"],
+            "ttlSeconds": 300,
+            "deliveryMode": "group",
+            "groupId": "renderers",
+        },
+    },
+    "renew_subscription": {"request": {"ttlSeconds": 300}},
 }

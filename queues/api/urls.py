@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from queues.api.views import leases, queues, results, tasks
+from queues.api.views import deadletters, leases, queues, results, subscriptions, tasks, topics
 
 urlpatterns = [
     path("tasks", tasks.TasksView.as_view(), name="tasks"),
@@ -23,5 +23,13 @@ urlpatterns = [
     path("admin/queues/<str:command>", queues.QueueView.as_view(), name="queue"),
     path("admin/queues/<str:command>/pause", queues.PauseView.as_view(), name="pause"),
     path("admin/queues/<str:command>/resume", queues.ResumeView.as_view(), name="resume"),
+    path("workers/subscriptions", subscriptions.SubscriptionsView.as_view(), name="subscriptions"),
+    path("workers/subscriptions/<str:subscription_id>", subscriptions.SubscriptionView.as_view(), name="subscription"),
+    path("workers/subscriptions/<str:subscription_id>/heartbeat", subscriptions.RenewView.as_view(), name="renewal"),
+    path("admin/dlq/<str:command>", deadletters.DeadLettersView.as_view(), name="dead-letters"),
+    path("admin/dlq/<str:command>/replay", deadletters.ReplayView.as_view(), name="replay"),
+    path("admin/bulk/<str:job_id>", deadletters.BulkView.as_view(), name="bulk"),
+    path("admin/topics", topics.TopicsView.as_view(), name="topics"),
+    path("admin/topics/<str:name>", topics.TopicView.as_view(), name="topic"),
     path("admin/tasks/cleanup", queues.CleanupView.as_view(), name="cleanup"),
 ]

@@ -6,9 +6,9 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
-from queues import archive, metrics, selectors, services
+from queues import archive, metrics, search, selectors, services
 from queues import task as nouns
-from queues.api import trace, translate, wire
+from queues.api import trace, translate, wire, wire_admin
 from queues.api.view import ApiView, answer, operation
 from tenants.permissions import IsEither, IsProducer
 from tenants.tenant import Caller
@@ -17,6 +17,21 @@ TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": 
 
 
 class TasksView(ApiView):
+    @operation(
+        "search",
+        tag="Producer",
+        summary="Find tasks",
+        may=(IsProducer,),
+        query=wire_admin.TasksQuery,
+        answers={200: wire_admin.FoundTasks},
+    )
+    async def get(self, caller: Caller, query: wire_admin.TasksQuery) -> HttpResponse:
+        """Live ones by queue, then ended ones, the latest first; those a second behind, as they come from the audit."""
+        asked = search.Asked(command=query.command, status=query.status, created_after=query.created_after, q=query.q)
+        page = await offloop.run(search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
+        tasks = [translate.task(task, caller.tenant.slug) for task in page.tasks]
+        return answer(wire_admin.FoundTasks(tasks=tasks, cursor=page.cursor))
+
     @operation(
         "enqueue",
         tag="Producer",

@@ -16,11 +16,13 @@ from cryptography.hazmat.primitives import serialization
 from codeq_site import offloop
 from codeq_site.asgi import application
 from queues import waiting
+from queues.models import Attempt, AuditedResult, BulkJob, QueuePolicy
 from tenants import keys, models, sealing, services
 from tenants.directory import directory
 from tenants.tenant import WORKER_SCOPES, Tenant
 from tenants.tokens import verifier
 from tests.queues.api.asgi_client import Client
+from webhooks.models import Delivery, Subscription
 
 NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
 TASKS = "/v1/codeq/tasks"
@@ -34,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.django_db)
+
+
+def forget_rows() -> None:
+    """What requests and drains have committed, which no rollback takes back."""
+    for model in (AuditedResult, Attempt, BulkJob, QueuePolicy, Delivery, Subscription):
+        model.objects.all().delete()
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +58,7 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
         directory.stop()
         offloop.stop()
         keys.retire(row.kid)
+        forget_rows()
         models.Tenant.objects.filter(slug__in=[NORTH, SOUTH]).delete()
 
 

@@ -35,9 +35,13 @@ async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> Non
 
 @pytest.mark.parametrize(
     ("path", "known"),
-    [(TASKS, "POST, OPTIONS"), (f"{TASKS}/claim", "POST, OPTIONS"), (f"{TASKS}/x", "GET, DELETE, HEAD, OPTIONS"),
-     ("/healthz", "GET, HEAD, OPTIONS")],
-)  # fmt: skip
+    [
+        (TASKS, "GET, POST, HEAD, OPTIONS"),
+        (f"{TASKS}/claim", "POST, OPTIONS"),
+        (f"{TASKS}/x", "GET, DELETE, HEAD, OPTIONS"),
+        ("/healthz", "GET, HEAD, OPTIONS"),
+    ],
+)
 async def test_another_method_is_told_what_there_is(anonymous: Client, path: str, known: str) -> None:
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "get", "BREW"):
         answer = await anonymous.request(method, path)

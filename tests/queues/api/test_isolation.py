@@ -72,6 +72,25 @@ ROWS: dict[tuple[str, str], Row] = {
         foreign=200,
         other_worker=200,
     ),
+    ("POST", "/v1/codeq/workers/subscriptions"): Row(
+        "worker", {"callbackUrl": "https://worker.example.com/wake"}, scopes=("codeq:subscribe",)
+    ),
+    ("GET", "/v1/codeq/workers/subscriptions"): Row("worker", scopes=("codeq:subscribe",)),
+    ("DELETE", "/v1/codeq/workers/subscriptions/<str:subscription_id>"): Row(
+        "worker", scopes=("codeq:subscribe",), foreign=404
+    ),
+    ("POST", "/v1/codeq/workers/subscriptions/<str:subscription_id>/heartbeat"): Row(
+        "worker", {}, scopes=("codeq:subscribe",), foreign=404
+    ),
+    ("GET", "/v1/codeq/tasks"): Row("producer"),
+    ("GET", "/v1/codeq/admin/dlq/<str:command>"): Row("admin"),
+    ("POST", "/v1/codeq/admin/dlq/<str:command>/replay"): Row("admin", {"dryRun": True}),
+    ("GET", "/v1/codeq/admin/bulk/<str:job_id>"): Row("admin", foreign=404),
+    ("DELETE", "/v1/codeq/admin/bulk/<str:job_id>"): Row("admin", foreign=404),
+    ("GET", "/v1/codeq/admin/topics"): Row("admin"),
+    ("GET", "/v1/codeq/admin/topics/<str:name>"): Row("admin"),
+    ("PUT", "/v1/codeq/admin/topics/<str:name>"): Row("admin", {"maxAttempts": 3}),
+    ("DELETE", "/v1/codeq/admin/topics/<str:name>"): Row("admin", query="?deletionPolicy=Delete"),
     ("GET", "/v1/codeq/admin/queues"): Row("admin"),
     ("GET", "/v1/codeq/admin/queues/<str:command>"): Row("admin"),
     ("POST", "/v1/codeq/admin/queues/<str:command>/pause"): Row("admin", {}),
@@ -112,7 +131,13 @@ def with_id(value: Any, task_id: str) -> Any:
 
 async def call(client: Client, route: tuple[str, str], row: Row, task_id: str = ABSENT) -> Any:
     method, path = route
-    target = path.replace("<str:task_id>", task_id).replace("<str:command>", "RENDER")
+    target = (
+        path.replace("<str:task_id>", task_id)
+        .replace("<str:subscription_id>", task_id)
+        .replace("<str:job_id>", task_id)
+        .replace("<str:name>", "OF_THE_ISOLATION_TESTS")
+        .replace("<str:command>", "RENDER")
+    )
     target = target.replace("<str:artifact_id>", "0" * 64)
     said = {} if row.body is None else {"body": with_id(row.body, task_id)}
     return await client.request(method, target + row.query, headers={"X-Request-Id": "same"}, **said)
@@ -205,15 +230,21 @@ async def test_another_tenants_id_is_an_unknown_id(
     client: MakeClient, producer: Client, route: tuple[str, str], row: Row
 ) -> None:
     task = await made(producer)
-    await claimed(client("worker", sub="same-sub"))
+    worker = client("worker", sub="same-sub")
+    await claimed(worker)
+    real_id = task["id"]
+    if "subscription_id" in route[1]:
+        subscribed = await worker.post("/v1/codeq/workers/subscriptions", {"callbackUrl": "https://example.org/wake"})
+        real_id = subscribed.json["subscriptionId"]
+    if "job_id" in route[1]:
+        real_id = (await client("admin").post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
     before = everything()
-    role = "worker" if row.role == "worker" else "producer"
-    caller = client(role, SOUTH, sub="same-sub")
-    foreign = await call(caller, route, row, task["id"])
+    caller = client("producer" if row.role == "either" else row.role, SOUTH, sub="same-sub")
+    foreign = await call(caller, route, row, real_id)
     absent = await call(caller, route, row, ABSENT)
     assert foreign.status == absent.status == row.foreign
     assert foreign.headers == absent.headers
-    assert foreign.body == absent.body.replace(ABSENT.encode(), task["id"].encode())
+    assert foreign.body == absent.body.replace(ABSENT.encode(), real_id.encode())
     if foreign.status == 200:
         assert foreign.json["results"][0]["error"] == "task_not_found"
     assert everything() == before

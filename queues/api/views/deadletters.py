@@ -1,0 +1,111 @@
+"""The routes of dead letters: found, and brought back in line by a bulk job."""
+
+from __future__ import annotations
+
+import msgspec
+from django.http import HttpResponse
+
+from codeq_site import errors, offloop
+from queues import bulk, deadletters
+from queues.api import wire_admin as wire
+from queues.api.view import ApiView, answer, operation
+from queues.engine.keys import COMMAND
+from tenants.permissions import IsAdmin
+from tenants.tenant import Caller
+
+
+class DeadLettersView(ApiView):
+    @operation(
+        "list_dead_letters",
+        tag="Admin",
+        summary="List a queue's dead letters",
+        may=(IsAdmin,),
+        rate="admin",
+        query=wire.DeadLettersQuery,
+        answers={200: wire.DeadLetters},
+    )
+    async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
+        """The newest first; a second behind, as they come from the audit."""
+        asked = deadletters.Filter(
+            command=name(command), error=query.error, text=query.text, died_before=wire.older_than(query.older_than)
+        )
+        page = await offloop.run(deadletters.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
+        return answer(
+            wire.DeadLetters(dead_letters=[wire.dead_letter(each) for each in page.letters], cursor=page.cursor)
+        )
+
+
+class ReplayView(ApiView):
+    @operation(
+        "replay",
+        tag="Admin",
+        summary="Bring dead letters back in line",
+        may=(IsAdmin,),
+        rate="admin",
+        body=wire.NewReplay,
+        is_body_optional=True,
+        answers={200: wire.DryRun, 202: wire.BulkJob},
+        errors=(errors.TooMany,),
+        answer_headers={"Location": "Where the job's progress is."},
+    )
+    async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
+        """A bulk job: each comes back once, with all its attempts. With `dryRun` nothing is changed."""
+        tenant = caller.tenant
+        if body.ids is not None and body.filter is not None:
+            raise errors.InvalidRequest("ids, filter: one of them")
+        asked = body.filter or deadletters.Filter()
+        if asked.command not in (None, command):
+            raise errors.InvalidRequest("filter.command: the path says another")
+        asked = msgspec.structs.replace(asked, command=name(command))
+        if body.dry_run:
+            if body.ids is not None:
+                raise errors.InvalidRequest("dryRun: of a filter only")
+            found = await offloop.run(bulk.dry_run, tenant, asked)
+            sample = [wire.dead_letter(each) for each in found.sample]
+            return answer(wire.DryRun(count=found.count, sample=sample))
+        job = await offloop.run(
+            bulk.start,
+            tenant,
+            bulk.Kind.REPLAY,
+            asked if body.ids is None else body.ids,
+            actor=caller.subject,
+            reason=body.reason,
+            rate_per_second=body.rate_per_second,
+        )
+        response = answer(wire.bulk_job(job), 202)
+        response.headers["Location"] = f"/v1/codeq/admin/bulk/{job.id}"
+        return response
+
+
+class BulkView(ApiView):
+    @operation(
+        "get_bulk_job",
+        tag="Admin",
+        summary="Watch a bulk job",
+        may=(IsAdmin,),
+        rate="admin",
+        answers={200: wire.BulkJob},
+        errors=(errors.NotFound,),
+    )
+    async def get(self, caller: Caller, job_id: str) -> HttpResponse:
+        """How far it is."""
+        return answer(wire.bulk_job(await offloop.run(bulk.find, [caller.tenant.tid], job_id)))
+
+    @operation(
+        "cancel_bulk_job",
+        tag="Admin",
+        summary="Stop a bulk job",
+        may=(IsAdmin,),
+        rate="admin",
+        answers={200: wire.BulkJob},
+        errors=(errors.NotFound,),
+    )
+    async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
+        """What is done stays done."""
+        return answer(wire.bulk_job(await offloop.run(bulk.cancel, [caller.tenant.tid], job_id)))
+
+
+def name(command: str) -> str:
+    if not COMMAND.fullmatch(command):
+        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
+    return command

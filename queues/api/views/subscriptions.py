@@ -1,0 +1,93 @@
+"""The routes of subscriptions: workers that want to be told when a queue has work again."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.utils import timezone
+
+from codeq_site import errors, offloop
+from queues.api import wire_admin as wire
+from queues.api.view import ApiView, answer, operation
+from tenants.permissions import HasScope, commands_for
+from tenants.tenant import Caller
+from webhooks import subscriptions
+
+MAY = (HasScope("codeq:subscribe"),)
+
+
+class SubscriptionsView(ApiView):
+    @operation(
+        "subscribe",
+        tag="Worker",
+        summary="Be told when a queue has work again",
+        may=MAY,
+        body=wire.NewSubscription,
+        answers={200: wire.Subscribed},
+    )
+    async def post(self, caller: Caller, body: wire.NewSubscription) -> HttpResponse:
+        """The same worker, address, mode and group again is the same subscription, renewed."""
+        row = await offloop.run(
+            subscriptions.subscribe,
+            caller.tenant,
+            caller.subject,
+            body.callback_url,
+            commands_for(caller, body.event_types),
+            now=timezone.now(),
+            ttl_seconds=body.ttl_seconds,
+            mode=body.delivery_mode,
+            group=body.group_id or "",
+            min_interval_seconds=body.min_interval_seconds,
+            worker_group=caller.group,
+        )
+        return answer(wire.subscribed(row))
+
+    @operation(
+        "list_subscriptions",
+        tag="Worker",
+        summary="List one's own subscriptions",
+        may=MAY,
+        answers={200: wire.Subscriptions},
+    )
+    async def get(self, caller: Caller) -> HttpResponse:
+        """Those of the token's `sub` that have not expired."""
+        rows = await offloop.run(subscriptions.own, caller.tenant, caller.subject, timezone.now())
+        return answer(wire.Subscriptions(subscriptions=[wire.subscription(row) for row in rows]))
+
+
+class SubscriptionView(ApiView):
+    @operation(
+        "unsubscribe",
+        tag="Worker",
+        summary="Be told no more",
+        may=MAY,
+        answers={200: wire.Ended},
+        errors=(errors.NotFound,),
+    )
+    async def delete(self, caller: Caller, subscription_id: str) -> HttpResponse:
+        """At once."""
+        await offloop.run(subscriptions.end, caller.tenant, caller.subject, subscription_id, timezone.now())
+        return answer(wire.Ended(ok=True))
+
+
+class RenewView(ApiView):
+    @operation(
+        "renew_subscription",
+        tag="Worker",
+        summary="Renew a subscription",
+        may=MAY,
+        body=wire.Renewal,
+        is_body_optional=True,
+        answers={200: wire.Subscribed},
+        errors=(errors.NotFound,),
+    )
+    async def post(self, caller: Caller, subscription_id: str, body: wire.Renewal) -> HttpResponse:
+        """It then lives `ttlSeconds` from now. One that has expired is gone."""
+        row = await offloop.run(
+            subscriptions.renew,
+            caller.tenant,
+            caller.subject,
+            subscription_id,
+            timezone.now(),
+            ttl_seconds=body.ttl_seconds,
+        )
+        return answer(wire.subscribed(row))

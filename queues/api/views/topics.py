@@ -1,0 +1,84 @@
+"""The routes of topics: what holds in one queue where it is not what holds everywhere."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+
+from codeq_site import errors, offloop
+from queues import policies
+from queues.api import wire_admin as wire
+from queues.api.view import ApiView, answer, nothing, operation
+from queues.policies import Policy
+from tenants.permissions import IsAdmin
+from tenants.tenant import Caller
+
+
+class TopicsView(ApiView):
+    @operation(
+        "list_topics",
+        tag="Admin",
+        summary="List the queues with a policy of their own",
+        may=(IsAdmin,),
+        rate="admin",
+        answers={200: wire.Topics},
+    )
+    async def get(self, caller: Caller) -> HttpResponse:
+        """By name."""
+        rows = await offloop.run(lambda: list(policies.listed(caller.tenant)))
+        return answer(wire.Topics(topics=[wire.topic(row) for row in rows]))
+
+
+class TopicView(ApiView):
+    @operation(
+        "get_topic",
+        tag="Admin",
+        summary="Read a queue's policy",
+        may=(IsAdmin,),
+        rate="admin",
+        answers={200: wire.Topic},
+        errors=(errors.NotFound,),
+    )
+    async def get(self, caller: Caller, name: str) -> HttpResponse:
+        """404 for a queue that has none."""
+        return answer(wire.topic(await offloop.run(policies.find, caller.tenant, name)))
+
+    @operation(
+        "put_topic",
+        tag="Admin",
+        summary="Give a queue a policy",
+        may=(IsAdmin,),
+        rate="admin",
+        body=wire.NewTopic,
+        answers={200: wire.Topic, 201: wire.Topic},
+        errors=(errors.Conflict,),
+    )
+    async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
+        """In place of the one before; in force within seconds. 201 where there was none."""
+        tiers = body.priority_tiers
+        policy = Policy(
+            max_attempts=body.max_attempts,
+            priority_tiers=None if tiers is None else tuple(tiers),
+            retention_seconds=body.retention_seconds,
+            max_consumers=body.max_consumers,
+            dead_letter_topic=body.dead_letter_topic_ref or "",
+            backoff=body.backoff or "",
+            backoff_base_seconds=body.backoff_base_seconds,
+            backoff_cap_seconds=body.backoff_cap_seconds,
+        )
+        row, is_new = await offloop.run(policies.put, caller.tenant, name, policy, actor=caller.subject)
+        return answer(wire.topic(row), 201 if is_new else 200)
+
+    @operation(
+        "delete_topic",
+        tag="Admin",
+        summary="Take a queue's policy away",
+        may=(IsAdmin,),
+        rate="admin",
+        query=wire.DeletionQuery,
+        answers={204: None},
+        errors=(errors.NotFound,),
+    )
+    async def delete(self, caller: Caller, name: str, query: wire.DeletionQuery) -> HttpResponse:
+        """What holds everywhere holds for it again. Its tasks stay."""
+        await offloop.run(policies.delete, caller.tenant, name)
+        return nothing()

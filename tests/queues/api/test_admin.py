@@ -1,0 +1,247 @@
+"""An administrator's dead letters, bulk jobs and topics; and finding tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from codeq_site import offloop
+from queues import beat, bulk
+from queues.models import BulkJob
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS, forget_rows
+from tests.queues.api.test_tasks import made
+from tests.queues.api.test_workers import DONE, claimed
+
+ADMIN = "/v1/codeq/admin"
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture(autouse=True)
+async def _no_rows_left(_room: None) -> AsyncIterator[None]:
+    yield
+    await offloop.run(forget_rows)
+
+
+async def drained() -> None:
+    await offloop.run(beat.run_drain, lambda: True)
+
+
+async def dead(producer: Client, worker: Client, count: int = 1, error: str = "disk full", **said: Any) -> list[str]:
+    """So many dead letters, and the audit knows of them."""
+    found = []
+    for _ in range(count):
+        task = await made(producer, maxAttempts=1, **said)
+        lease = await claimed(worker, commands=[task["command"]])
+        await worker.post(f"{TASKS}/{lease['id']}/nack", {"reason": error})
+        found.append(lease["id"])
+    await drained()
+    return found
+
+
+@pytest.mark.spec("ADM-5", "Dead letters are listed, filtered and paged")
+async def test_listing_dead_letters(producer: Client, worker: Client, admin: Client, client: MakeClient) -> None:
+    full = await dead(producer, worker, 3, payload={"n": 1})
+    (timeout,) = await dead(producer, worker, error="connection timeout")
+    await dead(producer, worker, command="OTHER")
+    listed = (await admin.get(f"{ADMIN}/dlq/RENDER")).json
+    assert [letter["id"] for letter in listed["deadLetters"]] == [timeout, *reversed(full)]
+    assert "cursor" not in listed
+    letter = listed["deadLetters"][1]
+    assert (letter["error"], letter["deliveries"], letter["workerId"]) == ("disk full", 1, "worker-1")
+    assert letter["payloadStart"] == '{"n":1}'
+    of_error = (await admin.get(f"{ADMIN}/dlq/RENDER?error=connection+timeout")).json
+    assert [each["id"] for each in of_error["deadLetters"]] == [timeout]
+    first = (await admin.get(f"{ADMIN}/dlq/RENDER?limit=3")).json
+    rest = (await admin.get(f"{ADMIN}/dlq/RENDER?limit=3&cursor={first['cursor']}")).json
+    assert [each["id"] for each in first["deadLetters"] + rest["deadLetters"]] == [timeout, *reversed(full)]
+    assert (await admin.get(f"{ADMIN}/dlq/RENDER?olderThan=3600")).json["deadLetters"] == []
+    assert len((await admin.get(f"{ADMIN}/dlq/RENDER?olderThan=2999-01-01T00:00:00Z")).json["deadLetters"]) == 4
+    assert (await admin.get(f"{ADMIN}/dlq/NEVER")).json == {"deadLetters": []}
+    assert (await client("admin", "south-of-the-api-tests").get(f"{ADMIN}/dlq/RENDER")).json == {"deadLetters": []}
+
+
+NO_LISTS = [
+    "cursor=x", "cursor=%00", "limit=0", "limit=201", "olderThan=x", "olderThan=-1",
+    "olderThan=2026-01-01T00:00:00", "olderThan=1e300", "error=", "error=---", "x=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", NO_LISTS)
+async def test_a_list_of_dead_letters_has_its_bounds(admin: Client, query: str) -> None:
+    answer = await admin.get(f"{ADMIN}/dlq/RENDER?{query}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+@pytest.mark.spec("RET-4", "Dead letters are replayed by a bulk job that shows its progress")
+async def test_replaying_what_a_filter_means(producer: Client, worker: Client, admin: Client) -> None:
+    ids = await dead(producer, worker, 3)
+    await dead(producer, worker, error="timeout")
+    await dead(producer, worker, command="OTHER")
+    dry = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {"error": "disk full"}, "dryRun": True})
+    assert (dry.status, dry.json["count"], len(dry.json["sample"])) == (200, 3, 3)
+    said = {"filter": {"error": "disk full"}, "ratePerSecond": 1000, "reason": "it is larger now"}
+    started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", said)
+    assert (started.status, started.json["state"], started.json["done"]) == (202, "running", 0)
+    path = started.headers["location"]
+    assert path == f"{ADMIN}/bulk/{started.json['id']}"
+    await offloop.run(bulk.run, lambda: True, seconds=2)
+    job = (await admin.get(path)).json
+    assert (job["state"], job["total"], job["done"], job["reason"]) == ("done", 3, 3, "it is larger now")
+    found = set()
+    while (answer := await worker.post(f"{TASKS}/claim")).status == 200:
+        found.add(answer.json["id"])
+    assert found == set(ids)
+
+
+async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, admin: Client) -> None:
+    first, second = await dead(producer, worker, 2)
+    started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [first]})
+    assert started.status == 202
+    stopped = await admin.delete(started.headers["location"])
+    assert (stopped.status, stopped.json["state"]) == (200, "cancelled")
+    again = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [second]})
+    await offloop.run(bulk.run, lambda: True, seconds=2)
+    assert (await admin.get(again.headers["location"])).json["done"] == 1
+    assert (await claimed(worker))["id"] == second
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"ids": []},
+        {"ids": ["x"]},
+        {"ids": ["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"], "filter": {}},
+        {"ids": ["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"], "dryRun": True},
+        {"filter": {"command": "OTHER"}},
+        {"filter": {"x": 1}},
+        {"filter": {"error": "---"}},
+        {"filter": {"jsonPath": "$["}},
+        {"filter": {"diedAfter": "2026-01-01T00:00:00"}},
+        {"ratePerSecond": 0},
+        {"dryRun": 1},
+        {"reason": "x" * 1001},
+    ],
+)
+async def test_a_replay_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+    answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert await offloop.run(BulkJob.objects.count) == 0
+
+
+async def test_no_job_is_a_404(admin: Client) -> None:
+    for job in ("nonsense", "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10", "%00"):
+        for method in ("GET", "DELETE"):
+            assert (await admin.request(method, f"{ADMIN}/bulk/{job}")).status == 404
+
+
+@pytest.mark.spec("ADM-5", "A topic's policy is put, read, listed and deleted, and its version counts its changes")
+async def test_a_topics_life(admin: Client, client: MakeClient) -> None:
+    path = f"{ADMIN}/topics/RENDER"
+    assert (await admin.get(path)).status == 404
+    policy = {"priorityTiers": [9, 0, 5], "maxAttempts": 3, "maxConsumers": 2, "retentionSeconds": 3600}
+    made_new = await admin.request("PUT", path, policy)
+    assert (made_new.status, made_new.json["version"]) == (201, 1)
+    assert made_new.json["priorityTiers"] == [0, 5, 9]
+    same = await admin.request("PUT", path, policy)
+    assert (same.status, same.json["version"]) == (200, 1)
+    changed = await admin.request("PUT", path, policy | {"maxAttempts": 4, "deadLetterTopicRef": "RENDER_DEAD"})
+    assert (changed.status, changed.json["version"], changed.json["deadLetterTopicRef"]) == (200, 2, "RENDER_DEAD")
+    assert (await admin.get(path)).json == changed.json
+    assert (await admin.get(f"{ADMIN}/topics")).json == {"topics": [changed.json]}
+    assert (await client("admin", "south-of-the-api-tests").get(f"{ADMIN}/topics")).json == {"topics": []}
+    for query in ("", "?deletionPolicy=", "?deletionPolicy=delete", "?deletionPolicy=Delete&x=1"):
+        assert (await admin.delete(path + query)).status == 400
+    assert (await admin.delete(f"{path}?deletionPolicy=Delete")).status == 204
+    assert (await admin.delete(f"{path}?deletionPolicy=Delete")).status == 404
+
+
+@pytest.mark.spec("ADM-5", "A topic's policy is enforced")
+async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Client) -> None:
+    await admin.request("PUT", f"{ADMIN}/topics/A", {"priorityTiers": [0, 5], "maxAttempts": 2, "maxConsumers": 1})
+    refused = await producer.post(TASKS, {"command": "A", "payload": 1, "priority": 3})
+    assert (refused.status, refused.code) == (400, "invalid_request")
+    assert "priority" in refused.json["detail"]
+    first = await made(producer, command="A", priority=5)
+    assert first["maxAttempts"] == 2
+    await made(producer, command="A")
+    await claimed(worker, commands=["A"])
+    assert (await worker.post(f"{TASKS}/claim", {"commands": ["A"]})).status == 204
+    await worker.post(f"{TASKS}/{first['id']}/result", DONE)
+    await claimed(worker, commands=["A"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"priorityTiers": []}, {"priorityTiers": [10]}, {"priorityTiers": [1, 1]}, {"priorityTiers": 3},
+        {"maxAttempts": 0}, {"maxAttempts": True}, {"deadLetterTopicRef": "RENDER"}, {"deadLetterTopicRef": "a:b"},
+        {"retentionSeconds": 59}, {"maxConsumers": 0}, {"backoff": "random"}, {"backoffBaseSeconds": -1},
+        {"version": 7},
+    ],
+)  # fmt: skip
+async def test_a_policy_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+    answer = await admin.request("PUT", f"{ADMIN}/topics/RENDER", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert (await admin.get(f"{ADMIN}/topics")).json == {"topics": []}
+
+
+async def test_a_name_that_is_none_is_refused(admin: Client) -> None:
+    answer = await admin.request("PUT", f"{ADMIN}/topics/a:b", {})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+async def everything(client: Client, query: str) -> list[dict[str, Any]]:
+    """All pages of a search."""
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    for _ in range(100):
+        page = (await client.get(f"{TASKS}?{query}{cursor}")).json
+        found += page["tasks"]
+        if "cursor" not in page:
+            return found
+        cursor = f"&cursor={page['cursor']}"
+    raise AssertionError("a search that does not end")
+
+
+@pytest.mark.spec("ADM-3", "Tasks are found, live and audited, by what is known of them, page by page")
+async def test_finding_tasks(producer: Client, worker: Client, stranger: Client) -> None:
+    done = await made(producer, payload={"name": "canary"})
+    await claimed(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
+    running = await made(producer, command="B")
+    await claimed(worker)
+    waiting = [await made(producer) for _ in range(5)]
+    delayed = await made(producer, delaySeconds=100, idempotencyKey="the key")
+    await drained()
+
+    async def ids(query: str) -> set[str]:
+        return {task["id"] for task in await everything(producer, query)}
+
+    live = {task["id"] for task in [*waiting, delayed, running]}
+    assert await ids("limit=2") == live | {done["id"]}
+    assert await ids("status=COMPLETED") == {done["id"]}
+    assert await ids("status=IN_PROGRESS") == {running["id"]}
+    assert await ids("status=PENDING&limit=1") == live - {running["id"]}
+    assert await ids("command=B") == {running["id"]}
+    assert await ids("q=canary") == {done["id"]}
+    assert await ids(f"q={delayed['id']}") == {delayed["id"]}
+    assert await ids("q=the%20key&status=PENDING") == {delayed["id"]}
+    assert await ids("createdAfter=2999-01-01T00:00:00Z") == set()
+    assert await ids("createdAfter=2020-01-01T00:00:00Z") == live | {done["id"]}
+    assert await everything(stranger, "limit=50") == []
+    assert await everything(stranger, f"q={delayed['id']}") == []
+
+
+NO_SEARCHES = [
+    "command=a:b", "status=DONE", "createdAfter=x", "createdAfter=2020-01-01T00:00:00", "q=", "q=%00", "cursor=x",
+    "cursor=%00", "limit=0", "limit=x", "x=1", "q=a&q=b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", NO_SEARCHES)
+async def test_a_search_has_its_bounds(producer: Client, query: str) -> None:
+    answer = await producer.get(f"{TASKS}?{query}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
