@@ -78,6 +78,13 @@ def answered(tenant: Tenant, task_id: str) -> Call[tuple[Task, Answer | None]]:
     return _read(tenant, task_id, watch=False)
 
 
+def owner(task_id: str) -> Call[str | None]:
+    """The tid of the tenant whose live task this is, if it is any. Of all tenants: the asker's rights are to be seen
+    to."""
+    _check_id(task_id)
+    return engine().owner(task_id)
+
+
 def place(tenant: Tenant, task_id: str) -> Call[Place]:
     """Where a live task stands in its queue."""
     _check_id(task_id)

@@ -12,23 +12,34 @@ from django.urls import reverse
 TABLES: dict[str, dict[str, str]] = {
     "Tenants": {
         "tenants.Tenant": "domain", "tenants.TenantMembership": "badge", "tenants.TenantIssuer": "verified_user",
-        "tenants.SigningSecret": "key",
+        "tenants.SigningSecret": "key", "admin.LogEntry": "policy",
     },
-    "Queues": {
-        "queues.QueuePolicy": "rule", "queues.BulkJob": "fact_check", "queues.AuditedResult": "task_alt",
-        "queues.Attempt": "history",
+    "History": {
+        "queues.AuditedResult": "task_alt", "queues.Attempt": "history", "queues.QueuePolicy": "rule",
+        "queues.BulkJob": "fact_check",
     },
     "Webhooks": {
         "webhooks.Delivery": "outgoing_mail", "webhooks.Endpoint": "webhook", "webhooks.Subscription": "notifications",
         "webhooks.Circuit": "electrical_services",
     },
+    "Insights": {
+        "pipeline.Throughput": "bar_chart", "pipeline.Latency": "timelapse", "pipeline.Failure": "bug_report",
+        "pipeline.Usage": "data_usage", "pipeline.Capacity": "speed", "pipeline.LeaseAdvice": "lightbulb",
+        "pipeline.WebhookHealth": "monitor_heart", "pipeline.RunLog": "play_circle",
+    },
     "Platform": {
-        "queues.BeatJob": "timer", "queues.Quarantine": "report", "admin.LogEntry": "policy", "auth.User": "person",
-        "auth.Group": "group",
+        "queues.BeatJob": "timer", "queues.Quarantine": "report", "auth.User": "person", "auth.Group": "group",
     },
 }  # fmt: skip
+# Where a model's own name says too little.
+NAMES = {
+    "admin.LogEntry": "Operators' actions",
+    "tenants.TenantMembership": "Memberships",
+    "tenants.TenantIssuer": "Issuers",
+}
 PAGES = (
     ("Overview", "console:overview", "monitoring", ("/console/queue/",)),
+    ("Tasks", "console:tasks", "search", ("/console/task/",)),
     ("Dead letters", "console:dead", "skull", ()),
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
@@ -63,4 +74,5 @@ def _page(request: HttpRequest, title: str, name: str, icon: str, below: tuple[s
 
 def _table(request: HttpRequest, model: dict[str, Any], icon: str) -> dict[str, Any]:
     link = model["admin_url"]
-    return {"title": model["name"], "icon": icon, "link": link, "active": request.path.startswith(link)}
+    name = NAMES.get(model["model"]._meta.label, model["name"])
+    return {"title": name, "icon": icon, "link": link, "active": request.path.startswith(link)}

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.views.generic import View
 
 from queues import history, selectors, services
+from queues.console import policy
 from queues.console.acts import Act, recorded
 from queues.console.page import Page, tenant_of
 from queues.engine.keys import COMMAND
@@ -55,6 +56,9 @@ class QueuePage(Page):
             query=query,
             dead_url=f"{reverse('console:dead')}?{query}",
             may_act=scoping.may(self.request.user, tenant.tid, Role.OPERATOR),
+            may_rule=scoping.may(self.request.user, tenant.tid, Role.ADMIN),
+            policy=policy.shown(tenant, command),
+            backoffs=policy.BACKOFFS,
             **extra,
         )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import msgspec
 from django.db.models import QuerySet
-from django.http import Http404
+from django.http import FileResponse, Http404, HttpRequest
 from django.urls import reverse
+from django.views.generic import View
 
 from codeq_site import errors
-from queues import deadletters, selectors, services
+from queues import artifacts, deadletters, selectors, services
 from queues.console.acts import Act, recorded
 from queues.console.page import Page, tenant_of
 from queues.console.queue import url_of
@@ -77,6 +79,20 @@ class TaskPage(Page):
         )
 
 
+class Artifact(View):
+    """What a worker handed in, to be saved: a browser must not show here what somebody else wrote."""
+
+    def get(self, request: HttpRequest) -> FileResponse:
+        tenant = tenant_of(request, request.GET.get("tenant", ""))
+        try:
+            kept, content = artifacts.opened(tenant, request.GET.get("id", ""), request.GET.get("artifact", ""))
+        except errors.NotFound as error:
+            raise Http404(str(error)) from error
+        # The name goes into a header.
+        name = "".join(each for each in kept.name if each.isprintable())[:200] or "artifact"
+        return FileResponse(content, as_attachment=True, filename=name, content_type="application/octet-stream")
+
+
 class CancelTask(Act):
     def act(self, tenant: Tenant, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
@@ -122,7 +138,7 @@ def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
         task, answer = selectors.answered(tenant, task_id).now()
     except errors.TaskNotFound:
         return _from_audit(tenant, task_id), None
-    return _from_redis(task, answer or Answer()), task
+    return _from_redis(tenant, task, answer or Answer()), task
 
 
 def reasons(tenant: Tenant, live: Task | None) -> list[str]:
@@ -142,7 +158,7 @@ def readable(text: str) -> str:
         return text
 
 
-def _from_redis(task: Task, answer: Answer) -> Shown:
+def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> Shown:
     return Shown(
         id=task.id,
         command=task.spec.command,
@@ -155,7 +171,7 @@ def _from_redis(task: Task, answer: Answer) -> Shown:
         error=answer.error or task.error or "",
         payload=readable(task.spec.payload),
         result=readable((answer.result or b"").decode("utf-8", "backslashreplace")),
-        artifacts=_artifacts(answer.artifacts or b""),
+        artifacts=_artifacts(tenant.tid, task.id, answer.artifacts or b""),
         webhook=task.spec.webhook or "",
         worker=task.worker or "",
         progress=task.progress or "",
@@ -180,7 +196,7 @@ def _from_audit(tenant: Tenant, task_id: str) -> Shown:
         error=row.error,
         payload=readable(row.payload),
         result=readable(row.result),
-        artifacts=_artifacts(row.artifacts),
+        artifacts=_artifacts(tenant.tid, str(row.pk), row.artifacts),
         webhook=row.webhook,
         worker=row.worker,
         progress="",
@@ -206,16 +222,23 @@ def _deliveries(tenant: Tenant, task_id: str) -> QuerySet[Delivery]:
     return Delivery.objects.filter(task_id=_uuid(task_id), tenant_id=tenant.tid).order_by("created_at")[:50]
 
 
-def _artifacts(raw: bytes | str) -> list[dict[str, Any]]:
-    """What a worker named. A link leads out only to where a browser may go: a worker could write `javascript:`."""
+def _artifacts(tid: str, task_id: str, raw: bytes | str) -> list[dict[str, Any]]:
+    """What a worker named. A link leads to what is stored here, or out to where a browser may go: it could have
+    written `javascript:`."""
     try:
         found = msgspec.json.decode(raw or b"[]", type=list[dict[str, Any]])
     except msgspec.MsgspecError:
         return []
-    return [
-        {**each, "link": url if (url := str(each.get("url", ""))).startswith(("http://", "https://")) else ""}
-        for each in found
-    ]
+    return [{**each, "link": _link(tid, task_id, str(each.get("url", "")))} for each in found]
+
+
+def _link(tid: str, task_id: str, address: str) -> str:
+    if address.startswith(("http://", "https://")):
+        return address
+    before, _, artifact = address.rpartition("/artifacts/")
+    if before.endswith(task_id) and artifacts.ID.fullmatch(artifact):
+        return f"{reverse('console:task-artifact')}?{urlencode({'tenant': tid, 'id': task_id, 'artifact': artifact})}"
+    return ""
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

@@ -8,8 +8,10 @@ from queues.console.bulk import CancelBulk, JobData, JobPage, JobsPage, NewPage,
 from queues.console.dead import DeleteSelected, Export, GroupsPage, ListPage, ReplaySelected
 from queues.console.overview import OverviewData, OverviewPage
 from queues.console.page import inside
+from queues.console.policy import DeletePolicy, PutPolicy
 from queues.console.queue import PauseQueue, QueueCourse, QueueData, QueuePage, ResumeQueue
-from queues.console.task import CancelTask, DeleteTask, ReplayTask, TaskPage
+from queues.console.search import SearchPage
+from queues.console.task import Artifact, CancelTask, DeleteTask, ReplayTask, TaskPage
 
 app_name = "console"
 
@@ -22,7 +24,11 @@ urlpatterns = [
     path("console/queue/course.json", inside(QueueCourse), name="queue-course"),
     path("console/queue/pause/", inside(PauseQueue), name="queue-pause"),
     path("console/queue/resume/", inside(ResumeQueue), name="queue-resume"),
+    path("console/queue/policy/", inside(PutPolicy), name="queue-policy"),
+    path("console/queue/policy/delete/", inside(DeletePolicy), name="queue-policy-delete"),
+    path("console/tasks/", inside(SearchPage), name="tasks"),
     path("console/task/", inside(TaskPage), name="task"),
+    path("console/task/artifact/", inside(Artifact), name="task-artifact"),
     path("console/task/cancel/", inside(CancelTask), name="task-cancel"),
     path("console/task/replay/", inside(ReplayTask), name="task-replay"),
     path("console/task/delete/", inside(DeleteTask), name="task-delete"),

@@ -641,6 +641,19 @@ class Engine:
             command=command, limit=limit,
         )  # fmt: skip
 
+    def owner(self, task_id: str) -> Call[str | None]:
+        """The tid of the tenant whose live task this is; every partition is asked, in one round trip."""
+        script = scripts.load("owner")
+        commands = []
+        for partition in range(self.options.partitions):
+            of = keys.of_partition(partition)
+            commands.append((script, script.bind(due=of.due, root=of.root, id=task_id)))
+        return Call(
+            self.runner,
+            commands,
+            lambda queues: next((queue.decode().partition(":")[0] for queue in queues if queue), None),
+        )
+
     def place(self, tid: str, task_id: str) -> Call[Place]:
         """Where a task stands in its queue, and in what state that is."""
 

@@ -62,9 +62,14 @@ def ago(moment: datetime) -> str:
 
 
 @register.filter
-def gist(error: str) -> str:
+def gist(error: str, nothing: str = "(no message)") -> str:
     """An error's line that says what happened: of a traceback the last one."""
     lines = [line for line in error.splitlines() if line.strip()]
     if not lines:
-        return "(no message)"
+        return nothing
     return lines[-1] if lines[0].startswith("Traceback ") else error
+
+
+@register.filter
+def moment_ago(milliseconds: int) -> str:
+    return ago(datetime.fromtimestamp(milliseconds / 1000, UTC))

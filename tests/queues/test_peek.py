@@ -59,6 +59,12 @@ def test_a_waiting_worker_is_seen(queue: Queue) -> None:
     assert selectors.place(queue.tenant, task.id).now().is_awaited
 
 
+def test_an_id_tells_whose_it_is(queue: Queue, other_queue: Queue) -> None:
+    assert selectors.owner(queue.enqueue().id).now() == queue.tenant.tid
+    assert selectors.owner(other_queue.enqueue().id).now() == other_queue.tenant.tid
+    assert selectors.owner("01a1edc6-12fd-73ac-9eba-b0c00132dda0").now() is None
+
+
 @pytest.mark.spec("TEN-3", "Another tenant's queue and task cannot be looked at")
 def test_nobody_looks_into_another_tenants_queue(queue: Queue, other_queue: Queue) -> None:
     task = other_queue.enqueue()

@@ -141,6 +141,10 @@ function hasNothing(kind, course) {
   return series.every(([key]) => of(course, key).every((value) => !value));
 }
 
+function missing(value) {
+  return value === null || value === undefined;
+}
+
 function draw(canvas, kind, course) {
   const { type = "line", series, of, write: written } = CHARTS[kind];
   const theme = isDark() ? "dark" : "light";
@@ -158,10 +162,10 @@ function draw(canvas, kind, course) {
         backgroundColor: isBar ? SERIES[theme][colour] : `${SERIES[theme][colour]}22`,
         hoverBackgroundColor: SERIES[theme][colour],
         borderWidth: isBar ? 0 : 1.75,
-        pointRadius: 0,
+        // A gap stays one; a value between two gaps would not show without its point.
+        pointRadius: ({ dataset, dataIndex: at }) => (missing(dataset.data[at - 1]) && missing(dataset.data[at + 1]) ? 2.5 : 0),
         pointHitRadius: 8,
         fill: !isBar && key === "ready",
-        spanGaps: true,
       })),
     },
     options: {
@@ -196,7 +200,7 @@ function draw(canvas, kind, course) {
 }
 
 document.addEventListener("alpine:init", () => {
-  Alpine.data("overview", (dataUrl, queueUrl) => ({
+  Alpine.data("overview", (dataUrl, queueUrl, deadUrl) => ({
     ...write,
     ...live,
     rows: [],
@@ -244,8 +248,8 @@ document.addEventListener("alpine:init", () => {
       this.rows = found.rows.map((row) => {
         const key = `${row.tid}:${row.command}`;
         const [arrivals, endings, failures, spark] = this.pulses[key] ?? [0, 0, null, []];
-        const url = `${queueUrl}?${new URLSearchParams({ tenant: row.tid, command: row.command })}`;
-        return { ...row, key, url, arrivals, endings, failures, spark };
+        const query = new URLSearchParams({ tenant: row.tid, command: row.command });
+        return { ...row, key, url: `${queueUrl}?${query}`, deadUrl: `${deadUrl}?${query}`, arrivals, endings, failures, spark };
       });
     },
 

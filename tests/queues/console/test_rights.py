@@ -8,7 +8,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
+import msgspec
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
@@ -18,10 +20,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from codeq_site import errors
-from queues import bulk, selectors
+from queues import artifacts, bulk, policies, selectors
 from queues.console import urls
 from queues.deadletters import Filter
-from queues.models import AuditedResult, BulkJob
+from queues.models import AuditedResult, BulkJob, QueuePolicy
+from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Task
 from tests.queues.conftest import Queue
@@ -41,16 +44,22 @@ class World:
 
     def __init__(self, queue: Queue, word: str) -> None:
         payload, error = json.dumps({"secret": f"{word}-payload"}), f"{word}-error 7"
-        self.queue = queue
+        self.queue, self.word = queue, word
         self.dead = die(queue, 3, payload, error)
         self.done = queue.enqueue(payload, webhook=f"https://{word}.example.com/hook")
-        queue.complete(queue.claim(f"{word}-worker"), f"{word}-worker", json.dumps({"said": f"{word}-result"}).encode())
+        queue.claim(f"{word}-worker")
+        new = [artifacts.New(name=f"{word}.txt", content=f"{word}-artifact".encode())]
+        kept, _ = artifacts.keep(queue.tenant.tid, self.done.id, new)
+        self.artifact = kept[0].url.rpartition("/")[2]
+        said = json.dumps({"said": f"{word}-result"}).encode()
+        queue.complete(self.done, f"{word}-worker", said, artifacts=msgspec.json.encode(kept))
         self.held = queue.enqueue(payload, priority=9)
         queue.claim(f"{word}-worker")
         self.waiting = queue.enqueue(payload)
         queue.enqueue(payload, delay_ms=3_600_000)
         drain()
         sample(lambda: True, datetime.now(UTC))
+        policies.put(queue.tenant, queue.command, Policy(retention_seconds=7200), actor=f"{word}-actor")
         self.job = bulk.start(queue.tenant, "replay", Filter(), actor=f"{word}-actor", reason=f"{word}-reason")
         Delivery.objects.get_or_create(
             task_id=self.done.id,
@@ -76,7 +85,9 @@ PAGES: dict[str, Callable[[World], dict[str, str]]] = {
     "queue": lambda w: w.named,
     "queue-data": lambda w: w.named,
     "queue-course": lambda w: {**w.named, "span": "1h"},
+    "tasks": lambda w: {"tenant": w.queue.tenant.tid, "q": w.word},
     "task": lambda w: w.of(w.dead[0]),
+    "task-artifact": lambda w: {**w.of(w.done.id), "artifact": w.artifact},
     "dead": lambda w: w.named,
     "dead-list": lambda w: {**w.named, "text": "payload", "deliveriesFrom": "1"},
     "dead-export": lambda w: {**w.named, "format": "csv"},
@@ -88,6 +99,8 @@ PAGES: dict[str, Callable[[World], dict[str, str]]] = {
 ACTS: dict[str, Callable[[World], dict[str, Any]]] = {
     "queue-pause": lambda w: w.named,
     "queue-resume": lambda w: w.named,
+    "queue-policy": lambda w: {**w.named, "maxConsumers": "7"},
+    "queue-policy-delete": lambda w: w.named,
     "task-cancel": lambda w: w.of(w.waiting.id),
     "task-replay": lambda w: w.of(w.dead[0]),
     "task-delete": lambda w: w.of(w.dead[0]),
@@ -98,6 +111,7 @@ ACTS: dict[str, Callable[[World], dict[str, Any]]] = {
 }
 # What other pages need is not asked of those who may only look.
 OPERATORS = {"bulk-new"}
+ADMINS = {"queue-policy", "queue-policy-delete"}
 ROLES = ["viewer", "operator", "admin"]
 
 
@@ -124,7 +138,8 @@ def state(world: World) -> Any:
     seen = [_live(world, each) for each in [*world.dead, world.held.id, world.waiting.id]]
     jobs = list(BulkJob.objects.order_by("pk").values("pk", "state"))
     dead = AuditedResult.objects.filter(is_dead=True).count()
-    return seen, selectors.queue_stats(world.queue.tenant, world.queue.command).now(), jobs, dead
+    rules = list(QueuePolicy.objects.filter(tenant_id=world.queue.tenant.tid).values())
+    return seen, selectors.queue_stats(world.queue.tenant, world.queue.command).now(), rules, jobs, dead
 
 
 def _live(world: World, task_id: str) -> Task | None:
@@ -147,7 +162,12 @@ def test_a_page_shows_what_it_is_about(name: str, mine: World, login: Login) -> 
     """Without this, a page that shows nothing would pass the tests below."""
     answer = login("operator").get(url(name), PAGES[name](mine))
     assert answer.status_code == 200
-    shown = {"queue-course": '"completed"', "bulk-job-data": '"running"'}
+    shown = {
+        "queue-course": '"completed"',
+        "bulk-job-data": '"running"',
+        "task-artifact": "mine-artifact",
+        "tasks": "mine-error",
+    }
     assert shown.get(name, "mine" if name not in {"overview", "overview-data"} else "render") in text_of(answer)
 
 
@@ -167,7 +187,7 @@ def test_no_page_shows_another_tenants_data(
         shown = text_of(answer)
         # A page repeats what it was asked, in its filters and links; that is no news to who asked.
         for said in asked.values():
-            shown = shown.replace(said, "")
+            shown = shown.replace(f'value="{said}"', "").replace(quote_plus(said), "").replace(f"command {said}", "")
         assert CANARY not in shown, (query, shown[shown.index(CANARY) - 200 :][:400])
 
 
@@ -186,8 +206,8 @@ def test_no_act_reaches_another_tenants_work(
     assert client.post(url(name), {**asked, "reason": "because"}).status_code == 404
     client.post(url(name), own)
     after = state(foreign)
-    jobs = [job for job in after[2] if job in before[2]]
-    assert (after[0], after[1], jobs, after[3]) == before
+    jobs = [job for job in after[3] if job in before[3]]
+    assert (*after[:3], jobs, after[4]) == before
 
 
 @ISOLATED
@@ -196,6 +216,16 @@ def test_one_foreign_among_the_selected_and_nothing_is_done(mine: World, foreign
     ids = ACTS["dead-delete"](mine)["ids"] + ACTS["dead-delete"](foreign)["ids"][:1]
     assert login("operator").post(url("dead-delete"), {"ids": ids, "reason": "because"}).status_code == 404
     assert state(mine) == before
+
+
+@ISOLATED
+@pytest.mark.parametrize("role", [None, *ROLES])
+def test_an_id_of_another_tenant_is_not_found(role: str | None, mine: World, foreign: World, login: Login) -> None:
+    client = login(role)
+    for task_id in (foreign.dead[0], foreign.held.id, foreign.done.id):
+        answer = client.get(url("tasks"), {"q": task_id})
+        assert answer.status_code == 200
+        assert foreign.queue.tenant.tid not in text_of(answer)
 
 
 @ISOLATED
@@ -233,10 +263,10 @@ def test_a_viewer_is_offered_nothing_to_do(name: str, mine: World, login: Login)
 def test_an_act_needs_its_token_its_reason_and_a_post(name: str, mine: World, login: Login) -> None:
     before = state(mine)
     asked = ACTS[name](mine)
-    guarded = login("operator", enforce_csrf_checks=True)
+    guarded = login("admin", enforce_csrf_checks=True)
     assert guarded.post(url(name), {**asked, "reason": "because"}).status_code == 403
     client = Client()
-    client.force_login(User.objects.get(username="staff-operator"))
+    client.force_login(User.objects.get(username="staff-admin"))
     assert client.get(url(name), {**asked, "reason": "because"}).status_code == 405
     for reason in ({}, {"reason": "  "}):
         answer = client.post(url(name), {**asked, **reason}, follow=True)
@@ -249,13 +279,14 @@ def test_an_act_needs_its_token_its_reason_and_a_post(name: str, mine: World, lo
 @pytest.mark.parametrize("name", ACTS)
 def test_an_operators_act_is_done_and_on_record(name: str, mine: World, login: Login) -> None:
     before = state(mine)
-    answer = login("operator").post(url(name), {**ACTS[name](mine), "reason": "the disk is back"}, follow=True)
+    role = "admin" if name in ADMINS else "operator"
+    answer = login(role).post(url(name), {**ACTS[name](mine), "reason": "the disk is back"}, follow=True)
     assert answer.status_code == 200
     if name != "queue-resume":  # nothing was paused
         assert state(mine) != before
     entry = LogEntry.objects.get()
     assert entry.object_id == mine.queue.tenant.tid
-    assert entry.user.username == "staff-operator"
+    assert entry.user.username == f"staff-{role}"
     assert entry.get_change_message().endswith(": the disk is back")
 
 

@@ -274,12 +274,13 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "task": lambda s: s.engine.task(TID, s.held[2].id, watch=True),
     "stats": lambda s: s.engine.stats(TID),
     "peek": lambda s: s.engine.peek(TID, "send", 3),
+    "owner": lambda s: s.engine.owner(s.line[0].id),
     "names": lambda s: s.engine.names(TID),
     "scan": lambda s: s.engine.scan(TID, "send", "inprog"),
     "place": lambda s: s.engine.place(TID, s.line[2].id),
 }
 # Those that read, and a resume of what was not paused.
-CHANGE_NOTHING = {"known", "expired", "visits", "stats", "names", "peek", "place", "scan", "resume", "claim nothing"}
+CHANGE_NOTHING = {"known", "expired", "visits", "stats", "names", "peek", "place", "owner", "scan", "resume", "claim nothing"}
 
 
 @pytest.fixture
