@@ -34,6 +34,15 @@ def test_the_rate_holds_over_time(limited: Queue, clock: Clock) -> None:
     assert total == pytest.approx(20 + 300, rel=0.05)
 
 
+def test_a_rate_far_above_one_a_millisecond_is_what_it_says(queue: Queue, clock: Clock) -> None:
+    queue.tenant = msgspec.structs.replace(queue.tenant, rates=Rates(create=50_000))
+    batch = [NewTask(command="send", payload="1")] * 1000
+    sent = 0
+    for _ in range(130):
+        sent += sum(isinstance(item, Enqueued) for item in services.enqueue(queue.tenant, batch).now())
+    assert 100_000 <= sent <= 101_000
+
+
 def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock: Clock) -> None:
     stored(limited, 20)
     (refused,) = services.enqueue(limited.tenant, [NewTask(command="send", payload="1")]).now()

@@ -18,7 +18,7 @@ end
 local function charge(buckets, count, now)
   for _, bucket in ipairs(buckets) do
     local key, before, paid, price = unpack(bucket, 1, 4)
-    paid = math.ceil(paid + price * count)
-    string_set(key, before, paid, 'PX', paid - now + 1000)
+    paid = paid + price * count -- with its fraction: at a million a second each costs a microsecond
+    string_set(key, before, string.format('%.6f', paid), 'PX', math.ceil(paid - now) + 1000)
   end
 end

@@ -1,0 +1,53 @@
+"""The yardstick of bench.http: a plain async Django view that does one EVALSHA, on the same front and server.
+
+    python -m bench.plain      serves POST /v1/codeq/plain on CODEQ_PORT
+
+No token, no tenant, no validation, no metrics: what a request costs when nothing is asked of it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from hashlib import sha1
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+# What an enqueue cannot do without: keep the text, put its id in line.
+SCRIPT = """#!lua
+redis.call('HSET', KEYS[1], 'spec', ARGV[1])
+redis.call('LPUSH', KEYS[2], ARGV[2])
+return 1
+"""
+SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_pipe: Any = None
+
+
+async def plain(request: HttpRequest) -> HttpResponse:
+    global _pipe
+    if _pipe is None:
+        from codeq_site.conf import conf
+        from queues.engine.pipe import Pipe
+
+        _pipe = Pipe(conf().redis_url)
+        await _pipe.send([("SCRIPT", "LOAD", SCRIPT)])
+    body = await request.read_body(10**6)  # type: ignore[attr-defined]
+    task_id = str(uuid.uuid4())
+    (answer,) = await _pipe.send([("EVALSHA", SHA, 2, f"plain:{{0}}:{task_id}", "plain:{0}:line", body, task_id)])
+    assert answer == 1
+    return HttpResponse(b'{"id":"%s"}' % task_id.encode(), status=202, content_type="application/json")
+
+
+urlpatterns = [path("v1/codeq/plain", plain)]
+
+
+if __name__ == "__main__":
+    import django
+    from django.conf import settings
+
+    django.setup()
+    settings.ROOT_URLCONF = "bench.plain"
+    from codeq_site import web
+
+    web.main()
