@@ -40,6 +40,7 @@ class Job:
     expires: int = 0
     dead_since: int = 0
     replayed_by: str = ""  # the bulk job that did it last
+    has_moved_on: bool = False  # to the queue that takes the dead of its own
     events: list[tuple[int, str, str, int, str, str]] = field(default_factory=list)
 
     @property
@@ -63,7 +64,8 @@ class Model:
         self.lines: dict[tuple[str, str, int], list[str]] = defaultdict(list)
         self.idem: dict[tuple[str, str], str] = {}
         self.paused: dict[Queue, bool] = {}
-        self.policies: dict[Queue, tuple[str, int, int]] = {}
+        self.policies: dict[Queue, tuple[str, int, int, str]] = {}
+        self.most: dict[Queue, int] = {}  # that may be in progress at once, where there is a limit
 
     # Reads
 
@@ -143,17 +145,21 @@ class Model:
         """Who is taken, in order; `lease` then opens the lease."""
         open_ = [command for command in commands if self.paused.get((tid, command)) is False]
         budget = self.options.inspect_limit
+        room: dict[str, float] = {}
         for command in open_:
+            queue = (tid, command)
             if budget > 0:
-                moved = self.promote((tid, command), budget, now)
-                reaped, _ = self.reap((tid, command), budget, now)
+                moved = self.promote(queue, budget, now)
+                reaped, _ = self.reap(queue, budget, now)
                 budget -= max(moved, reaped)
+            room[command] = self.most.get(queue, float("inf")) - len(self.of(queue, "inprog"))
         taken: list[Job] = []
         for priority in range(9, -1, -1):
             for command in open_:
                 line = self.lines[tid, command, priority]
-                while line and len(taken) < limit:
+                while line and len(taken) < limit and room[command] > 0:
                     taken.append(self.jobs[line.pop(0)])
+                    room[command] -= 1
         return taken
 
     def lease(self, job: Job, worker: str, token: str, now: int, lease_ms: int) -> None:
@@ -220,6 +226,8 @@ class Model:
         job.attempts += 1
         attempt = job.past + job.attempts
         worker = job.worker
+        if job.attempts >= job.max and self._move_on(job, outcome, cause, now):
+            return False, 0
         if job.attempts >= job.max:
             job.place, job.status, job.error = "dlq", Status.FAILED, cause or "MAX_ATTEMPTS"
             job.dead_since, job.expires = now, now + self.dead_retention_ms
@@ -235,11 +243,25 @@ class Model:
             self._stand_in_line(job)
         return False, delay_ms
 
+    def _move_on(self, job: Job, outcome: str, cause: str, now: int) -> bool:
+        """Dead here, and in line with fresh attempts where the queue's policy sends its dead; once in a life."""
+        topic = self._policy(job.queue)[3]
+        if not topic or job.has_moved_on:
+            return False
+        job.past, job.attempts, attempt = job.past + job.attempts, 0, job.past + job.attempts
+        job.status, job.visible, job.error = Status.PENDING, now, cause or "MAX_ATTEMPTS"
+        self._tell(job, attempt, outcome, job.worker, cause)
+        job.command, job.has_moved_on = topic, True
+        self._stand_in_line(job)
+        return True
+
+    def _policy(self, queue: Queue) -> tuple[str, int, int, str]:
+        options = self.options
+        return self.policies.get(queue, (options.backoff, options.backoff_base_ms, options.backoff_cap_ms, ""))
+
     def backoff_ms(self, job: Job) -> int:
         """Of the policies without dice."""
-        policy, base, cap = self.policies.get(
-            job.queue, (self.options.backoff, self.options.backoff_base_ms, self.options.backoff_cap_ms)
-        )
+        policy, base, cap, _ = self._policy(job.queue)
         factor = {"fixed": 1, "linear": job.attempts, "exponential": 2 ** (job.attempts - 1)}[policy]
         return int(min(base * factor, cap))
 

@@ -55,6 +55,7 @@ TO_MEET = {
     *("dead by nack", "dead by abandon", "dead by expiry", "promoted", "reaped", "replayed", "purged", "not purged"),
     *("replayed in bulk", "purged in bulk"),
     *("cleaned up", "paused", "resumed", "cancelled"),
+    *("claimed of the dead of another queue", "claimed as many as may be"),
     *("lease_lost", "not_owner", "task_cancelled", "already_ended", "task_not_found", "not_dead"),
 }
 
@@ -191,9 +192,12 @@ class QueueMachine(RuleBasedStateMachine):
                 self._compare(task, job)
                 assert task.lease_until_ms == job.deadline
             assert claimed.expired == sum(len(job.events) for job in self.model.jobs.values()) - events
+            for command, most in ((job.command, self.model.most.get(job.queue)) for job in expected):
+                self.meet("claimed as many as may be", most == len(self.model.of((tid, command), "inprog")))
             if not expected:
                 self._check_next_due(tid, asked, claimed)
             self.meet("claimed" if expected else "claimed nothing")
+            self.meet("claimed of the dead of another queue", any(job.has_moved_on for job in expected))
             self.meet("claimed of several queues", len({job.command for job in expected}) > 1)
             self.meet("expired in a claim", claimed.expired > 0)
             self.meet("dead by expiry", claimed.dead > 0)
@@ -329,7 +333,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chosen=choices, edited=st.booleans(), times=times)
     def replay(self, chosen: list[Choice], edited: bool, times: int) -> None:
         tid, ids = self._some(chosen, "dlq")
-        queues = [self.model.jobs[task_id].command if edited and self.model.jobs else "" for task_id in ids]
+        queues = [self.model.jobs[task_id].asked.command if edited and self.model.jobs else "" for task_id in ids]
         specs = [
             Spec(command=command, payload='{"edited":1}', tenant="acme") if command else None for command in queues
         ]
@@ -379,17 +383,29 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.paused[tid, command] = is_paused
         self.meet("paused" if is_paused else "resumed")
 
-    @rule(tid=tenants, command=commands, policy=st.sampled_from([("fixed", 0, 0), ("linear", 3000, 5000), None]))
-    def decide_backoff(self, tid: str, command: str, policy: tuple[str, int, int] | None) -> None:
-        """What the admin writes for a queue."""
-        root = key_builders.of_partition(self.engine.partition_of(tid)).root
-        name = key_builders.of_tenant(root, tid).policies
+    @rule(
+        tid=tenants,
+        command=commands,
+        policy=st.sampled_from([("fixed", 0, 0), ("linear", 3000, 5000), None]),
+        most=st.sampled_from([None, None, 1, 2]),
+        takes_dead=st.sampled_from([True, True, False]),
+    )
+    def decide(
+        self, tid: str, command: str, policy: tuple[str, int, int] | None, most: int | None, takes_dead: bool
+    ) -> None:
+        """A policy for a queue; two queues may name each other for their dead."""
+        topic = {"send": "mail.v2", "mail.v2": "send"}[command] if takes_dead and policy else ""
+        line = " ".join(map(str, [*policy, topic])).strip() if policy else ""
+        self.engine.policy(tid, command, line=line, max_consumers=most, topic=topic).now()
+        queue, model = (tid, command), self.model
+        for one in [queue, (tid, topic)] if topic else [queue]:
+            model.paused.setdefault(one, False)
+        model.policies.pop(queue, None)
+        model.most.pop(queue, None)
         if policy:
-            self.client.hset(name, command, " ".join(map(str, policy)))
-            self.model.policies[tid, command] = policy
-        else:
-            self.client.hdel(name, command)
-            self.model.policies.pop((tid, command), None)
+            model.policies[queue] = (*policy, topic)
+        if most is not None:
+            model.most[queue] = most
 
     @rule(chosen=choice, worker=workers)
     def foreign(self, chosen: Choice, worker: str) -> None:
@@ -507,7 +523,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _compare(self, task: Task, job: Job) -> None:
         assert task.id == job.id
         assert (task.status, task.attempts, task.max_attempts) == (job.status, job.attempts, job.max)
-        assert (task.priority, task.created_ms, task.spec.command) == (job.priority, job.created, job.command)
+        assert (task.priority, task.created_ms, task.spec.command) == (job.priority, job.created, job.asked.command)
         assert task.error == (job.error or None)
         location = {
             "ready": Location.PENDING_LIST,

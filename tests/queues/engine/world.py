@@ -265,7 +265,7 @@ def stats_of(found: Places, tid: str, command: str) -> QueueStats:
         delayed=mine["delayed"],
         in_progress=mine["inprog"],
         dlq=mine["dlq"],
-        is_paused=states[tid, command] == b"paused",
+        is_paused=states[tid, command].startswith(b"paused"),
         ready_by_priority=by_priority,
     )
 
