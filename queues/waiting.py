@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from itertools import count
@@ -48,34 +49,39 @@ class Gone(Exception):
 class Waiter:
     """One parked request. It is idle, or looking, or has been called to look."""
 
-    __slots__ = ("born", "called", "future", "has_missed_call", "is_gone")
+    __slots__ = ("born", "called", "future", "has_missed_call", "is_gone", "is_idle", "names")
 
-    def __init__(self, born: int) -> None:
+    def __init__(self, born: int, names: Sequence[str]) -> None:
         self.born = born
+        self.names = names
         self.future: asyncio.Future[None] | None = None
         self.called = False
         self.has_missed_call = False
         self.is_gone = False
+        self.is_idle = False
 
-    @property
-    def is_idle(self) -> bool:
-        return self.future is not None and not self.future.done()
 
-    def call(self) -> None:
-        """Have it look now, or again if it is looking."""
-        if self.is_idle:
-            self.called = True
-            self.stir()
-        else:
-            self.has_missed_call = True
+class Line:
+    """Who waits for one thing, in the order of arrival."""
 
-    def stir(self) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
+    __slots__ = ("everybody", "idle")
 
-    def leave(self) -> None:
-        self.is_gone = True
-        self.stir()
+    def __init__(self) -> None:
+        self.everybody: dict[int, Waiter] = {}
+        # Births, sorted. Apart from the others, or finding the first idle one of 2,000 would cost as many steps.
+        self.idle: list[int] = []
+
+    def first(self) -> Waiter | None:
+        """The eldest idle waiter; if all are looking, the eldest of them."""
+        if self.idle:
+            return self.everybody[self.idle[0]]
+        return next(iter(self.everybody.values()), None)
+
+    def put(self, waiter: Waiter) -> None:
+        insort(self.idle, waiter.born)
+
+    def take(self, waiter: Waiter) -> None:
+        del self.idle[bisect_left(self.idle, waiter.born)]
 
 
 class Room:
@@ -87,8 +93,7 @@ class Room:
         self._most = most
         self._births = count()
         self._parked = 0
-        # Insertion order is the order of arrival.
-        self._lines: dict[str, dict[Waiter, None]] = {}
+        self._lines: dict[str, Line] = {}
         self._due: dict[tuple[str, ...], tuple[float, asyncio.TimerHandle]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -105,7 +110,7 @@ class Room:
         """Let every waiter answer that nothing came. New waits end at once: the process is stopping."""
         self._is_closing = True
         for waiter in self._everybody():
-            waiter.stir()
+            self._stir(waiter)
 
     async def close(self) -> None:
         self.end_waits()
@@ -170,10 +175,10 @@ class Room:
         loop = asyncio.get_running_loop()
         self.open_once()
         deadline = loop.time() + seconds
-        waiter = Waiter(next(self._births))
+        waiter = Waiter(next(self._births), names)
         watcher: asyncio.Task[None] | None = None
         # In line before the first look: what comes after that look was heard.
-        self._enter(waiter, names)
+        self._enter(waiter)
         try:
             while True:
                 waiter.called = waiter.has_missed_call = False
@@ -191,7 +196,7 @@ class Room:
                 if left <= 0 or self._is_closing:
                     return
                 if watcher is None:
-                    watcher = _watch(gone, waiter)
+                    watcher = loop.create_task(self._watch(gone, waiter))
                 if not waiter.has_missed_call and not waiter.is_gone:
                     await self._park(waiter, deadline)
                 if waiter.is_gone:
@@ -199,42 +204,68 @@ class Room:
                 if self._is_closing or not (waiter.called or waiter.has_missed_call):
                     return
         finally:
-            self._leave(waiter, names)
+            self._leave(waiter)
             if watcher is not None:
                 watcher.cancel()
 
     async def _park(self, waiter: Waiter, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         waiter.future = loop.create_future()
-        timer = loop.call_at(deadline, waiter.stir)
+        timer = loop.call_at(deadline, self._stir, waiter)
+        for name in waiter.names:
+            self._lines[name].put(waiter)
+        waiter.is_idle = True
         self._parked += 1
         try:
             await waiter.future
         finally:
             self._parked -= 1
             timer.cancel()
+            self._stir(waiter)  # the request may have been cancelled
             waiter.future = None
+
+    def _call(self, waiter: Waiter) -> None:
+        """Have it look now, or again if it is looking."""
+        if waiter.is_idle:
+            waiter.called = True
+            self._stir(waiter)
+        else:
+            waiter.has_missed_call = True
+
+    def _stir(self, waiter: Waiter) -> None:
+        """It is idle no more, from this moment: the next call is somebody else's."""
+        if not waiter.is_idle:
+            return
+        waiter.is_idle = False
+        for name in waiter.names:
+            self._lines[name].take(waiter)
+        if waiter.future is not None and not waiter.future.done():
+            waiter.future.set_result(None)
+
+    async def _watch(self, gone: Callable[[], Awaitable[None]], waiter: Waiter) -> None:
+        await gone()
+        waiter.is_gone = True
+        self._stir(waiter)
 
     @property
     def _is_full(self) -> bool:
         return self._parked >= self._most
 
-    def _enter(self, waiter: Waiter, names: Iterable[str]) -> None:
-        for name in names:
-            self._lines.setdefault(name, {})[waiter] = None
+    def _enter(self, waiter: Waiter) -> None:
+        for name in waiter.names:
+            self._lines.setdefault(name, Line()).everybody[waiter.born] = waiter
 
-    def _leave(self, waiter: Waiter, names: Iterable[str]) -> None:
-        for name in names:
-            line = self._lines.get(name)
-            if line is not None:
-                line.pop(waiter, None)
-                if not line:
-                    del self._lines[name]
+    def _leave(self, waiter: Waiter) -> None:
+        for name in waiter.names:
+            line = self._lines[name]
+            del line.everybody[waiter.born]
+            if not line.everybody:
+                del self._lines[name]
         if waiter.called or waiter.has_missed_call:
-            self._call_next(names)
+            self._call_next(waiter.names)
 
     def _everybody(self) -> list[Waiter]:
-        return list({waiter: None for line in self._lines.values() for waiter in line})
+        return list({waiter: None for line in self._lines.values() for waiter in line.everybody.values()})
 
     def open_once(self) -> None:
         if self._listener is None and not self._is_closing:
@@ -248,12 +279,12 @@ class Room:
             waiter = self._eldest(queue)
             if waiter is None:
                 return
-            waiter.call()
+            self._call(waiter)
 
     def _eldest(self, queue: str) -> Waiter | None:
         """The first of the queue's waiters and those of every queue of its tenant: idle ones before busy ones."""
         tid = queue.partition(":")[0]
-        firsts = [_first(self._lines.get(name, {})) for name in (queue, f"{tid}:{ANY_QUEUE}")]
+        firsts = [self._first(name) for name in (queue, f"{tid}:{ANY_QUEUE}")]
         return min(
             (waiter for waiter in firsts if waiter is not None),
             key=lambda waiter: (not waiter.is_idle, waiter.born),
@@ -262,9 +293,17 @@ class Room:
 
     def _call_next(self, names: Iterable[str]) -> None:
         for name in names:
-            waiter = _first(self._lines.get(name, {}))
+            waiter = self._first(name)
             if waiter is not None:
-                waiter.call()
+                self._call(waiter)
+
+    def _first(self, name: str) -> Waiter | None:
+        line = self._lines.get(name)
+        return None if line is None else line.first()
+
+    def _waiters(self, name: str) -> list[Waiter]:
+        line = self._lines.get(name)
+        return [] if line is None else list(line.everybody.values())
 
     def _arm(self, queues: Sequence[str], seconds: float) -> None:
         """Have one waiter look when something of these queues falls due, whoever is waiting by then."""
@@ -328,40 +367,23 @@ class Room:
             self.wake(name)
         elif word == "queue":
             tid = name.partition(":")[0]
-            self._look_again(list(self._lines.get(f"{tid}:{ANY_QUEUE}", ())))
+            self._look_again(self._waiters(f"{tid}:{ANY_QUEUE}"))
         elif word == "ended":
-            for waiter in list(self._lines.get(name, ())):
-                waiter.call()
+            for waiter in self._waiters(name):
+                self._call(waiter)
 
     def _look_again(self, waiters: Sequence[Waiter]) -> None:
         """Call them all, the eldest now and the others bit by bit."""
         loop = asyncio.get_running_loop()
         spread = len(waiters) / LOOKS_PER_SECOND
         for waiter in waiters[:1]:
-            waiter.call()
+            self._call(waiter)
         for waiter in waiters[1:]:
-            loop.call_later(random.random() * spread, waiter.call)  # noqa: S311 - spreads load
-
-
-def _first(line: dict[Waiter, None]) -> Waiter | None:
-    busy = None
-    for waiter in line:
-        if waiter.is_idle:
-            return waiter
-        busy = busy or waiter
-    return busy
+            loop.call_later(random.random() * spread, self._call, waiter)  # noqa: S311 - spreads load
 
 
 def _tids(queues: Iterable[str]) -> set[str]:
     return {queue.partition(":")[0] for queue in queues}
-
-
-def _watch(gone: Callable[[], Awaitable[None]], waiter: Waiter) -> asyncio.Task[None]:
-    async def watch() -> None:
-        await gone()
-        waiter.leave()
-
-    return asyncio.get_running_loop().create_task(watch())
 
 
 @cache

@@ -344,6 +344,19 @@ async def test_shutting_down_ends_the_waits_at_once(room: waiting.Room, producer
     room.open()
 
 
+async def test_a_request_that_is_cancelled_leaves_its_place(
+    room: waiting.Room, producer: Client, worker: Client
+) -> None:
+    killed, stays = polls(worker, 2, commands=["RENDER"])
+    await parked(room, 2)
+    killed.task.cancel()
+    await parked(room, 1)
+    task = await made(producer)
+    assert (await answered(stays)).json["id"] == task["id"]
+    with pytest.raises(asyncio.CancelledError):
+        await killed.answer()
+
+
 async def test_beyond_its_limit_a_process_parks_nobody(
     room: waiting.Room, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
