@@ -592,6 +592,16 @@ def run_machine(
 
 @pytest.mark.timeout(0 if LONG else 900)
 @pytest.mark.spec("QUE-5", "Whatever is done in whatever order, every task is in exactly one place and the model holds")
+@pytest.mark.spec("QUE-2", "Higher priority first, over every random history and all queues asked")
+@pytest.mark.spec("QUE-3", "First in, first out inside a priority, what was given back at its end, over every history")
+@pytest.mark.spec("QUE-6", "Stats equal the structures, counted one by one, after every step")
+@pytest.mark.spec("SCH-4", "What has become due stands at the end of its line, over every random history")
+@pytest.mark.spec("CLM-4", "A claim repairs what is due in its queues first, and no more than its limit")
+@pytest.mark.spec("RET-4", "Dead letters are never claimed, and go only by replay, purge or their own retention")
+@pytest.mark.spec(
+    "CLN-1", "Cleanup takes what has ended and is over, the longest over first, and all that belongs to it"
+)
+@pytest.mark.spec("CLN-2", "Neither purge nor cleanup ever takes a live task")
 def test_the_engine_does_what_the_model_says(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         met = run_machine(client, 5_000, 100) if LONG else run_machine(client, 500, 60)

@@ -1,0 +1,126 @@
+"""How often a task is delivered: every way of failing, in every order, counts one attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+import redis
+
+from codeq_site import errors
+from codeq_site.embedded import Valkey
+from queues.task import Task
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+
+FAILURES = ("nack", "abandon", "expire", "expire in a claim")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def world(valkey: Valkey, clock: Clock) -> Iterator[World]:
+    with redis.Redis.from_url(valkey.url) as client:
+        yield World(client, clock=clock, partitions=1, backoff="fixed", backoff_base_ms=1_000)
+
+
+def fail(world: World, clock: Clock, task: Task, how: str) -> None:
+    engine = world.engine
+    if how == "nack":
+        engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS).now()
+    elif how == "abandon":
+        engine.abandon(TID, task.id, "w1", token="", dead_retention_ms=DAY_MS).now()
+    else:
+        clock.advance(10)
+        if how == "expire":
+            engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()
+        else:
+            engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now()
+    clock.advance(5)
+
+
+@pytest.mark.spec("RET-1", "maxAttempts is exactly how often a task is delivered, however its attempts end")
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_task_is_delivered_as_often_as_it_may_fail(world: World, clock: Clock, most: int) -> None:
+    for failures in product(FAILURES, repeat=most):
+        world.client.flushall()
+        [made] = world.engine.enqueue(TID, "acme", [new(max_attempts=most)], retention_ms=DAY_MS).now()
+        assert not isinstance(made, Exception)
+        for delivered, how in enumerate(failures):
+            [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+            assert task.attempts == delivered
+            fail(world, clock, task, how)
+        assert world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks == []
+        found = world.check()
+        assert found.places[made.task.id] == {"dlq": 1}
+        told = [(entry["attempt"], entry["outcome"], entry["status"]) for entry in found.events[made.task.id]]
+        words = {"nack": "NACKED", "abandon": "ABANDONED"}
+        assert told == [
+            (f"{n + 1}", words.get(how, "EXPIRED"), "FAILED" if n + 1 == most else "PENDING")
+            for n, how in enumerate(failures)
+        ]
+
+
+@pytest.mark.spec(
+    "RET-4", "A dead letter that is replayed has all its attempts again, and its history goes on counting"
+)
+def test_a_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) -> None:
+    [made] = world.engine.enqueue(TID, "acme", [new(max_attempts=2)], retention_ms=DAY_MS).now()
+    assert not isinstance(made, Exception)
+    for life in range(3):
+        for _ in range(2):
+            [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+            fail(world, clock, task, "nack")
+        found = world.check()
+        assert found.places[made.task.id] == {"dlq": 1}
+        numbers = [entry["attempt"] for entry in found.events[made.task.id] if entry["attempt"] != "0"]
+        assert numbers == [f"{n}" for n in range(1, 2 * life + 3)]
+        world.engine.replay(TID, [made.task.id]).now()
+
+
+Verb = Callable[[World, Task], object]
+LATE: dict[str, Verb] = {
+    "heartbeat": lambda w, t: w.engine.heartbeat(
+        TID, t.id, "w1", extend_ms=1, token=t.lease_token or "", progress=""
+    ).now(),
+    "nack": lambda w, t: w.engine.nack(
+        TID, t.id, "w1", token=t.lease_token or "", delay_ms=0, reason="", dead_retention_ms=1
+    ).now(),
+    "abandon": lambda w, t: w.engine.abandon(TID, t.id, "w1", token=t.lease_token or "", dead_retention_ms=1).now(),
+}
+MEANWHILE: dict[str, Callable[[World, Clock], object]] = {
+    "nothing": lambda w, c: None,
+    "reaped": lambda w, c: w.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now(),
+    "claimed by the same worker": lambda w, c: again(w, c, "w1"),
+    "claimed by another": lambda w, c: again(w, c, "w2"),
+}
+
+
+def again(world: World, clock: Clock, worker: str) -> None:
+    world.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()
+    clock.advance(2)
+    assert world.engine.claim(TID, ["send"], worker, lease_ms=10_000, limit=1).now().tasks
+
+
+@pytest.mark.spec("CLM-7", "A late holder is refused, also when it holds the task anew and speaks of its lost lease")
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("verb", LATE)
+def test_a_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile: str) -> None:
+    world.engine.enqueue(TID, "acme", [new(max_attempts=9)], retention_ms=DAY_MS).now()
+    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+    clock.advance(10)  # to the millisecond at which it is over
+    MEANWHILE[meanwhile](world, clock)
+    before = world.check().keyspace
+    with pytest.raises((errors.LeaseLost, errors.NotLeaseOwner)):
+        LATE[verb](world, task)
+    assert world.check().keyspace == before
+
+
+def test_one_millisecond_earlier_it_is_not_late(world: World, clock: Clock) -> None:
+    world.engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+    clock.advance(9.999)
+    LATE["heartbeat"](world, task)
