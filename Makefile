@@ -21,6 +21,10 @@ run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another);
 test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(TESTS)
 
+.PHONY: test-long
+test-long: $(VENV)/.dev ## the engine's proofs at length: 5,000 random days, every crash point, 300 kills (an hour or more)
+	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency tests/faults
+
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## the console's tests in a real browser (needs chromium)
 	@$(BIN)/python -m pytest -q tests/browser

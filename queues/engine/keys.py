@@ -20,6 +20,7 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:woken                            SET     <tid>:<command> that turned non-empty: for worker notifications
     codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
     codeq:{p}:wake                             CHANNEL "ready <queue>"; "queue <queue>", if it is new; "ended <id>"
+    codeq:{p}:absent                           -       never exists: for `whole` in queues/engine/runner.py
     codeq:partitions                           STRING  how many there are, fixed at first start
     codeq:lock:<job>                           STRING  whose turn it is to run one of beat's jobs
 """

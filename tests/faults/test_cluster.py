@@ -24,6 +24,8 @@ from tests.queues.engine.test_model import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Places, World, dump, new
 from tests.waiting import until
 
+# One worker, one cluster.
+pytestmark = pytest.mark.xdist_group("cluster")
 PARTITIONS = 16
 # Tenants of several partitions, on all three nodes.
 TIDS = [f"tenant{n:02}" for n in range(12)]

@@ -10,6 +10,8 @@ import pytest
 from queues.bloom import RotatingFilter
 from queues.filters import Filters
 
+# One worker fills the three filters.
+pytestmark = pytest.mark.xdist_group("bloom")
 ROTATION_SECONDS = 99.0
 
 
