@@ -175,8 +175,14 @@ SPECTACULAR_SETTINGS = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"text": {"format": "%(asctime)s %(levelname)-7s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "text"}},
+    "filters": {"request": {"()": "codeq_site.request_id.Filter"}},
+    "formatters": {
+        "text": {"format": "%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s"},
+        "json": {"()": "codeq_site.logs.JsonFormatter"},
+    },
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": _conf.log_format, "filters": ["request"]},
+    },
     "root": {"handlers": ["stderr"], "level": _conf.log_level},
     "loggers": {"django.request": {"level": "ERROR"}},
 }

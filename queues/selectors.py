@@ -52,6 +52,11 @@ def queues(tenant: Tenant) -> Call[list[QueueStats]]:
     return engine().stats(tenant.tid).then(lambda found: sorted(found, key=lambda queue: queue.command))
 
 
+def names(tenant: Tenant) -> Call[list[str]]:
+    """The names alone of the tenant's queues."""
+    return engine().names(tenant.tid)
+
+
 def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
     """The queues of many tenants, each one's by name, in one round trip."""
     calls = [engine().stats(tid) for tid in tids]

@@ -93,9 +93,11 @@ class _Names:
         return names if time.monotonic() < until else []
 
     async def read(self, tenant: Tenant) -> list[str]:
-        """Those with something to take first."""
-        queues = sorted(await selectors.queues(tenant), key=lambda queue: (queue.is_paused, -queue.ready))
-        names = [queue.command for queue in queues]
+        """All of them; where one claim cannot look at all, those with something to take first."""
+        names = await selectors.names(tenant)
+        if len(names) > CLAIM_QUEUES:
+            queues = sorted(await selectors.queues(tenant), key=lambda queue: (queue.is_paused, -queue.ready))
+            names = [queue.command for queue in queues]
         self._of[tenant.tid] = (time.monotonic() + REMEMBERED_SECONDS, names)
         self._of.move_to_end(tenant.tid)
         while len(self._of) > REMEMBERED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from codeq_site.asgi import application
 from codeq_site.conf import conf
 from codeq_site.front import Front
 from codeq_site.lean import LeanHandler
+from codeq_site.logs import JsonFormatter
 from queues import selectors, waiting
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
@@ -104,6 +106,22 @@ async def test_a_log_line_carries_the_requests_id(
     assert answer.json["detail"] == "Something went wrong."
     records = [record for record in caplog.records if record.name == "codeq.web"]
     assert [record.request_id for record in records] == ["the-id"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("OBS-3", "A line of the log is one line, for people or as JSON, whatever is in it")
+def test_a_log_line_is_one_json_object() -> None:
+    request_id.begin("the-id")
+    record = logging.LogRecord("codeq", logging.ERROR, __file__, 1, "two\nlines \ud800 %s", ("\x1b[31m",), None)
+    assert request_id.Filter().filter(record)
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert (said["level"], said["message"], said["requestId"]) == ("ERROR", "two\nlines \\ud800 \x1b[31m", "the-id")
+    try:
+        raise ValueError("a\nb")
+    except ValueError as error:
+        record.exc_info = (type(error), error, error.__traceback__)
+    assert "ValueError" in json.loads(JsonFormatter().format(record))["error"]
 
 
 OTHER_TYPES = [
