@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from glob import glob
-from pathlib import Path
 
 from codeq_site.conf import conf
 
@@ -73,12 +72,6 @@ def scrape() -> bytes:
     _Files(registry, path=str(_directory))  # type: ignore[no-untyped-call]
     registry.register(_AtScrape())
     return generate_latest(registry)
-
-
-def forget_former_processes(home: Path) -> None:
-    """Start from zero, as Prometheus expects of a service that was started anew."""
-    for file in glob(str(home / "metrics" / "*" / "*.db")):
-        os.unlink(file)
 
 
 # Other modules take these from here, or they would be imported before the environment says where to count.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -206,6 +207,8 @@ class Up:
 
     def _start_services(self) -> None:
         count = self.conf.web.workers or cores()
+        # Each process counts in files of its own (codeq_site/metrics.py); those of former runs would only pile up.
+        shutil.rmtree(self.home.path / "metrics", ignore_errors=True)
         python = [sys.executable, "-m"]
         # Whoever runs `up` as root has been told so often enough.
         calm = [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", "-m"]
