@@ -63,8 +63,8 @@ class Keys(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as queues_words has them."""
-    return WORD.findall(text.lower())[:32]
+    """The words of a text as queues_words has them, but for their case."""
+    return WORD.findall(text)[:32]
 
 
 def as_tsquery(text: str, name: str) -> str:

@@ -149,6 +149,28 @@ def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made
             deadletters.page([tenant.tid], asked)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "needle", "NEEDLE", "a-needle", "needle-7", "x_needle_y", "needle.example.org", "https://h.org/a/needle?b=1",
+        "jo@needle.org", "k=needle&x=1", "50%needle", "1.5needle"[3:], "<needle>", "<a needle='1'>", "/var/needle/x",
+        '{"needle":1}', '["a","needle"]', "#needle", "~needle", "a+needle", "needle,needle", "(needle)", "$needle^",
+        "needle's", "&needle;", "*needle*", "v:needle", "schön needle",
+    ],
+)  # fmt: skip
+def test_a_word_is_found_whatever_stands_beside_it(tenant: Tenant, made: Made, text: str) -> None:
+    rows = made(error=text) + made(payload=f'"{text}"', at=NOW - timedelta(hours=1))
+    made(error="haystack")
+    assert found(tenant, text="needle") == rows
+    assert found(tenant, error="Needle") == rows[:1]
+    assert found(tenant, text=text[:200]) in (rows, [])
+
+
+def test_a_windows_path_in_an_error_has_no_line_breaks(tenant: Tenant, made: Made) -> None:
+    rows = made(error="C:\\needle\\temp")
+    assert found(tenant, text="needle temp") == rows
+
+
 def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: Tenant, made: Made) -> None:
     rows = made(payload='"first\\nsecond\\tthird_part"')
     assert [found(tenant, text=word) for word in ("second", "third", "part")] == [rows, rows, rows]
