@@ -158,7 +158,14 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
 
 # Whose tests share something that takes long to start, an `up` or a Spark: they stay on one xdist worker.
 # xdist's own `--dist loadgroup` does nothing under pytest 9.
-TOGETHER = {"tests/site/test_up.py": "up", "tests/site/test_readme.py": "up", "tests/pipeline/": "spark"}
+TOGETHER = {
+    "tests/site/test_up.py": "up",
+    "tests/site/test_readme.py": "up",
+    "tests/pipeline/": "spark",
+    "tests/browser/": "browser",
+    "tests/faults/test_cluster.py": "cluster",
+    "tests/queues/test_bloom.py": "bloom",
+}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,22 +18,16 @@ from tests.site.conftest import Installation
 LogIn = Callable[..., Page]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/browser/" in item.path.as_posix():
-            # They share what takes long to start, so one worker of xdist has them all.
-            item.add_marker(pytest.mark.xdist_group("browser"))
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
+    """Not for the session: while Playwright runs, its event loop runs in this thread, and no other test's can."""
     if driving.chromium() is None:
         pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
     with driving.browser() as browser:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(chromium: Browser) -> Iterator[Site]:
     room = Path(tempfile.mkdtemp(prefix="codeq-b"))
     installation = Installation(room / "home")

@@ -16,7 +16,7 @@ CANARY = "kanarie"
 SEEN = 10_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def acme(site: Site) -> str:
     return site.tid("acme")
 
