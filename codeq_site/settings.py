@@ -22,6 +22,9 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
+# One way to write a moment, in every table and on every page.
+DATE_FORMAT = "Y-m-d"
+DATETIME_FORMAT = "Y-m-d H:i:s"
 
 INSTALLED_APPS = [
     "unfold",

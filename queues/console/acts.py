@@ -13,10 +13,9 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.generic import View
 
 from codeq_site import errors
-from queues.console.page import tenant_of
+from queues.console.page import Guarded, tenant_of
 from tenants.models import Tenant as TenantRow
 from tenants.scoping import Role
 from tenants.tenant import Tenant
@@ -24,7 +23,7 @@ from tenants.tenant import Tenant
 REASON_CHARS = 500
 
 
-class Act(View):
+class Act(Guarded):
     """One thing an operator may do. Answers with a redirect and a sentence about what happened."""
 
     http_method_names = ["post"]

@@ -11,14 +11,13 @@ from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.generic import View
 
 from codeq_site import errors
 from queues import bulk
 from queues.bulk import Canary
 from queues.console import dead
 from queues.console.acts import Act, recorded
-from queues.console.page import Page, tenant_of
+from queues.console.page import Guarded, Page, tenant_of
 from queues.models import BulkItem, BulkJob
 from tenants import scoping
 from tenants.scoping import Role
@@ -141,7 +140,7 @@ class JobPage(Page):
         )
 
 
-class JobData(View):
+class JobData(Guarded):
     def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(msgspec.json.encode(progress(job_of(request))), content_type="application/json")
 
@@ -199,10 +198,7 @@ def number(request: HttpRequest, name: str) -> int | None:
 
 
 def job_of(request: HttpRequest) -> BulkJob:
-    try:
-        return bulk.find(scoping.tids_of(request.user), request.GET.get("id", ""))
-    except errors.NotFound as error:
-        raise Http404(str(error)) from error
+    return bulk.find(scoping.tids_of(request.user), request.GET.get("id", ""))
 
 
 def progress(job: BulkJob) -> Progress:

@@ -10,15 +10,14 @@ from urllib.parse import urlencode
 
 import msgspec
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import reverse
-from django.views.generic import View
 
 from codeq_site import errors
 from pipeline.fingerprint import normalise
 from queues import deadletters
 from queues.console.acts import Act, recorded
-from queues.console.page import Page, tenant_of
+from queues.console.page import Guarded, Page, tenant_of
 from queues.console.task import url_of_task
 from queues.deadletters import Filter
 from tenants import scoping
@@ -128,14 +127,11 @@ BULK = (("replay", "Replay all that match", "replay"), ("delete", "Delete all th
 EXPORTS = (("csv", "CSV"), ("jsonl", "JSON Lines"))
 
 
-class Export(View):
+class Export(Guarded):
     """All that match, as they come from the database: the page holds none of it."""
 
     def get(self, request: HttpRequest) -> StreamingHttpResponse:
-        try:
-            asked = read(request)
-        except errors.InvalidRequest as error:
-            raise Http404(str(error)) from error
+        asked = read(request)
         rows = deadletters.rows(asked.tids, asked.filter)
         is_csv = request.GET.get("format") == "csv"
         lines = deadletters.as_csv(rows) if is_csv else deadletters.as_json_lines(rows)

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.views.generic import View
 
 from queues import history, selectors, vitals
-from queues.console.page import Page
+from queues.console.page import Guarded, Page
 from queues.models import QueueSample
 from queues.sampling import LOOKBACK
 from queues.vitals import Sign
@@ -56,7 +55,7 @@ class OverviewPage(Page):
         return super().get_context_data(overview=msgspec.to_builtins(found), **extra)
 
 
-class OverviewData(View):
+class OverviewData(Guarded):
     """The same as JSON. Depths come live at each call; `pulses=1` adds what changes once a minute."""
 
     def get(self, request: HttpRequest) -> HttpResponse:

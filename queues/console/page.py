@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
+from django.shortcuts import render
 from django.views.generic import TemplateView, View
 
 from codeq_site import errors
@@ -23,19 +24,28 @@ def inside(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
     return admin.site.admin_view(view.as_view())
 
 
-class Page(TemplateView):
-    title = ""
-
-    def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        self.request.current_app = admin.site.name
-        context = {**admin.site.each_context(self.request), "title": self.title}
-        return {**context, **super().get_context_data(**extra)}
+class Guarded(View):
+    """What goes wrong below is an answer, not a crash: not there, not to be asked so, not now."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             return super().dispatch(request, *args, **kwargs)
         except errors.NotFound as error:
             raise Http404(str(error)) from error
+        except errors.InvalidRequest as error:
+            raise BadRequest(str(error)) from error
+        except errors.Unavailable as error:
+            context = {**admin.site.each_context(request), "title": "Not now", "why": str(error)}
+            return render(request, "console/unavailable.html", context, status=503)
+
+
+class Page(Guarded, TemplateView):
+    title = ""
+
+    def get_context_data(self, **extra: Any) -> dict[str, Any]:
+        self.request.current_app = admin.site.name
+        context = {**admin.site.each_context(self.request), "title": self.title}
+        return {**context, **super().get_context_data(**extra)}
 
 
 def tenant_of(request: HttpRequest, tid: str, least: Role = Role.VIEWER) -> Tenant:

@@ -10,12 +10,11 @@ from urllib.parse import urlencode
 import msgspec
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
-from django.views.generic import View
 
 from queues import history, selectors, services
 from queues.console import policy
 from queues.console.acts import Act, recorded
-from queues.console.page import Page, tenant_of
+from queues.console.page import Guarded, Page, tenant_of
 from queues.engine.keys import COMMAND
 from queues.task import Peeked, QueueStats
 from tenants import scoping
@@ -63,13 +62,13 @@ class QueuePage(Page):
         )
 
 
-class QueueData(View):
+class QueueData(Guarded):
     def get(self, request: HttpRequest) -> HttpResponse:
         tenant, command = asked(request)
         return HttpResponse(msgspec.json.encode(live(tenant, command)), content_type="application/json")
 
 
-class QueueCourse(View):
+class QueueCourse(Guarded):
     """What the charts show."""
 
     def get(self, request: HttpRequest) -> HttpResponse:

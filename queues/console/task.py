@@ -11,12 +11,11 @@ import msgspec
 from django.db.models import QuerySet
 from django.http import FileResponse, Http404, HttpRequest
 from django.urls import reverse
-from django.views.generic import View
 
 from codeq_site import errors
 from queues import artifacts, deadletters, selectors, services
 from queues.console.acts import Act, recorded
-from queues.console.page import Page, tenant_of
+from queues.console.page import Guarded, Page, tenant_of
 from queues.console.queue import url_of
 from queues.models import Attempt, AuditedResult
 from queues.task import Answer, Location, Outcome, Status, Task
@@ -79,15 +78,12 @@ class TaskPage(Page):
         )
 
 
-class Artifact(View):
+class Artifact(Guarded):
     """What a worker handed in, to be saved: a browser must not show here what somebody else wrote."""
 
     def get(self, request: HttpRequest) -> FileResponse:
         tenant = tenant_of(request, request.GET.get("tenant", ""))
-        try:
-            kept, content = artifacts.opened(tenant, request.GET.get("id", ""), request.GET.get("artifact", ""))
-        except errors.NotFound as error:
-            raise Http404(str(error)) from error
+        kept, content = artifacts.opened(tenant, request.GET.get("id", ""), request.GET.get("artifact", ""))
         # The name goes into a header.
         name = "".join(each for each in kept.name if each.isprintable())[:200] or "artifact"
         return FileResponse(content, as_attachment=True, filename=name, content_type="application/octet-stream")

@@ -17,6 +17,7 @@ from django.conf import settings
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.site.conftest import Installation, clean_environment
+from tests.waiting import until
 
 # A browser that talks to nobody but us.
 FLAGS = (
@@ -93,10 +94,10 @@ class Site:
             self._tokens[key] = self.manage("token", "--tenant", tenant, "--role", role)
         return self._tokens[key]
 
-    def call(self, tenant: str, role: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def call(self, tenant: str, role: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         request = urllib.request.Request(
             f"{self.base}/v1/codeq/{path}",
-            data=json.dumps(body).encode(),
+            data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token(tenant, role)}", "Content-Type": "application/json"},
         )
         try:
@@ -117,8 +118,8 @@ class Site:
         self.call(tenant, "worker", f"tasks/{task_id}/result", {"status": "COMPLETED", "result": result})
 
     def die(self, tenant: str, command: str, payloads: Sequence[Any], error: str) -> list[str]:
-        """Tasks that are tried once and fail."""
-        ids = []
+        """Tasks that are tried once and fail; the audit knows of them when this returns."""
+        ids: list[str] = []
         for at in range(0, len(payloads), 100):
             batch = [{"command": command, "payload": each, "maxAttempts": 1} for each in payloads[at : at + 100]]
             self.call(tenant, "producer", "tasks/batch", {"tasks": batch})
@@ -127,7 +128,12 @@ class Site:
             for task in self.call(tenant, "worker", "tasks/claim/batch", asked)["tasks"]:
                 self.call(tenant, "worker", f"tasks/{task['id']}/nack", {"reason": error})
                 ids.append(task["id"])
+        until(lambda: set(ids) <= self.dead(tenant, command), 10)
         return ids
+
+    def dead(self, tenant: str, command: str) -> set[str]:
+        """The ids of a queue's newest dead letters."""
+        return {each["id"] for each in self.call(tenant, "admin", f"admin/dlq/{command}?limit=100")["deadLetters"]}
 
     def person(self, username: str, tenant: str, role: str) -> str:
         """A member of staff with this role for the tenant, who logs in with PASSWORD."""

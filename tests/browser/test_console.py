@@ -76,14 +76,53 @@ def test_a_queue_has_charts_and_lists(site: Site, log_in: LogIn, acme: str) -> N
     site.claim("acme", "charted")
     page = log_in()
     go(page, "console/queue/", tenant=acme, command="charted")
-    expect(page.locator("section", has_text="In progress")).to_contain_text(first)
-    expect(page.locator("section", has_text="Next in line").last).to_contain_text(second)
+    expect(page.get_by_role("region", name="In progress")).to_contain_text(first)
+    expect(page.get_by_role("region", name="Next in line")).to_contain_text(second)
     page.wait_for_function("[...document.querySelectorAll('canvas')].every((each) => Chart.getChart(each))")
     for span, steps in (("24 hours", 96), ("7 days", 84), ("1 hour", 60)):
         page.get_by_text(span, exact=True).click()
         page.wait_for_function(
             f"Chart.getChart(document.querySelector('canvas')).data.labels.length === {steps}", timeout=SEEN
         )
+
+
+@pytest.mark.spec("ADM-1", "A queue's policy is set in the console, and holds")
+def test_a_policy_is_set_and_holds(site: Site, log_in: LogIn, acme: str) -> None:
+    for number in range(2):
+        site.enqueue("acme", "ruled", {"n": number})
+    page = log_in()
+    go(page, "console/queue/", tenant=acme, command="ruled")
+    policy = page.get_by_role("region", name="Policy")
+    expect(policy).to_contain_text("none of its own")
+    policy.get_by_role("button", name="Change").click()
+    form = page.locator("dialog#policy")
+    form.get_by_label("In progress at once").fill("1")
+    form.get_by_label("Why?").fill("the printer has one tray")
+    form.get_by_role("button", name="Set the policy").click()
+    expect(page.get_by_text("The policy holds: version 1.")).to_be_visible()
+    expect(policy).to_contain_text("version 1, by admin")
+    site.claim("acme", "ruled")
+    waiting = page.get_by_role("region", name="Next in line").get_by_role("link").first
+    expect(page.get_by_role("region", name="In progress").get_by_role("link")).to_have_count(1, timeout=SEEN)
+    waiting.click()
+    expect(page.locator(".cq-why")).to_contain_text("as its policy allows (1)")
+
+
+@pytest.mark.spec("ADM-3", "A task is looked up by its id, its idempotency key, its worker or words, live or ended")
+def test_a_task_is_found_by_what_is_known_of_it(site: Site, log_in: LogIn) -> None:
+    [dead] = site.die("acme", "sought", [{"customer": "wintermute"}], "no such customer")
+    live = site.enqueue("acme", "sought", {"n": 1}, idempotencyKey="order-4711")
+    page = log_in()
+    page.locator("#nav-sidebar-apps").get_by_role("link", name="Tasks").click()
+    for words, task_id in (("order-4711", live), ("wintermute", dead), ("no such customer", dead)):
+        page.get_by_label("Find", exact=True).fill(words)
+        page.keyboard.press("Enter")
+        expect(page.locator("tbody th")).to_contain_text(task_id)
+    for task_id in (live, dead):
+        page.locator("#nav-sidebar-apps").get_by_role("link", name="Tasks").click()
+        page.get_by_label("Find", exact=True).fill(task_id)
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(f"/console/task/.*{task_id}"))
 
 
 # -- a poison task, from its death to its end -----------------------------------------------------------------------
@@ -287,6 +326,7 @@ def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, the
         ("console/dead/", {}),
         ("console/dead/list/", {"tenant": acme}),
         ("console/bulk/", {}),
+        ("console/tasks/", {"q": "z" * 60}),
         ("console/bulk/new/", {"tenant": acme, "command": "x" * 100}),
     ):
         go(page, path, **query)
