@@ -31,7 +31,7 @@ from codeq_site.supervisor import Command as Program
 SERVICES_STOP_SECONDS = 5.0
 SERVERS_STOP_SECONDS = 4.0
 READY_SECONDS = 60.0
-# A sender waits for slow endpoints, two at a change of runs; the pipeline works for minutes; the drain and repair go on.
+# Senders wait for slow endpoints, two at a change of runs; the pipeline works for minutes; drain and repair go on.
 CELERY_PROCESSES = 4
 # True only while everything is on one machine for one person. Production mode refuses each of them.
 EMBEDDED_DEFAULTS: dict[str, Any] = {
