@@ -150,6 +150,8 @@ def test_a_claim_out_of_bounds_is_refused(queue: Queue, asked: dict[str, object]
 
 
 def test_a_look_that_will_wait_registers_and_the_next_enqueue_publishes(queue: Queue, store: redis.Redis) -> None:
+    queue.enqueue("the queue is known from here on")
+    queue.claim()
     listener = store.pubsub()
     listener.subscribe(f"codeq:{{{engine().partition_of(queue.tenant.tid)}}}:wake")
     listener.get_message(timeout=1)
