@@ -17,7 +17,8 @@ from unfold.decorators import action, display
 from unfold.paginator import InfinitePaginator
 
 from queues import audit
-from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
+from queues.console.queue import url_of
+from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from queues.task import Outcome, Status
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
@@ -141,6 +142,31 @@ class AttemptAdmin(AuditAdmin):
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
         return row.error[:80]
+
+
+@admin.register(QueuePolicy)
+class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
+    """All policies; one is changed on its queue's page, where what it does is seen."""
+
+    list_display = (
+        "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
+        "dead_letter_topic", "version", "queue_page",
+    )  # fmt: skip
+    list_filter = (TenantFilter,)
+    list_select_related = ("tenant",)
+    search_fields = ("=command",)
+    ordering = ("tenant__slug", "command")
+    readonly_fields = ("queue_page",)
+
+    @display(description="Priorities")
+    def priorities(self, row: QueuePolicy) -> str:
+        return ", ".join(map(str, row.priority_tiers or ())) or "-"
+
+    @display(description="Change it")
+    def queue_page(self, row: QueuePolicy) -> SafeString:
+        return format_html(
+            '<a class="text-primary-600 underline" href="{}">queue</a>', url_of(row.tenant_id, row.command)
+        )
 
 
 class PlatformAdmin(ReadOnly, ModelAdmin):

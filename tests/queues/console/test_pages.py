@@ -17,9 +17,10 @@ from django.urls import reverse
 from codeq_site import errors
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import engine
-from queues import selectors, services, vitals
+from queues import policies, selectors, services, vitals
 from queues.console import overview, search
 from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
+from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Status
 from queues.templatetags.console_words import ago, duration, gist, spark_line
@@ -368,6 +369,18 @@ def test_people_are_the_superusers_and_are_not_deleted(login: Login, acme: Queue
         assert staff.get(listed).status_code == 403
     assert root.get(reverse("admin:auth_user_change", args=[person.pk])).status_code == 200
     assert root.post(reverse("admin:auth_user_delete", args=[person.pk]), {"post": "yes"}).status_code == 403
+
+
+@pytest.mark.spec("ADM-1", "Policies are listed to those who see the tenant, and lead to their queues")
+def test_policies_are_listed(login: Login, acme: Queue, zeta: Queue) -> None:
+    policies.put(acme.tenant, "render", Policy(max_consumers=3, priority_tiers=(0, 5)), actor="x")
+    policies.put(zeta.tenant, "kanarie.send", Policy(max_consumers=4), actor="x")
+    listed = reverse("admin:queues_queuepolicy_changelist")
+    shown = login("viewer").get(listed).content.decode()
+    assert "0, 5" in shown
+    assert f"/admin/console/queue/?tenant={acme.tenant.tid}&amp;command=render" in shown
+    assert "kanarie" not in shown
+    assert "kanarie" in login("root").get(listed).content.decode()
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
