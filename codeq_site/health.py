@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import redis
@@ -38,6 +38,12 @@ class Ready(msgspec.Struct, kw_only=True):
 
     status: Literal["ok"] = "ok"
     durability: Literal["fsync", "relaxed"]
+
+
+class KeySet(msgspec.Struct):
+    """RFC 7517: public keys."""
+
+    keys: list[dict[str, Any]]
 
 
 class HealthView(ApiView):
@@ -89,7 +95,7 @@ class KeysView(ApiView):
         tag="Operations",
         summary="The public keys of this installation's tokens",
         is_open=True,
-        answers={200: "application/jwk-set+json"},
+        answers={200: ("application/jwk-set+json", KeySet)},
         errors=(errors.Unavailable,),
     )
     async def get(self) -> HttpResponse:

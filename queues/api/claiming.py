@@ -12,7 +12,7 @@ from django.core.exceptions import RequestAborted
 
 from codeq_site.lean import LeanRequest
 from queues import metrics, selectors, services, waiting
-from queues.api import wire
+from queues.api import translate, wire
 from queues.engine.engine import CLAIM_QUEUES
 from queues.task import Claimed, Task
 from tenants.permissions import commands_for
@@ -38,7 +38,7 @@ async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count
             tenant,
             commands,
             caller.subject,
-            lease_seconds=body.lease_seconds,
+            lease_seconds=translate.whole(body.lease_seconds),
             count=count,
             wait_ms=wait_ms,
             by=caller.fingerprint,

@@ -17,21 +17,30 @@ from queues.api.examples import EXAMPLES
 JSON = "application/json"
 REF = "#/components/schemas/{name}"
 # What msgspec's schema cannot say of two fields together.
+NOT_NULL = {"not": {"type": "null"}}
 RESULT_RULES = [
     {
         "if": {"properties": {"status": {"const": status}}},
-        "then": {"required": [field], "properties": {field: {"not": {"type": "null"}}}},
+        "then": {"required": [field], "properties": {field: NOT_NULL}},
     }
     for status, field in (("COMPLETED", "result"), ("FAILED", "error"))
 ]
-RULES: dict[str, dict[str, Any]] = {"NewResult": {"allOf": RESULT_RULES}, "NewResultOf": {"allOf": RESULT_RULES}}
+ONE_OF_TWO = [{"required": [field], "properties": {field: NOT_NULL}} for field in ("url", "contentBase64")]
+RULES: dict[str, dict[str, Any]] = {
+    "NewResult": {"allOf": RESULT_RULES},
+    "NewResultOf": {"allOf": RESULT_RULES},
+    "NewArtifact": {
+        "oneOf": [{"required": [field], "properties": {field: NOT_NULL}} for field in ("url", "contentBase64")]
+    },
+    "NewReplay": {"not": {"required": ["ids", "filter"], "properties": {"ids": NOT_NULL, "filter": NOT_NULL}}},
+}
 BODY_ERRORS = (errors.InvalidRequest, errors.RequestTimeout, errors.PayloadTooLarge, errors.UnsupportedMediaType)
 CALLER_ERRORS = (errors.Unauthenticated, errors.Forbidden, errors.TenantSuspended)
 REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Comes back with the answer; minted where it is missing or has other characters.",
-    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    "description": "Comes back with the answer if it is 1 to 128 of `A-Za-z0-9._-`; else one is minted.",
+    "schema": {"type": "string"},
 }
 HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {"description": "The request's id.", "schema": {"type": "string"}},
@@ -85,16 +94,20 @@ class ApiSchema(AutoSchema):
     def _query(self, kind: Any) -> Iterator[dict[str, Any]]:
         if kind is None:
             return
-        properties = _components([kind])[kind.__name__]["properties"]
-        for name, schema in properties.items():
+        component = _components([kind])[kind.__name__]
+        for name, schema in component["properties"].items():
             text = schema.pop("description", "")
-            yield {"name": name, "in": "query", "description": text, "schema": schema}
+            said = {"name": name, "in": "query", "description": text, "schema": schema}
+            yield said | ({"required": True} if name in component["required"] else {})
 
     def _answer(self, status: int, kind: Any, example: Any, headers: dict[str, str]) -> dict[str, Any]:
         said: dict[str, Any] = {"description": HTTPStatus(status).phrase, "headers": self._headers("X-Request-Id")}
         for name, text in headers.items():
             said["headers"][name] = {"description": text, "schema": {"type": "string"}}
-        if isinstance(kind, str):
+        if isinstance(kind, tuple):
+            media_type, struct = kind
+            said["content"] = {media_type: _content(self._reference(struct), example)}
+        elif isinstance(kind, str):
             said["content"] = {kind: {"schema": {"type": "string"}}}
         elif kind is not None:
             said["content"] = {JSON: _content(self._reference(kind), example)}
@@ -178,6 +191,8 @@ def _components(kinds: Iterable[Any]) -> dict[str, dict[str, Any]]:
 def _tidied(node: Any) -> Any:
     """Patterns as ECMAScript has them, where `$` is the very end; nothing that only Python needs."""
     if isinstance(node, dict):
+        if node.get("type") == "number" and node.get("multipleOf") == 1:
+            node = {key: value for key, value in node.items() if key != "multipleOf"} | {"type": "integer"}
         if isinstance(node.get("enum"), list) and all(isinstance(each, str) for each in node["enum"]):
             node = {"type": "string", **node}
         return {

@@ -27,8 +27,8 @@ def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: s
     return nouns.NewTask(
         command=body.command,
         payload=opaque(body.payload, "payload").decode(),
-        priority=body.priority,
-        max_attempts=body.max_attempts,
+        priority=int(body.priority),
+        max_attempts=whole(body.max_attempts),
         webhook=body.webhook,
         idempotency_key=body.idempotency_key,
         run_at_ms=None if body.run_at is None else max(1, round(body.run_at.timestamp() * 1000)),
@@ -36,6 +36,11 @@ def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: s
         trace_parent=trace_parent,
         trace_state=trace_state,
     )
+
+
+def whole(number: float | None) -> int | None:
+    """A whole number of the wire, which is a float there."""
+    return None if number is None else int(number)
 
 
 def new_result(

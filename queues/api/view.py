@@ -42,7 +42,7 @@ class Operation:
     name: str
     tag: str
     summary: str
-    answers: dict[int, Any]  # status -> a struct, a media type, or None
+    answers: dict[int, Any]  # status -> a struct, a media type, both, or None
     may: Sequence[type[BasePermission]] = ()
     errors: Sequence[type[errors.CodeqError]] = ()
     body: Any = None

@@ -34,21 +34,24 @@ Command = Annotated[
 TaskId = Annotated[
     str, Meta(pattern=UUID_PATTERN, description="UUID v7.", examples=["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"])
 ]
-Priority = Annotated[int, Meta(ge=0, le=9, description="Higher goes first.")]
+# JSON has one kind of number: 5 and 5.0 are the same, and some libraries write the second. So what is a whole number to
+# us is decoded as any number that is a multiple of 1; the schema says `integer`, which means just that.
+Priority = Annotated[float, Meta(multiple_of=1, ge=0, le=9, description="Higher goes first.")]
 LeaseToken = Annotated[
     str,
     Meta(min_length=1, max_length=128, pattern=r"^[ -~]+$", description="The `leaseToken` the claim gave."),
 ]
 LeaseSeconds = Annotated[
-    int,
+    float,
     Meta(
+        multiple_of=1,
         ge=1,
         le=LIMITS.lease_limit_seconds,
         description=f"How long the lease lasts. {LIMITS.lease_seconds} if absent.",
     ),
 ]
 WaitSeconds = Annotated[float, Meta(ge=0, le=30, description="How long to wait for a task before the answer is 204.")]
-Count = Annotated[int, Meta(ge=1, le=LIMITS.claim_batch, description="The most tasks to take.")]
+Count = Annotated[float, Meta(multiple_of=1, ge=1, le=LIMITS.claim_batch, description="The most tasks to take.")]
 Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
 
@@ -78,8 +81,9 @@ class NewTask(Body, kw_only=True):
     priority: Priority = 0
     max_attempts: (
         Annotated[
-            int,
+            float,
             Meta(
+                multiple_of=1,
                 ge=1,
                 le=LIMITS.max_attempts_limit,
                 description=f"Deliveries in all. {LIMITS.max_attempts} if absent.",
@@ -404,7 +408,7 @@ class Paused(View, kw_only=True):
 class NewCleanup(Body, kw_only=True):
     """Which ended tasks to remove."""
 
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    limit: Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)] = 1000
     before: (
         Annotated[dt.datetime, Meta(tz=True, description="Those whose retention ends before. Now, if absent.")] | None
     ) = None

@@ -6,11 +6,25 @@ import datetime as dt
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 from msgspec import Meta, Struct
 
+from codeq_site import errors
 from codeq_site.conf import BackoffPolicy
 from queues import bulk, deadletters
-from queues.api.wire import COMMAND_PATTERN, HTTP_PATTERN, LIMITS, NO_NUL, Body, Command, Moment, Task, TaskId, View
+from queues.api.wire import (
+    COMMAND_PATTERN,
+    HTTP_PATTERN,
+    LIMITS,
+    NO_NEWLINE,
+    NO_NUL,
+    Body,
+    Command,
+    Moment,
+    Task,
+    TaskId,
+    View,
+)
 from queues.models import BulkJob as BulkJobRow
 from queues.models import QueuePolicy
 from queues.task import Status
@@ -72,7 +86,7 @@ class NewReplay(Body, kw_only=True):
     ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk.IDS)] | None = None
     filter: deadletters.Filter | None = None
     dry_run: Annotated[bool, Meta(description="Only say how many it would be.")] = False
-    rate_per_second: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    rate_per_second: Annotated[float, Meta(multiple_of=1, ge=1, le=1_000_000)] | None = None
     reason: Reason = ""
 
 
@@ -142,7 +156,7 @@ class NewTopic(Body, kw_only=True):
 
     priority_tiers: (
         Annotated[
-            list[Annotated[int, Meta(ge=0, le=9)]],
+            list[Annotated[float, Meta(multiple_of=1, ge=0, le=9)]],
             Meta(
                 min_length=1,
                 max_length=10,
@@ -152,13 +166,14 @@ class NewTopic(Body, kw_only=True):
         ]
         | None
     ) = None
-    max_attempts: Annotated[int, Meta(ge=1, le=LIMITS.max_attempts_limit)] | None = None
+    max_attempts: Annotated[float, Meta(multiple_of=1, ge=1, le=LIMITS.max_attempts_limit)] | None = None
     dead_letter_topic_ref: (
         Annotated[str, Meta(pattern=COMMAND_PATTERN, description="The queue that takes tasks out of attempts.")] | None
     ) = None
-    retention_seconds: Annotated[int, Meta(ge=60, le=10 * 366 * 86_400)] | None = None
+    retention_seconds: Annotated[float, Meta(multiple_of=1, ge=60, le=10 * 366 * 86_400)] | None = None
     max_consumers: (
-        Annotated[int, Meta(ge=1, le=100_000, description="Tasks that may be in progress at once.")] | None
+        Annotated[float, Meta(multiple_of=1, ge=1, le=100_000, description="Tasks that may be in progress at once.")]
+        | None
     ) = None
     backoff: BackoffPolicy | None = None
     backoff_base_seconds: Annotated[float, Meta(ge=0, le=LIMITS.horizon_seconds)] | None = None
@@ -220,7 +235,7 @@ class NewSubscription(Body, kw_only=True):
         Annotated[list[Command], Meta(max_length=100, description="A part of the token's; all of them if absent.")]
         | None
     ) = None
-    ttl_seconds: Annotated[int, Meta(ge=1, le=86_400)] = 300
+    ttl_seconds: Annotated[float, Meta(multiple_of=1, ge=1, le=86_400)] = 300
     delivery_mode: (
         Annotated[
             Literal["fanout", "group", "hash"],
@@ -229,13 +244,17 @@ class NewSubscription(Body, kw_only=True):
         | None
     ) = None
     group_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)] | None = None
-    min_interval_seconds: Annotated[int, Meta(ge=0, le=86_400, description="No call sooner after the last one.")] = 5
+    min_interval_seconds: Annotated[
+        float, Meta(multiple_of=1, ge=0, le=86_400, description="No call sooner after the last one.")
+    ] = 5
 
 
 class Renewal(Body, kw_only=True):
     """Let it live on from now."""
 
-    ttl_seconds: Annotated[int, Meta(ge=1, le=86_400, description="As before, if absent.")] | None = None
+    ttl_seconds: Annotated[float, Meta(multiple_of=1, ge=1, le=86_400, description="As before, if absent.")] | None = (
+        None
+    )
 
 
 class Subscribed(View, kw_only=True):
@@ -293,7 +312,17 @@ def subscription(row: SubscriptionRow) -> Subscription:
 class TasksQuery(Query, kw_only=True):
     command: Command | None = None
     status: Status | None = None
-    created_after: Moment | None = None
+    # Not a `Moment`: in a query a bare number would be taken for one.
+    created_after: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]+([Zz]|[+-][0-9]{2}:[0-9]{2})" + NO_NEWLINE,
+                extra_json_schema={"format": "date-time"},
+            ),
+        ]
+        | None
+    ) = None
     q: (
         Annotated[Words, Meta(description="Words of payload, error or worker; the last may be the start of one.")]
         | None
@@ -311,6 +340,13 @@ class FoundTasks(View, kw_only=True):
 
     tasks: list[Task]
     cursor: str | None = None
+
+
+def created_after(text: str | None) -> dt.datetime | None:
+    try:
+        return None if text is None else msgspec.convert(text, Moment)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest("createdAfter: not a moment in time") from error
 
 
 def older_than(value: float | dt.datetime | None) -> dt.datetime | None:

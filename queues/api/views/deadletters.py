@@ -7,6 +7,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import bulk, deadletters
+from queues.api import translate
 from queues.api import wire_admin as wire
 from queues.api.view import ApiView, answer, operation
 from queues.engine.keys import COMMAND
@@ -59,7 +60,7 @@ class ReplayView(ApiView):
         asked = msgspec.structs.replace(asked, command=name(command))
         if body.dry_run:
             if body.ids is not None:
-                raise errors.InvalidRequest("dryRun: of a filter only")
+                return answer(wire.DryRun(count=len(set(body.ids)), sample=[]))
             found = await offloop.run(bulk.dry_run, tenant, asked)
             sample = [wire.dead_letter(each) for each in found.sample]
             return answer(wire.DryRun(count=found.count, sample=sample))
@@ -70,7 +71,7 @@ class ReplayView(ApiView):
             asked if body.ids is None else body.ids,
             actor=caller.subject,
             reason=body.reason,
-            rate_per_second=body.rate_per_second,
+            rate_per_second=translate.whole(body.rate_per_second),
         )
         response = answer(wire.bulk_job(job), 202)
         response.headers["Location"] = f"/v1/codeq/admin/bulk/{job.id}"

@@ -47,7 +47,7 @@ class ClaimBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
         """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
-        tasks = await claim(self.request, caller, body, body.count or wire.LIMITS.claim_batch)
+        tasks = await claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
         if not tasks:
             return nothing()
         return answer(wire.Tasks(tasks=[translate.task(task, caller.tenant.slug) for task in tasks]))
@@ -73,7 +73,7 @@ class HeartbeatView(ApiView):
             caller.tenant,
             task_id,
             caller.subject,
-            extend_seconds=body.extend_seconds,
+            extend_seconds=translate.whole(body.extend_seconds),
             token=lease_token(self, body.lease_token),
             progress=translate.progress(body.progress),
         )
@@ -132,8 +132,8 @@ class NackView(ApiView):
 
 
 def lease_token(view: ApiView, in_body: str | None) -> str | None:
-    """The lease token of the body or the header. Both, and they differ: the request contradicts itself."""
+    """The lease token of the body or the header. If they differ, one of them is not this lease's."""
     in_header = view.request.header(b"x-codeq-lease-token")
     if in_body is not None and in_header is not None and in_body != in_header:
-        raise errors.InvalidRequest("leaseToken: the header says another one than the body")
+        raise errors.LeaseLost
     return in_body if in_body is not None else in_header

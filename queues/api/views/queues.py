@@ -91,8 +91,10 @@ class CleanupView(ApiView):
         """Beat does this by itself. Never removes live work, nor anything that is not audited yet."""
         before = body.before or translate.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
-        deleted = await offloop.run(upkeep.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=body.limit)
-        return answer(wire.CleanedUp(deleted=deleted, before=before, limit=body.limit))
+        deleted = await offloop.run(
+            upkeep.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=int(body.limit)
+        )
+        return answer(wire.CleanedUp(deleted=deleted, before=before, limit=int(body.limit)))
 
 
 def now_ms() -> int:

@@ -115,7 +115,7 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()
         else:
-            tasks = await claiming.claim(self.request, caller, body, body.count or wire.LIMITS.claim_batch)
+            tasks = await claiming.claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
         return answer(
             wire.Exchanged(results=results, tasks=[translate.task(task, caller.tenant.slug) for task in tasks])
         )

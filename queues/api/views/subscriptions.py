@@ -7,6 +7,7 @@ from django.utils import timezone
 
 from codeq_site import errors, offloop
 from queues.api import wire_admin as wire
+from queues.api.translate import whole
 from queues.api.view import ApiView, answer, operation
 from tenants.permissions import HasScope, commands_for
 from tenants.tenant import Caller
@@ -33,10 +34,10 @@ class SubscriptionsView(ApiView):
             body.callback_url,
             commands_for(caller, body.event_types),
             now=timezone.now(),
-            ttl_seconds=body.ttl_seconds,
+            ttl_seconds=int(body.ttl_seconds),
             mode=body.delivery_mode,
             group=body.group_id or "",
-            min_interval_seconds=body.min_interval_seconds,
+            min_interval_seconds=int(body.min_interval_seconds),
             worker_group=caller.group,
         )
         return answer(wire.subscribed(row))
@@ -88,6 +89,6 @@ class RenewView(ApiView):
             caller.subject,
             subscription_id,
             timezone.now(),
-            ttl_seconds=body.ttl_seconds,
+            ttl_seconds=whole(body.ttl_seconds),
         )
         return answer(wire.subscribed(row))

@@ -27,7 +27,8 @@ class TasksView(ApiView):
     )
     async def get(self, caller: Caller, query: wire_admin.TasksQuery) -> HttpResponse:
         """Live ones by queue, then ended ones, the latest first; those a second behind, as they come from the audit."""
-        asked = search.Asked(command=query.command, status=query.status, created_after=query.created_after, q=query.q)
+        created_after = wire_admin.created_after(query.created_after)
+        asked = search.Asked(command=query.command, status=query.status, created_after=created_after, q=query.q)
         page = await offloop.run(search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
         tasks = [translate.task(task, caller.tenant.slug) for task in page.tasks]
         return answer(wire_admin.FoundTasks(tasks=tasks, cursor=page.cursor))

@@ -7,6 +7,7 @@ from django.http import HttpResponse
 from codeq_site import errors, offloop
 from queues import policies
 from queues.api import wire_admin as wire
+from queues.api.translate import whole
 from queues.api.view import ApiView, answer, nothing, operation
 from queues.policies import Policy
 from tenants.permissions import IsAdmin
@@ -56,10 +57,10 @@ class TopicView(ApiView):
         """In place of the one before; in force within seconds. 201 where there was none."""
         tiers = body.priority_tiers
         policy = Policy(
-            max_attempts=body.max_attempts,
-            priority_tiers=None if tiers is None else tuple(tiers),
-            retention_seconds=body.retention_seconds,
-            max_consumers=body.max_consumers,
+            max_attempts=whole(body.max_attempts),
+            priority_tiers=None if tiers is None else tuple(map(int, tiers)),
+            retention_seconds=whole(body.retention_seconds),
+            max_consumers=whole(body.max_consumers),
             dead_letter_topic=body.dead_letter_topic_ref or "",
             backoff=body.backoff or "",
             backoff_base_seconds=body.backoff_base_seconds,

@@ -114,7 +114,6 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
         {"ids": []},
         {"ids": ["x"]},
         {"ids": ["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"], "filter": {}},
-        {"ids": ["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"], "dryRun": True},
         {"filter": {"command": "OTHER"}},
         {"filter": {"x": 1}},
         {"filter": {"error": "---"}},

@@ -126,6 +126,17 @@ async def test_null_stands_for_absent_where_a_field_may_be_absent(producer: Clie
     assert answer.status == (400 if field == "priority" else 202)
 
 
+@pytest.mark.parametrize("number", ["3", "3.0", "3e0", "30e-1"])
+async def test_a_whole_number_may_be_written_in_several_ways(producer: Client, worker: Client, number: str) -> None:
+    body = f'{{"command":"A","payload":1,"priority":{number},"maxAttempts":{number}}}'
+    answer = await producer.post(TASKS, body.encode())
+    assert answer.status == 202
+    assert b'"priority":3,' in answer.body
+    assert b'"maxAttempts":3,' in answer.body
+    said = f'{{"leaseSeconds":{number},"count":{number}}}'
+    assert (await worker.post(f"{TASKS}/claim/batch", said.encode())).status == 200
+
+
 async def test_of_a_key_that_comes_twice_the_last_one_counts(producer: Client) -> None:
     answer = await producer.post(TASKS, b'{"command":"A","priority":1,"payload":1,"priority":9,"payload":2}')
     assert (answer.status, answer.json["priority"], answer.json["payload"]) == (202, 9, "2")

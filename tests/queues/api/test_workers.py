@@ -162,7 +162,7 @@ async def test_only_the_holder_of_the_lease(
     header = {"X-CodeQ-Lease-Token": "0" * 32}
     assert (await worker.post(path, body, headers=header)).status == 409
     torn = await worker.post(path, body | {"leaseToken": lease["leaseToken"]}, headers=header)
-    assert (torn.status, torn.code) == (400, "invalid_request")
+    assert (torn.status, torn.code) == (409, "lease_lost")
     right = await worker.post(path, body, headers={"X-CodeQ-Lease-Token": lease["leaseToken"]})
     assert right.status == 200
 
