@@ -55,7 +55,7 @@ TO_MEET = {
     *("dead by nack", "dead by abandon", "dead by expiry", "promoted", "reaped", "replayed", "purged", "not purged"),
     *("replayed in bulk", "purged in bulk"),
     *("cleaned up", "paused", "resumed", "cancelled"),
-    *("claimed of the dead of another queue", "claimed as many as may be"),
+    *("claimed of the dead of another queue", "claimed as many as may be", "died twice", "key expired"),
     *("lease_lost", "not_owner", "task_cancelled", "already_ended", "task_not_found", "not_dead"),
 }
 
@@ -99,9 +99,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Producers
 
-    @initialize(asked=st.lists(new_tasks, min_size=3, max_size=8))
-    def begin(self, asked: list[NewTask]) -> None:
+    @initialize(asked=st.lists(new_tasks, min_size=3, max_size=8), is_circle=st.booleans())
+    def begin(self, asked: list[NewTask], is_circle: bool) -> None:
         self.enqueue(TID, asked, 1)
+        if is_circle:  # each of two queues takes the dead of the other
+            self.decide(TID, "send", ("fixed", 0, 0), None, True)
+            self.decide(TID, "mail.v2", ("fixed", 0, 0), None, True)
 
     @precondition(lambda self: sum(map(len, self.model.lines.values())) < 3)
     @rule(count=st.integers(3, 6), command=commands, max_attempts=st.sampled_from([None, 1, 2]))
@@ -142,6 +145,13 @@ class QueueMachine(RuleBasedStateMachine):
             assert (answer and answer.task.id) == task_id
             if answer and task_id:
                 assert answer.is_mismatch == (self.model.jobs[task_id].asked != one)
+
+    @rule(tid=tenants, key=st.sampled_from(["k1", "k2", "k3"]))
+    def key_expires(self, tid: str, key: str) -> None:
+        """By Redis' own clock, which no test moves: a day after the task was made, whatever has become of it."""
+        root = key_builders.of_partition(self.engine.partition_of(tid)).root
+        self.client.delete(f"{root}idem:{tid}:{digest_of(key)}")
+        self.meet("key expired", bool(self.model.idem.pop((tid, key), None)))
 
     @rule(chosen=choice, times=times)
     def cancel(self, chosen: Choice, times: int) -> None:
@@ -201,6 +211,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.meet("claimed of several queues", len({job.command for job in expected}) > 1)
             self.meet("expired in a claim", claimed.expired > 0)
             self.meet("dead by expiry", claimed.dead > 0)
+            self.meet("died twice", any(job.has_moved_on and job.place == "dlq" for job in self.model.jobs.values()))
         self.meet("walked past a ghost", ghosts > self._ghosts())
 
     def _check_next_due(self, tid: str, asked: Sequence[str], claimed: Claimed) -> None:
