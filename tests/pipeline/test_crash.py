@@ -26,15 +26,15 @@ from tests.pipeline.conftest import QUICK
 from tests.pipeline.history import Audit, attempt, digests
 from tests.waiting import until
 
-JOBS = ("ingest", "attempts", "throughput", "usage")
-KILLS = int(os.environ.get("CODEQ_TEST_KILLS", "3"))
+JOBS = ("ingest", "attempts", "usage")
+KILLS = int(os.environ.get("CODEQ_TEST_KILLS", "2"))
 # What a run says, and so when it can be struck, and what is killed: Spark's JVM, or the driver with it. Further ones
 # strike some time after one of these.
 MOMENTS = [
     ("attempts: started", 0.3, "jvm"),
     ("ingest: publishing", 0.0, "all"),
     ("attempts: staged", 0.0, "jvm"),
-    ("throughput: staged", 0.0, "all"),
+    ("usage: staged", 0.0, "all"),
     ("ingest: reading", 0.2, "jvm"),
     ("attempts: publishing", 0.0, "all"),
     ("usage: publishing", 0.0, "all"),
@@ -117,7 +117,7 @@ def reader(lake: Lake, *expected: int) -> Iterator[list[int]]:
     assert wrong == []
 
 
-@pytest.mark.timeout(60 + 40 * KILLS)
+@pytest.mark.timeout(120 + 90 * KILLS)
 @pytest.mark.spec("PIP-2", "Spark killed at any point leaves what the next run makes whole; readers never see half")
 def test_a_killed_run_is_made_whole_by_the_next(run: Any, lake: Lake, audit: Audit, tmp_path: Path) -> None:
     audit.add(rows(1))
@@ -137,5 +137,5 @@ def test_a_killed_run_is_made_whole_by_the_next(run: Any, lake: Lake, audit: Aud
         assert lake.manifest("attempts").rows == total
     clean = Lake(str(tmp_path / "clean"))
     run(*JOBS, lake=clean)
-    assert digests(lake, "attempts", "throughput", "usage") == digests(clean, "attempts", "throughput", "usage")
+    assert digests(lake, "attempts", "usage") == digests(clean, "attempts", "usage")
     assert {key: part.rows for key, part in lake.manifest("attempts").partitions.items()} == audit.totals()
