@@ -215,6 +215,7 @@ class Engine:
         wait_ms: int = 0,
         dead_retention_ms: int | None = None,
         limits: Limits = NO_LIMITS,
+        inspect_limit: int | None = None,
     ) -> Call[Claimed]:
         """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
         root, partition = self._root(tid), self._partition(tid)
@@ -234,7 +235,7 @@ class Engine:
             token=token,
             lease_ms=lease_ms,
             limit=limit,
-            inspect_limit=self.options.inspect_limit,
+            inspect_limit=self.options.inspect_limit if inspect_limit is None else inspect_limit,
             wait_ms=wait_ms,
             seed=_seed(),
             default_backoff=self.options.backoff_line,
@@ -259,6 +260,7 @@ class Engine:
                     limit=limit,
                     wait_ms=wait_ms,
                     dead_retention_ms=dead_retention_ms,
+                    inspect_limit=0,  # this claim has repaired what one claim may
                 )
                 return again.then(
                     lambda claimed: msgspec.structs.replace(

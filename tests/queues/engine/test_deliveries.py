@@ -81,6 +81,26 @@ def test_a_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) 
         world.engine.replay(TID, [made.task.id]).now()
 
 
+@pytest.mark.spec(
+    "CLM-4", "A claim that walks past ghosts repairs no more leases than its limit, in however many scripts"
+)
+def test_a_claim_past_ghosts_repairs_no_more_than_its_limit(valkey: Valkey, clock: Clock) -> None:
+    with redis.Redis.from_url(valkey.url) as client:
+        world = World(client, clock=clock, partitions=1, inspect_limit=3, backoff="fixed", backoff_base_ms=60_000)
+        engine = world.engine
+        made = engine.enqueue(TID, "acme", [new()] * 5, retention_ms=DAY_MS).now()
+        engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=4).now()
+        last = made[-1]
+        assert not isinstance(last, Exception)
+        engine.cancel(TID, last.task.id, retention_ms=DAY_MS).now()
+        clock.advance(1)
+        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1).now()
+        assert (claimed.tasks, claimed.expired) == ([], 3)
+        assert claimed.next_due_ms == clock.now_ms  # one is left: look again at once
+        assert engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1).now().expired == 1
+        world.check()
+
+
 Verb = Callable[[World, Task], object]
 LATE: dict[str, Verb] = {
     "heartbeat": lambda w, t: w.engine.heartbeat(
