@@ -27,8 +27,9 @@ from tenants.directory import directory
 from tenants.tenant import Tenant
 
 Kind, State = BulkJob.Kind, BulkJob.State
-# Tasks in one script: Redis answers nobody else for about a millisecond.
-PIECE = 200
+# Tasks in one script: Redis answers nobody else for a quarter of a millisecond. And in what is written down at once.
+SCRIPT = 25
+PIECE = 250
 IDS = 10_000  # that a job may be given one by one
 JOBS = 20  # that one tenant may have under way
 CANARIES = 1_000
@@ -201,12 +202,16 @@ Answers = dict[UUID, errors.CodeqError | None]
 def _send(job: BulkJob) -> Answers:
     """Do it. Asked again, a script says of each task what it said the first time."""
     tenant = _tenant(job)
-    names = [str(task_id) for task_id in job.sending]
-    if job.kind == Kind.REPLAY:
-        answers = services.replay_for(tenant, names, str(job.pk)).now()
-    else:
-        answers = services.purge_dead(tenant, names).now()
-    return dict(zip(job.sending, answers, strict=True))
+    answers: Answers = {}
+    for at in range(0, len(job.sending), SCRIPT):
+        ids = job.sending[at : at + SCRIPT]
+        names = [str(task_id) for task_id in ids]
+        if job.kind == Kind.REPLAY:
+            said = services.replay_for(tenant, names, str(job.pk)).now()
+        else:
+            said = services.purge_dead(tenant, names).now()
+        answers |= zip(ids, said, strict=True)
+    return answers
 
 
 def _book(job: BulkJob, answers: Answers) -> None:

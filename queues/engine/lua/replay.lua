@@ -29,21 +29,29 @@ for i = args_from, #ARGV, 2 do
   end
 end
 -- decided; only writes below
+local buried, ends, lines = {}, {}, {}
 for _, item in ipairs(accepted) do
   local i, task, dead_since, expires = unpack(item)
   local id, queue, priority = ARGV[i], task[8], task[9]
   local key, spec = task_key(id), ARGV[i + 1] ~= '' and ARGV[i + 1] or task[6]
   hash_set(key, WRITTEN, task, 'status', 'PENDING', 'attempts', 0, 'past', (task[3] or 0) + (task[2] or 0), 'visible', now,
-    'updated', now, 'spec', spec)
-  if job ~= '' then
-    call('HSET', key, 'job', job)
-  elseif task[7] then
-    call('HDEL', key, 'job')
-  end
-  zset_remove(queue_key(queue, 'dlq'), { dead_since, id })
-  if expires then zset_remove(expiry, { expires, id }) end
+    'updated', now, 'spec', spec, 'job', job)
+  if job == '' then call('HDEL', key, 'job') end
   record(id, queue, 0, 'REPLAYED', 'PENDING', 0, priority, nil, task[10], now, now)
-  if push(ready_key(queue, priority), { id }) == 1 then woke(queue, now) end
+  -- Gathered, so that a thousand tasks cost one command an index.
+  local grave, line = buried[queue] or {}, lines[queue] or {}
+  buried[queue], lines[queue] = grave, line
+  grave[#grave + 1], grave[#grave + 2] = dead_since, id
+  if expires then ends[#ends + 1], ends[#ends + 2] = expires, id end
+  line[priority] = line[priority] or {}
+  table.insert(line[priority], id)
+end
+if #ends > 0 then zset_remove(expiry, ends) end
+for queue, grave in pairs(buried) do
+  zset_remove(queue_key(queue, 'dlq'), grave)
+  for priority, ids in pairs(lines[queue]) do
+    if push(ready_key(queue, priority), ids) == #ids then woke(queue, now) end
+  end
 end
 for n, answer in ipairs(reply) do
   if answer[2] then reply[n] = { 'OK', unpack(shown(answer[2])) } end
