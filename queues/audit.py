@@ -14,7 +14,7 @@ from django.db import DatabaseError, connection, transaction
 
 from codeq_site import bulk
 from queues import events
-from queues.events import Blobs, Ended, Entry, Event
+from queues.events import Aftermath, Blobs, Ended, Entry, Event
 from queues.failures import fingerprint
 from queues.models import Quarantine
 
@@ -103,20 +103,25 @@ def _write(batch: Sequence[Ended]) -> None:
         last = {item.event.task_id: item for item in over}
         bulk.insert("queues_auditedresult", RESULT, map(_result_row, last.values()), LAST)
     if after := [item.event for item in batch if item.event.is_aftermath]:
-        _bury(after)
+        _mark(after)
     if over:
         for handler in events.handlers:
             handler(over)
 
 
-def _bury(after: Sequence[Event]) -> None:
-    """These are dead letters no more, unless they have died again since."""
+def _mark(after: Sequence[Event]) -> None:
+    """These are dead letters no more, or again, unless something has become of them since."""
+    last = {event.task_id: event for event in after}.values()
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE queues_auditedresult AS audited SET is_dead = false "
-            "FROM unnest(%s::uuid[], %s::bigint[]) AS after (task_id, position) "
-            "WHERE audited.task_id = after.task_id AND audited.is_dead AND audited.position < after.position",
-            [[event.task_id for event in after], [event.position for event in after]],
+            "UPDATE queues_auditedresult AS audited SET is_dead = after.is_dead, position = after.position "
+            "FROM unnest(%s::uuid[], %s::bool[], %s::bigint[]) AS after (task_id, is_dead, position) "
+            "WHERE audited.task_id = after.task_id AND audited.position < after.position",
+            [
+                [event.task_id for event in last],
+                [event.outcome == Aftermath.RECALLED for event in last],
+                [event.position for event in last],
+            ],
         )
 
 

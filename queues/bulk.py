@@ -116,6 +116,38 @@ def start(
     return job
 
 
+def recall(tids: Tids, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
+    """Take back a replay that is over: what nobody has claimed since is a dead letter again. A job of its own.
+
+    Conflict for what is no replay, or is still under way; asked again, the job that is doing it already.
+    """
+    replayed = find(tids, job_id)
+    if replayed.kind != Kind.REPLAY or not replayed.is_over:
+        raise errors.Conflict("Only a replay that is over can be taken back.")
+    with transaction.atomic():
+        replayed = BulkJob.objects.select_for_update().get(pk=replayed.pk)
+        known = replayed.recalled_by.filter(ended_at=None).first()
+        if known is not None:
+            return known
+        job = BulkJob.objects.create(
+            id=UUID(str(uuid_utils.uuid7())),
+            tenant_id=replayed.tenant_id,
+            kind=Kind.RECALL,
+            filter=replayed.filter,
+            recalls=replayed,
+            actor=actor,
+            reason=reason,
+            before=replayed.before,
+            created_at=_now(),
+        )
+        if not job.filter:
+            done = replayed.items.filter(outcome=DONE).order_by("id").values_list("task_id", flat=True)
+            BulkItem.objects.bulk_create([BulkItem(job=job, task_id=task_id) for task_id in done], batch_size=1000)
+            job.total = len(done)
+            job.save(update_fields=["total"])
+    return job
+
+
 def find(tids: Tids, job_id: str) -> BulkJob:
     """A job of these tenants. NotFound for any other."""
     try:
@@ -208,6 +240,8 @@ def _send(job: BulkJob) -> Answers:
         names = [str(task_id) for task_id in ids]
         if job.kind == Kind.REPLAY:
             said = services.replay_for(tenant, names, str(job.pk)).now()
+        elif job.kind == Kind.RECALL:
+            said = services.recall(tenant, names, str(job.recalls_id)).now()
         else:
             said = services.purge_dead(tenant, names).now()
         answers |= zip(ids, said, strict=True)
@@ -324,20 +358,21 @@ def _watch(job: BulkJob) -> None:
 def _unmark(job: BulkJob, answers: Answers) -> None:
     """What was no dead letter when its turn came, or is gone, the list must not show; of the rest the stream tells."""
     stale = [task_id for task_id, error in answers.items() if error is not None]
-    if stale:
+    if stale and job.kind != Kind.RECALL:
         rows = AuditedResult.objects.filter(pk__in=stale, tenant_id=job.tenant_id, is_dead=True)
         deadletters.forget(str(job.tenant_id), dict(rows.values_list("task_id", "position")))
 
 
 def _which(job: BulkJob) -> pages.Which:
-    return deadletters.which([str(job.tenant_id)], _read_filter(job.filter), until=job.before)
+    asked, were = _read_filter(job.filter), job.kind == Kind.RECALL
+    return deadletters.which([str(job.tenant_id)], asked, until=job.before, were=were)
 
 
 def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
     """Skipped: it lives again, by somebody else's hand. Failed: Redis has let it go, and there is nothing to replay."""
     if error is None:
         return DONE
-    if isinstance(error, errors.NotDead):
+    if isinstance(error, errors.NotDead) or (job.kind == Kind.RECALL and isinstance(error, errors.Conflict)):
         return SKIPPED
     # Gone is what was to be, and after a crash nobody can tell who did it.
     return DONE if job.kind == Kind.DELETE else FAILED

@@ -183,17 +183,22 @@ def count(tids: Tids, asked: Filter, *, milliseconds: int = COUNT_MS) -> int | N
     return pages.count(which(tids, asked), at_most=COUNT_LIMIT, milliseconds=milliseconds)
 
 
-def which(tids: Tids, asked: Filter, *, until: datetime | None = None) -> Which:
-    """The rows that a filter means; `until`: those that were dead by then.
+def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: bool = False) -> Which:
+    """The rows that a filter means; `until`: those that were dead by then; `were`: also if they are no more.
 
     InvalidRequest for a JSON path that is none, and for words without a letter or digit: it would mean everything.
     """
-    within = [Condition("is_dead"), *_command(asked.command)]
     where: list[Condition] = []
+    if were:
+        # An index knows what did not complete, and it is little.
+        within = [Condition("status <> 'COMPLETED'")]
+        where += [Condition("status = 'FAILED' AND outcome <> 'FAILED'"), *_command(asked.command)]
+    else:
+        within = [Condition("is_dead"), *_command(asked.command)]
     if asked.failure is not None:
         condition = Condition("fingerprint = %s", (failures.from_text(asked.failure),))
         # The index that knows failures knows them by command.
-        (within if asked.command is not None else where).append(condition)
+        (where if were or asked.command is None else within).append(condition)
     for sql, value in (
         ("ended_at > %s", asked.died_after),
         ("ended_at < %s", asked.died_before),

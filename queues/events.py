@@ -26,10 +26,11 @@ SEQUENCE_BITS = 20
 
 
 class Aftermath(StrEnum):
-    """What else than an end the stream tells of: a dead letter is none any more."""
+    """What else than an end the stream tells of: a dead letter is none any more, or is one again."""
 
     REPLAYED = "REPLAYED"
     PURGED = "PURGED"
+    RECALLED = "RECALLED"
 
 
 AFTERMATHS = frozenset(Aftermath)
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt ended, or a task did, or both; or a dead letter is none any more. Times are Unix milliseconds of
+    """An attempt ended, or a task did, or both; or something became of a dead letter. Times are Unix milliseconds of
     Redis' clock."""
 
     partition: int
@@ -79,7 +80,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_aftermath(self) -> bool:
-        """A dead letter was replayed or removed."""
+        """A dead letter was replayed or removed, or the replay taken back."""
         return self.outcome in AFTERMATHS
 
     @property

@@ -242,6 +242,12 @@ def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[e
     return engine().replay_for(tenant.tid, task_ids, job)
 
 
+def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
+    """Take back what that job has replayed and nobody has claimed since; Conflict for what is on its way."""
+    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    return engine().recall(tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
+
+
 def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> Call[list[errors.CodeqError | None]]:
     """Delete dead letters, and nothing that is none any more. What was wrong with each."""
     _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
@@ -377,6 +383,6 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 __all__ = [
-    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead", "replay",
-    "replay_for", "resume", "submit",
+    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead", "recall",
+    "replay", "replay_for", "resume", "submit",
 ]  # fmt: skip

@@ -439,12 +439,31 @@ class Engine:
             tid, task_ids, [b""] * len(task_ids), job, lambda reply: [replies.refusal(line) for line in reply]
         )
 
+    def recall(
+        self, tid: str, task_ids: Sequence[str], job: str, *, dead_retention_ms: int
+    ) -> Call[list[errors.CodeqError | None]]:
+        """Take back what that job has replayed and nobody has claimed since; what was wrong with each, or None."""
+        return self._call(
+            "recall",
+            lambda reply: [replies.refusal(line) for line in reply],
+            ghosts=self._tenant(tid).ghosts,
+            events=self._partition(tid).events,
+            expiry=self._tenant(tid).expiry,
+            root=self._root(tid),
+            tid=tid,
+            job=job,
+            dead_retention_ms=dead_retention_ms,
+            clock=self._now(),
+            args=task_ids,
+        )
+
     def _replay(
         self, tid: str, task_ids: Sequence[str], blobs: Sequence[bytes], job: str, read: Callable[[Any], list[R]]
     ) -> Call[list[R]]:
         return self._call(
             "replay",
             read,
+            ghosts=self._tenant(tid).ghosts,
             events=self._partition(tid).events,
             expiry=self._tenant(tid).expiry,
             waiting=self._partition(tid).waiting,

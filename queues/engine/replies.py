@@ -20,6 +20,7 @@ REFUSALS: dict[bytes, type[errors.CodeqError]] = {
     b"CANCELLED": errors.TaskCancelled,
     b"ENDED": errors.AlreadyEnded,
     b"NOT_DEAD": errors.NotDead,
+    b"CONFLICT": errors.Conflict,
 }
 
 encode_spec = msgspec.msgpack.Encoder().encode

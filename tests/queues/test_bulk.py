@@ -87,9 +87,7 @@ def counts(job: BulkJob) -> tuple[int, int, int]:
 
 
 @pytest.mark.spec("ADM-2", "All dead letters that match are replayed as a job with progress, the oldest first")
-def test_everything_that_matches_is_replayed_in_its_old_order(
-    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "PIECE", 100)
     ids = dead(tenant, 450)
     others = dead(tenant, 3, command="mail")
@@ -497,3 +495,81 @@ def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: Tenant, monkeypat
 def test_the_schedule_runs_jobs_every_second() -> None:
     app.loader.import_default_modules()
     assert "queues.bulk" in app.tasks
+
+
+@pytest.mark.spec("ADM-2", "A replay is taken back: what nobody has claimed yet is a dead letter again")
+@pytest.mark.parametrize("by_ids", [False, True], ids=["filter", "ids"])
+def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
+    monkeypatch.setattr(bulk, "PIECE", 10)
+    ids = dead(tenant, 25)
+    other = dead(tenant, 1, command="mail")
+    replayed = finished(start(tenant, ids if by_ids else RENDER))
+    beat.run_drain(lambda: True)
+    claimed = services.claim(tenant, ["render"], "w", count=3).now().tasks
+    done = NewResult(task_id=claimed[0].id, status=Status.COMPLETED, result=b"{}")
+    services.submit(tenant, "w", [done]).now()
+    services.nack(tenant, claimed[1].id, "w", reason="again").now()  # dead once more, by itself
+    deadletters.replay(tenant, [ids[10]])  # is no dead letter, and stays what it is
+    beat.run_drain(lambda: True)
+
+    job = finished(bulk.recall([tenant.tid], str(replayed.pk), actor="root", reason="too early"))
+    assert (job.state, job.done, job.failed) == ("done", 22, 0)
+    assert stats(tenant) == (0, 23)
+    beat.run_drain(lambda: True)
+    listed = [letter.id for letter in deadletters.page([tenant.tid], RENDER).letters]
+    assert sorted(listed) == sorted([*ids[3:], ids[1]])
+    assert len(deadletters.page([tenant.tid], Filter()).letters) == 23 + len(other)
+    # And back again, each once.
+    again = finished(start(tenant))
+    assert (again.done, again.skipped) == (23, 0)
+    assert stats(tenant) == (23, 0)
+    taken = [task.id for task in services.claim(tenant, ["render"], "w", count=50).now().tasks]
+    assert sorted(taken) == sorted(listed)
+    assert services.claim(tenant, ["render"], "w", count=50).now().tasks == []
+    assert stats(tenant) == (0, 0)
+
+
+def test_what_was_taken_back_and_replayed_is_not_claimed_before_its_time(tenant: Tenant) -> None:
+    """Its old place in line must not be a second way to it."""
+    [task_id] = dead(tenant, 1)
+    client().hset(keys.task(keys.of_partition(engine().partition_of(tenant.tid)).root, task_id), "max", 3)
+    replayed = finished(start(tenant))
+    finished(bulk.recall([tenant.tid], str(replayed.pk), actor="root"))
+    assert stats(tenant) == (0, 1)
+    services.replay(tenant, [task_id]).now()
+    assert stats(tenant) == (1, 0)
+    [task] = services.claim(tenant, ["render"], "w").now().tasks
+    services.nack(tenant, task.id, "w", delay_seconds=500).now()
+    assert services.claim(tenant, ["render"], "w", count=10).now().tasks == []
+    assert selectors.queue_stats(tenant, "render").now().delayed == 1
+
+
+def test_a_taken_back_replay_that_dies_goes_on_where_it_was(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(tenant, 5)
+    replayed = finished(start(tenant))
+    beat.run_drain(lambda: True)
+    job = bulk.recall([tenant.tid], str(replayed.pk), actor="root")
+    assert bulk.recall([tenant.tid], str(replayed.pk), actor="root") == job
+    bulk.step(job.pk)
+    fail_at(monkeypatch, "_send", after=True)
+    with pytest.raises(RuntimeError):
+        bulk.step(job.pk)
+    finished(job)
+    assert (counts(job), stats(tenant)) == ((5, 0, 0), (0, 5))
+    # A second time there is nothing left to take back.
+    assert finished(bulk.recall([tenant.tid], str(replayed.pk), actor="root")).state == "done"
+    assert stats(tenant) == (0, 5)
+
+
+def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_tenant: Tenant) -> None:
+    dead(tenant, 2)
+    running = start(tenant)
+    with pytest.raises(errors.Conflict):
+        bulk.recall([tenant.tid], str(running.pk), actor="root")
+    finished(running)
+    with pytest.raises(errors.NotFound):
+        bulk.recall([other_tenant.tid], str(running.pk), actor="root")
+    deleted = finished(start(tenant, kind="delete"))
+    with pytest.raises(errors.Conflict):
+        bulk.recall([tenant.tid], str(deleted.pk), actor="root")
+    assert stats(tenant) == (2, 0)

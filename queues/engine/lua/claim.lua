@@ -93,6 +93,10 @@ while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
     else -- a ghost: the task was cancelled or deleted while its id stood in line
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
+      if task[1] == 'FAILED' then -- recalled: its id stands in line no more
+        undo[#undo + 1] = { restore, key, { 'ghost' }, { call('HGET', key, 'ghost') } }
+        call('HDEL', key, 'ghost')
+      end
     end
   end
   if rooms and rooms[queue] then

@@ -1,5 +1,5 @@
 --! replay: bring dead letters back in line, with all their attempts before them.
---! KEYS    events expiry waiting woken
+--! KEYS    ghosts events expiry waiting woken
 --! ARGV    root tid job clock {id spec}*
 --! RETURNS {OK task… | NOT_FOUND | NOT_DEAD}*    for a job {OK | NOT_FOUND | NOT_DEAD}*: OK again for what it has replayed
 --! EFFECTS dlq -n, expiry -n, ready +n; task FAILED -> PENDING, attempts 0, past += attempts; spec replaced when given;
@@ -7,14 +7,14 @@
 --! COST    O(n · log dlq)
 --! FLAGS   allow-oom
 --@ include keys, write, now, wake, task, lease, ended
-local WRITTEN = { 'status', 'attempts', 'past', 'visible', 'updated', 'spec', 'job' }
+local WRITTEN = { 'status', 'attempts', 'past', 'visible', 'updated', 'spec', 'job', 'ghost' }
 local now = now_ms()
 local reply, accepted, seen = {}, {}, {}
 for i = args_from, #ARGV, 2 do
   local id = ARGV[i]
-  local task = call('HMGET', task_key(id), 'status', 'attempts', 'past', 'visible', 'updated', 'spec', 'job', 'queue',
-    'priority', 'created')
-  local queue = task[8]
+  local task = call('HMGET', task_key(id), 'status', 'attempts', 'past', 'visible', 'updated', 'spec', 'job', 'ghost',
+    'queue', 'priority', 'created')
+  local queue = task[9]
   local dead_since = is_of_tenant(queue) and call('ZSCORE', queue_key(queue, 'dlq'), id)
   if not is_of_tenant(queue) then
     reply[#reply + 1] = { 'NOT_FOUND' }
@@ -32,25 +32,30 @@ end
 local buried, ends, lines = {}, {}, {}
 for _, item in ipairs(accepted) do
   local i, task, dead_since, expires = unpack(item)
-  local id, queue, priority = ARGV[i], task[8], task[9]
+  local id, queue, priority = ARGV[i], task[9], task[10]
   local key, spec = task_key(id), ARGV[i + 1] ~= '' and ARGV[i + 1] or task[6]
   hash_set(key, WRITTEN, task, 'status', 'PENDING', 'attempts', 0, 'past', (task[3] or 0) + (task[2] or 0), 'visible', now,
     'updated', now, 'spec', spec, 'job', job)
   if job == '' then call('HDEL', key, 'job') end
-  record(id, queue, 0, 'REPLAYED', 'PENDING', 0, priority, nil, task[10], now, now)
+  record(id, queue, 0, 'REPLAYED', 'PENDING', 0, priority, nil, task[11], now, now)
   -- Gathered, so that a thousand tasks cost one command an index.
   local grave, line = buried[queue] or {}, lines[queue] or {}
   buried[queue], lines[queue] = grave, line
   grave[#grave + 1], grave[#grave + 2] = dead_since, id
   if expires then ends[#ends + 1], ends[#ends + 2] = expires, id end
   line[priority] = line[priority] or {}
-  table.insert(line[priority], id)
+  if task[8] then -- recalled once, its id still stands in line: twice, it could be taken before its time
+    call('HDEL', key, 'ghost')
+    count_up(ghosts, command_of(queue) .. ':' .. priority, -1)
+  else
+    table.insert(line[priority], id)
+  end
 end
 if #ends > 0 then zset_remove(expiry, ends) end
 for queue, grave in pairs(buried) do
   zset_remove(queue_key(queue, 'dlq'), grave)
   for priority, ids in pairs(lines[queue]) do
-    if push(ready_key(queue, priority), ids) == #ids then woke(queue, now) end
+    if #ids == 0 or push(ready_key(queue, priority), ids) == #ids then woke(queue, now) end
   end
 end
 for n, answer in ipairs(reply) do

@@ -214,6 +214,27 @@ def replay_after_a_job(scene: Scene) -> Call[Any]:
     return scene.engine.replay(TID, [scene.dead[0].id])
 
 
+def recall(scene: Scene) -> Call[Any]:
+    """Of three, one is claimed, and two are taken back: from a line with others, and from one without."""
+    ids = [task.id for task in scene.dead]
+    scene.engine.replay_for(TID, ids, "a job").now()
+    while ids[0] not in [
+        task.id for task in scene.engine.claim(TID, ["send"], "w1", lease_ms=60_000, limit=1).now().tasks
+    ]:
+        pass
+    return scene.engine.recall(TID, [*ids, ids[1], scene.ended[0].id, "nobody"], "a job", dead_retention_ms=DAY_MS)
+
+
+def replay_what_was_recalled(scene: Scene) -> Call[Any]:
+    recall(scene).now()
+    return scene.engine.replay(TID, [task.id for task in scene.dead])
+
+
+def claim_past_what_was_recalled(scene: Scene) -> Call[Any]:
+    recall(scene).now()
+    return claim_all(scene)
+
+
 def nack_to_another_queue(scene: Scene) -> Call[Any]:
     scene.engine.policy(TID, "send", line="fixed 0 0 corpses", max_consumers=None, topic="corpses").now()
     return scene.nack(scene.held[2])
@@ -259,6 +280,9 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "replay": replay,
     "replay for a job": replay_for,
     "replay after a job": replay_after_a_job,
+    "replay what was recalled": replay_what_was_recalled,
+    "recall": recall,
+    "claim past what was recalled": claim_past_what_was_recalled,
     "purge": purge,
     "purge the dead": lambda s: s.engine.purge_dead(TID, [task.id for task in [*s.dead, *s.ended]]),
     "purge what is over": purge_over,
@@ -280,7 +304,19 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "place": lambda s: s.engine.place(TID, s.line[2].id),
 }
 # Those that read, and a resume of what was not paused.
-CHANGE_NOTHING = {"known", "expired", "visits", "stats", "names", "peek", "place", "owner", "scan", "resume", "claim nothing"}
+CHANGE_NOTHING = {
+    "known",
+    "expired",
+    "visits",
+    "stats",
+    "names",
+    "peek",
+    "place",
+    "owner",
+    "scan",
+    "resume",
+    "claim nothing",
+}
 
 
 @pytest.fixture
