@@ -7,6 +7,7 @@ task is done once and counted once. Any process may carry a job on; the number o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 import uuid_utils
-from django.db import transaction
+from django.db import DataError, ProgrammingError, transaction
 from django.db.models import QuerySet
 
 from codeq_site import errors
@@ -25,6 +26,8 @@ from queues.deadletters import DeadLetter, Filter, Tids
 from queues.models import AuditedResult, BulkItem, BulkJob
 from tenants.directory import directory
 from tenants.tenant import Tenant
+
+log = logging.getLogger(__name__)
 
 Kind, State = BulkJob.Kind, BulkJob.State
 # Tasks in one script: Redis answers nobody else for a quarter of a millisecond. And in what is written down at once.
@@ -37,7 +40,7 @@ NOTED = 1_000  # items of a job that are kept because they could not be done
 SAMPLE = 10
 TURN_SECONDS = 20.0
 IDLE_SECONDS = 0.2
-COUNT_MS = 10_000
+COUNT_MS = 3_000
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 _read_filter = msgspec.json.Decoder(Filter).decode
@@ -198,7 +201,11 @@ def run(may_go_on: Callable[[], bool], *, seconds: float = TURN_SECONDS) -> int:
         for job_id in ids:
             if not may_go_on():
                 return handled
-            handled += step(job_id)
+            try:
+                handled += step(job_id)
+            except (errors.InvalidRequest, DataError, ProgrammingError) as error:
+                # Its filter cannot be answered: that must not hold up the others, now and at every tick.
+                _fail(job_id, error)
         if handled == before:
             time.sleep(IDLE_SECONDS)  # all of them wait: for their rate, or for what becomes of canaries
     return handled
@@ -226,6 +233,13 @@ def step(job_id: UUID) -> int:
         locked.save()
     _unmark(job, answers)
     return len(job.sending)
+
+
+def _fail(job_id: UUID, error: Exception) -> None:
+    log.error("bulk job %s cannot go on: %s", job_id, error)
+    said = " ".join(str(error).split())[:500]
+    unfinished = BulkJob.objects.filter(pk=job_id, ended_at=None)
+    unfinished.update(state=State.FAILED, error=said, ended_at=_now())
 
 
 Answers = dict[UUID, errors.CodeqError | None]

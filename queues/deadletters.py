@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from codeq_site import errors
 from queues import failures, pages, selectors, services
+from queues.engine.keys import COMMAND
 from queues.models import Attempt, AuditedResult
 from queues.pages import Condition, Which
 from queues.task import Task
@@ -186,8 +187,10 @@ def count(tids: Tids, asked: Filter, *, milliseconds: int = COUNT_MS) -> int | N
 def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: bool = False) -> Which:
     """The rows that a filter means; `until`: those that were dead by then; `were`: also if they are no more.
 
-    InvalidRequest for a JSON path that is none, and for words without a letter or digit: it would mean everything.
+    InvalidRequest for a JSON path that is none, and for words without a letter or digit, which would mean everything.
     """
+    if asked.command is not None and not COMMAND.fullmatch(asked.command):
+        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
     where: list[Condition] = []
     if were:
         # An index knows what did not complete, and it is little.
@@ -196,7 +199,10 @@ def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: boo
     else:
         within = [Condition("is_dead"), *_command(asked.command)]
     if asked.failure is not None:
-        condition = Condition("fingerprint = %s", (failures.from_text(asked.failure),))
+        try:
+            condition = Condition("fingerprint = %s", (failures.from_text(asked.failure),))
+        except ValueError:
+            raise errors.InvalidRequest("failure: 16 hex digits") from None
         # The index that knows failures knows them by command.
         (where if were or asked.command is None else within).append(condition)
     for sql, value in (

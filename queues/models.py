@@ -238,6 +238,7 @@ class BulkJob(models.Model):
         STOPPED = "stopped", "stopped: too many canaries died"
         CANCELLING = "cancelling", "cancelling"
         CANCELLED = "cancelled", "cancelled"
+        FAILED = "failed", "failed"
 
     id = models.UUIDField(primary_key=True, editable=False)
     tenant = tenant_key()
@@ -260,6 +261,7 @@ class BulkJob(models.Model):
     done = models.BigIntegerField(default=0)
     skipped = models.BigIntegerField(default=0, help_text="Not a dead letter any more when its turn came.")
     failed = models.BigIntegerField(default=0)
+    error = models.TextField(blank=True, help_text="Why the job as a whole could not go on.")
     recalls = models.ForeignKey(
         "self", null=True, on_delete=models.CASCADE, related_name="recalled_by", help_text="The replay to take back."
     )

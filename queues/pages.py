@@ -32,6 +32,8 @@ WORDS_MS = 1_000
 TENANTS = 100
 
 CANCELLED = "57014"
+TOO_LONG = "This takes too long to find: ask for something simpler."
+WORDS_CHARS = 300
 WORD = re.compile(r"[^\W_]+")
 
 
@@ -69,6 +71,8 @@ def words_of(text: str) -> list[str]:
 
 def as_tsquery(text: str, name: str) -> str:
     """Every word must be there; the last one may be the beginning of a word. InvalidRequest if there is none."""
+    if len(text) > WORDS_CHARS:
+        raise InvalidRequest(f"{name}: at most {WORDS_CHARS} characters")
     words = words_of(text)
     if not words:
         raise InvalidRequest(f"{name}: there is no word in it")
@@ -88,14 +92,18 @@ def keys(which: Which, after: Key | None = None, limit: int = PAGE) -> Keys:
         with at_most_for(PAGE_MS):
             return _walk(which, after, limit)
     except TooLongError:
-        raise InvalidRequest("This takes too long to find: ask for something simpler.") from None
+        raise InvalidRequest(TOO_LONG) from None
 
 
 def upwards(which: Which, after: Key | None, limit: int) -> Keys:
     """The keys of the next piece, the oldest first; for a job that goes through all of them."""
     if which.words:
         which = msgspec.structs.replace(which, where=(*which.where, _has_words(which)))
-    return _walk(which, after, limit, upwards=True)
+    try:
+        with at_most_for(PAGE_MS):
+            return _walk(which, after, limit, upwards=True)
+    except TooLongError:
+        raise InvalidRequest(TOO_LONG) from None
 
 
 def count(which: Which, *, at_most: int, milliseconds: int) -> int | None:

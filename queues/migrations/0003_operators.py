@@ -90,7 +90,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(editable=False, primary_key=True, serialize=False)),
                 ('kind', models.TextField(choices=[('replay', 'replay'), ('delete', 'delete'), ('recall', 'take back a replay')])),
-                ('state', models.TextField(choices=[('running', 'running'), ('watching', 'watching the canaries'), ('done', 'done'), ('stopped', 'stopped: too many canaries died'), ('cancelling', 'cancelling'), ('cancelled', 'cancelled')], default='running')),
+                ('state', models.TextField(choices=[('running', 'running'), ('watching', 'watching the canaries'), ('done', 'done'), ('stopped', 'stopped: too many canaries died'), ('cancelling', 'cancelling'), ('cancelled', 'cancelled'), ('failed', 'failed')], default='running')),
                 ('filter', models.TextField(blank=True, help_text='Which dead letters, as JSON; empty: those named one by one.')),
                 ('actor', models.TextField(help_text='Who asked for it.')),
                 ('reason', models.TextField(blank=True)),
@@ -104,6 +104,7 @@ class Migration(migrations.Migration):
                 ('done', models.BigIntegerField(default=0)),
                 ('skipped', models.BigIntegerField(default=0, help_text='Not a dead letter any more when its turn came.')),
                 ('failed', models.BigIntegerField(default=0)),
+                ('error', models.TextField(blank=True, help_text='Why the job as a whole could not go on.')),
                 ('before', models.DateTimeField()),
                 ('sending', django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), default=list, size=None)),
                 ('piece', models.BigIntegerField(default=0)),

@@ -19,7 +19,7 @@ from django.db import connection
 from codeq_site import errors
 from codeq_site.celery import app
 from codeq_site.redis import client, engine
-from queues import beat, bulk, deadletters, selectors, services
+from queues import beat, bulk, deadletters, pages, selectors, services
 from queues.bulk import Canary
 from queues.deadletters import Filter
 from queues.engine import keys
@@ -573,3 +573,30 @@ def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_te
     with pytest.raises(errors.Conflict):
         bulk.recall([tenant.tid], str(deleted.pk), actor="root")
     assert stats(tenant) == (2, 0)
+
+
+def test_a_job_that_cannot_go_on_says_so_and_holds_up_nobody(
+    tenant: Tenant, other_tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(tenant, 3)
+    dead(other_tenant, 3)
+    endless = start(tenant, Filter(json_path="$.n"))
+    fine = start(other_tenant)
+    real = pages.upwards
+
+    def slow(which: pages.Which, *args: Any) -> pages.Keys:
+        if which.where:
+            with pages.at_most_for(20), connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(5)")
+        return real(which, *args)
+
+    def told(which: pages.Which, *args: Any) -> pages.Keys:
+        try:
+            return slow(which, *args)
+        except pages.TooLongError:
+            raise errors.InvalidRequest(pages.TOO_LONG) from None
+
+    monkeypatch.setattr(pages, "upwards", told)
+    assert bulk.run(lambda: True) == 3
+    assert (finished(fine).state, finished(endless).state, endless.error) == ("done", "failed", pages.TOO_LONG)
+    assert (stats(tenant), stats(other_tenant)) == ((0, 3), (3, 0))

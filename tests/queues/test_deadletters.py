@@ -150,6 +150,34 @@ def test_what_is_no_json_path_is_refused_with_the_reason(tenant: Tenant, made: M
     assert len(found(tenant)) == 1  # the connection is as it was
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Filter(command="a b"), Filter(command=""), Filter(command="a\0"), Filter(failure="x"), Filter(failure="-" * 16),
+        Filter(text="x" * 301), Filter(json_path="\0"), Filter(json_path=""),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_filter_that_can_mean_nothing_is_refused(tenant: Tenant, asked: Filter) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        deadletters.page([tenant.tid], asked)
+
+
+def test_a_question_that_takes_too_long_is_ended(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGE_MS", 50)
+    made(5)
+    # A row takes as long as a regular expression in somebody's JSON path may take.
+    slow = pages.Condition("pg_sleep(10) IS NOT NULL")
+    for look in (pages.keys, pages.upwards):
+        with pytest.raises(errors.InvalidRequest, match="too long"):
+            look(pages.Which(tids=(tenant.tid,), where=(slow,)), None, 5)
+    assert pages.count(pages.Which(tids=(tenant.tid,), where=(slow,)), at_most=10, milliseconds=50) is None
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW statement_timeout")
+        assert cursor.fetchone() == ("0",)
+    assert len(found(tenant)) == 5
+
+
 def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made: Made) -> None:
     made()
     for asked in (Filter(text="-- !"), Filter(error='"')):
