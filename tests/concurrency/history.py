@@ -22,6 +22,7 @@ class Act:
     ended_ms: float
     from_ms: int = 0  # of a claim: when the lease began, by the server
     until_ms: int = 0  # of a claim and a heartbeat: the deadline, by the server
+    attempts: int = 0  # of a claim: how many attempts had ended before; so leases are in order within a millisecond
 
 
 class History:
@@ -31,9 +32,17 @@ class History:
         self.acts: list[Act] = []
 
     def note(
-        self, verb: str, task_id: str, token: str, began_ms: float, *, from_ms: int = 0, until_ms: int = 0
+        self,
+        verb: str,
+        task_id: str,
+        token: str,
+        began_ms: float,
+        *,
+        from_ms: int = 0,
+        until_ms: int = 0,
+        attempts: int = 0,
     ) -> None:
-        self.acts.append(Act(verb, task_id, token, began_ms, now_ms(), from_ms, until_ms))
+        self.acts.append(Act(verb, task_id, token, began_ms, now_ms(), from_ms, until_ms, attempts))
 
 
 def now_ms() -> float:
@@ -58,7 +67,7 @@ def violations(histories: Iterable[History], events: dict[str, list[Event]]) -> 
 
 def _overlaps(task_id: str, acts: list[Act]) -> list[str]:
     wrong = []
-    leases = sorted((act for act in acts if act.verb == "claim"), key=lambda act: (act.from_ms, act.began_ms))
+    leases = sorted((act for act in acts if act.verb == "claim"), key=lambda act: (act.attempts, act.from_ms))
     for one, other in pairwise(leases):
         mine = [act for act in acts if act.token == one.token and act is not one]
         let_go = [act for act in mine if act.verb not in ("claim", "heartbeat") and act.began_ms <= other.ended_ms]

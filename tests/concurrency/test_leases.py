@@ -54,7 +54,7 @@ class Player:
         for task in claimed.tasks:
             self.leases.append(task)
             self.history.note("claim", task.id, task.lease_token or "", began, from_ms=claimed.now_ms,
-                              until_ms=task.lease_until_ms or 0)  # fmt: skip
+                              until_ms=task.lease_until_ms or 0, attempts=task.attempts)  # fmt: skip
 
     def _held(self) -> Task | None:
         """Mostly the newest; now and then one that was lost long ago."""
@@ -192,7 +192,15 @@ def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None
                 continue
             [task] = claimed.tasks
             token = task.lease_token or ""
-            history.note("claim", task.id, token, began, from_ms=claimed.now_ms, until_ms=task.lease_until_ms or 0)
+            history.note(
+                "claim",
+                task.id,
+                token,
+                began,
+                from_ms=claimed.now_ms,
+                until_ms=task.lease_until_ms or 0,
+                attempts=task.attempts,
+            )
             mood = dice.random()
             if mood < 0.03:
                 continue  # died over it
