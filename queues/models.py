@@ -281,9 +281,7 @@ class BulkJob(models.Model):
         verbose_name = "bulk job"
         indexes = [
             models.Index(fields=["tenant", "created_at"], name="bulk_tenant_created"),
-            models.Index(
-                fields=["created_at"], condition=models.Q(ended_at=None), name="bulk_unfinished"
-            ),
+            models.Index(fields=["created_at"], condition=models.Q(ended_at=None), name="bulk_unfinished"),
         ]
         get_latest_by = "created_at"
 
