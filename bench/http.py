@@ -147,6 +147,8 @@ async def rates(port: int, plain_port: int, seconds: float, producer: str, worke
     again = request("POST", "/v1/codeq/plain", "", TASK)
     enqueue = request("POST", "/v1/codeq/tasks", producer, TASK)
     claim = request("POST", "/v1/codeq/tasks/claim", worker, {"commands": ["send"]})
+    # One alone first: it loads the yardstick's script.
+    await (await connect(plain_port)).ask(again)
     await load(plain_port, 1, lambda: again, 202)
     await load(port, 1, lambda: enqueue, 202)
     for _ in range(3):

@@ -250,6 +250,7 @@ def _send(job: BulkJob) -> Answers:
     tenant = _tenant(job)
     answers: Answers = {}
     for at in range(0, len(job.sending), SCRIPT):
+        began = time.monotonic()
         ids = job.sending[at : at + SCRIPT]
         names = [str(task_id) for task_id in ids]
         if job.kind == Kind.REPLAY:
@@ -259,6 +260,8 @@ def _send(job: BulkJob) -> Answers:
         else:
             said = services.purge_dead(tenant, names).now()
         answers |= zip(ids, said, strict=True)
+        # As long as it took, others have Redis to themselves.
+        time.sleep(time.monotonic() - began)
     return answers
 
 
