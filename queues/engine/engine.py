@@ -221,6 +221,7 @@ class Engine:
         root, partition = self._root(tid), self._partition(tid)
         token = secrets.token_hex(16)
         script = scripts.load("claim")
+        lines = [keys.of_queue(root, tid, command).ready for command in commands]
         bound = script.bind(
             due=partition.due,
             queues=keys.of_tenant(root, tid).queues,
@@ -242,7 +243,7 @@ class Engine:
             dead_retention_ms=dead_retention_ms or self.options.dead_retention_ms,
             clock=self._now(),
             limits=limits.line(root, tid),
-            keys=[key for command in commands for key in keys.of_queue(root, tid, command).ready],
+            keys=[line[priority] for priority in reversed(keys.PRIORITIES) for line in lines],
             args=commands,
         )
 

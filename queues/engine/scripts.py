@@ -88,10 +88,13 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-def _kit(kit: re.Match[str]) -> str:
-    """A function that makes other functions: a script that runs without them does not pay for them."""
-    wanted = f"return {kit['gives']}"
-    return f"local function {kit['name']}()\n{_needed(_text(kit['of']), wanted)}\n{wanted}\nend"
+def _kit(kit: re.Match[str], library: str, there: str) -> str:
+    """A function that makes other functions: a script that runs without them does not pay for them. What they alone
+    need of the script's `library`, so that it is not `there`, is made with them."""
+    gives = f"return {kit['gives']}"
+    made = _needed(_text(kit["of"]), gives)
+    own = "".join(function[0] for function in _FUNCTION.finditer(library) if function[0] not in there)
+    return f"local function {kit['name']}()\n{_needed(own, made)}{made}\n{gives}\nend"
 
 
 def _text(libraries: str) -> str:
@@ -159,13 +162,16 @@ def parse(text: str, where: str = "script") -> Script:
         raise ScriptError(f"{where}: the header lacks {', '.join(missing) or 'its name'}")
     keys, args = _names(sections["KEYS"], where), _names(sections["ARGV"], where)
     flags = sections.get("FLAGS", "")
+    library = "\n".join(map(_library, includes))
+    there = _needed(library, "\nrun(main)\n" + "\n".join(body))
     source = "\n".join(
         [
             f"#!lua flags={flags}" if flags else "#!lua",
             "local call = redis.call",
             _locals(keys, "KEYS", "keys_from"),
             _locals(args, "ARGV", "args_from"),
-            _needed("\n".join([*map(_library, includes), *map(_kit, kits)]), "\nrun(main)\n" + "\n".join(body)),
+            there,
+            *(_kit(kit, library, there) for kit in kits),
             "local function main()",
             "\n".join(body).strip("\n"),
             "end",

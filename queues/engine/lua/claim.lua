@@ -1,14 +1,14 @@
 --! claim: take the best ready tasks of some queues of a tenant and open their leases.
---! KEYS    due queues ghosts waiting woken events expiry {ready[10]}*
+--! KEYS    due queues ghosts waiting woken events expiry {ready}*
 --! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
 --! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; what is due in these queues is promoted and reaped first
 --! COST    O((limit + inspect_limit) · log n), whatever the backlog
 --! FLAGS   allow-oom
---@ include keys, write, now, due, lease
+--@ include keys, write, now, lease
 --@ lazy limiter(admitted, charge): limit
 --@ lazy counters(room_in, fewest): consumers
---@ lazy repairs(promote_due, reap_expired): wake, ended, give_back, promote, reap
+--@ lazy repairs(promote_due, reap_expired, reschedule): due, wake, ended, give_back, promote, reap
 -- Ids of ended tasks that one claim walks past; what is left of them is the next claim's.
 local GHOSTS_AT_MOST = 200
 local WRITTEN = { 'status', 'lease' }
@@ -22,13 +22,12 @@ if limits ~= '' then
   charge(buckets, 1, now)
 end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
-local asked, first_due, expired, dead = {}, nil, 0, 0
+local asked, visits, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
 local budget = tonumber(inspect_limit)
 local rooms, room_in, fewest
-for n, command in ipairs({ unpack(ARGV, args_from) }) do
-  local queue = tid .. ':' .. command
+for n = 1, #states do
+  local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]
   asked[n] = queue
-  local state = states[n]
   if state and state ~= 'active' and state ~= 'paused' then
     if not rooms then
       rooms, room_in, fewest = {}, counters()
@@ -39,13 +38,14 @@ for n, command in ipairs({ unpack(ARGV, args_from) }) do
     local at = tonumber(call('ZSCORE', due, queue) or nil)
     if at and at <= now and budget > 0 then
       math.randomseed(tonumber(seed))
-      local promote_due, reap_expired = repairs()
+      local promote_due, reap_expired, reschedule = repairs()
       local moved = promote_due(queue, now, budget)
       local given_back, died = reap_expired(queue, now, budget)
       expired, dead = expired + given_back, dead + died
       budget = budget - math.max(moved, given_back)
       at = reschedule(queue)
     end
+    visits[queue] = at
     if rooms then
       rooms[queue] = room_in(state, queue)
       if rooms[queue] == 0 then
@@ -53,14 +53,18 @@ for n, command in ipairs({ unpack(ARGV, args_from) }) do
         at = math.min(at or now + BUSY_MS, now + BUSY_MS)
       end
     end
+    if states[n] == 'active' then active = active + 1 end
     if at and (not first_due or at < first_due) then first_due = at end
   end
 end
 -- Priority before command: every queue's nines, then every queue's eights.
-local lists = {}
-for priority = 9, 0, -1 do
-  for n = 1, #asked do
-    if states[n] == 'active' then lists[#lists + 1] = KEYS[keys_from + (n - 1) * 10 + priority] end
+local lists
+if active == #asked then
+  lists = { unpack(KEYS, keys_from) }
+else
+  lists = {}
+  for at = keys_from, #KEYS do
+    if states[(at - keys_from) % #asked + 1] == 'active' then lists[#lists + 1] = KEYS[at] end
   end
 end
 local count = #lists
@@ -94,8 +98,7 @@ while count > 0 and wanted > 0 and looked < limit + GHOSTS_AT_MOST do
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
       if task[1] == 'FAILED' then -- recalled: its id stands in line no more
-        undo[#undo + 1] = { restore, key, { 'ghost' }, { call('HGET', key, 'ghost') } }
-        call('HDEL', key, 'ghost')
+        hash_remove(key, 'ghost', call('HGET', key, 'ghost'))
       end
     end
   end
@@ -112,7 +115,8 @@ end
 for queue, held in pairs(leased) do
   if #held > 0 then
     zset_add(queue_key(queue, 'inprog'), held)
-    visit_by(queue, deadline)
+    local at = visits[queue]
+    if not at or deadline < at then zset_move(due, queue, at, deadline) end
   end
 end
 if #reply == 6 then

@@ -16,8 +16,8 @@ for i = args_from, #ARGV, 7 do
   local known = digest ~= '' and call('GET', idem_key(tid, digest))
   local existing = known and known ~= id and reading()(known)
   -- A client that lost the answer sends the same script again: what it asked for is there, perhaps claimed by now.
-  local stored = not existing and call('HMGET', task_key(id), 'created', 'visible')
-  if stored and stored[1] then
+  if not existing and call('EXISTS', task_key(id)) == 1 then
+    local stored = call('HMGET', task_key(id), 'created', 'visible')
     reply[#reply + 1] = tonumber(stored[2] or stored[1])
   elseif existing then
     local fingerprint = call('HGET', task_key(known), 'fingerprint')

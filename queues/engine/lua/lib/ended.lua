@@ -4,7 +4,7 @@ local function record(id, queue, attempt, outcome, status, attempts, priority, l
   local entry = call('XADD', events, '*', 'id', id, 'queue', queue, 'attempt', attempt, 'outcome', outcome, 'status', status,
     'attempts', attempts, 'priority', priority, 'worker', worker_of(lease) or '', 'created', created,
     'visible', visible or created, 'claimed', claimed_of(lease) or 0, 'ended', now, 'error', problem or '')
-  undo[#undo + 1] = { call, 'XDEL', events, entry }
+  remember('entry', events, entry)
 end
 
 -- Whoever waits for the task's result set `awaited` on it; nobody else is told, so a busy queue publishes nothing.

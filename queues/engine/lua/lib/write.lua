@@ -1,80 +1,108 @@
 -- Redis does not roll a script back; these do. Every write remembers its inverse, and when anything fails, whatever
 -- the reason, `run` takes back what was written, newest first, before the error leaves the script.
+-- Four slots a write: the name of its inverse and that one's words; a table for each would cost more than the rest.
 local undo = {}
+local function remember(inverse, key, a, b)
+  local n = #undo
+  undo[n + 1], undo[n + 2], undo[n + 3], undo[n + 4] = inverse, key, a, b or false
+end
+
+local function take_back()
+  local function members(pairs)
+    local found = {}
+    for i = 2, #pairs, 2 do found[i / 2] = pairs[i] end
+    return unpack(found)
+  end
+  local inverses = {
+    hash = function(key, fields, was)
+      for i, field in ipairs(fields) do
+        if was[i] then call('HSET', key, field, was[i]) else call('HDEL', key, field) end
+      end
+    end,
+    count = function(key, field, by)
+      if call('HINCRBY', key, field, by) == 0 then call('HDEL', key, field) end
+    end,
+    created = function(key) call('DEL', key) end,
+    string = function(key, before) call('SET', key, before, 'KEEPTTL') end,
+    pushed = function(key, count) call('LPOP', key, count) end,
+    popped = function(key, ids)
+      for i = #ids, 1, -1 do call('RPUSH', key, ids[i]) end
+    end,
+    added = function(key, pairs) call('ZREM', key, members(pairs)) end,
+    removed = function(key, pairs) call('ZADD', key, unpack(pairs)) end,
+    entry = function(key, id) call('XDEL', key, id) end,
+  }
+  for i = #undo - 3, 1, -4 do inverses[undo[i]](undo[i + 1], undo[i + 2], undo[i + 3]) end
+end
 
 local function run(main)
   local ok, reply = pcall(main)
   if ok then return reply end
-  for i = #undo, 1, -1 do
-    undo[i][1](unpack(undo[i], 2))
-  end
+  take_back()
   return redis.error_reply('CODEQ ' .. tostring(type(reply) == 'table' and reply.err or reply))
-end
-
-local function restore(key, fields, was)
-  for i, field in ipairs(fields) do
-    if was[i] then call('HSET', key, field, was[i]) else call('HDEL', key, field) end
-  end
 end
 
 -- `was` holds what `fields` were before, in their order: every field written must be among them.
 local function hash_set(key, fields, was, ...)
   call('HSET', key, ...)
-  undo[#undo + 1] = { restore, key, fields, was }
+  remember('hash', key, fields, was)
+end
+
+local function hash_remove(key, field, was)
+  call('HDEL', key, field)
+  remember('hash', key, { field }, { was })
 end
 
 local function create(key, ...)
   call('HSET', key, ...)
-  undo[#undo + 1] = { call, 'DEL', key }
+  remember('created', key, false)
 end
 
 local function string_set(key, before, value, ...)
   call('SET', key, value, ...)
-  undo[#undo + 1] = before and { call, 'SET', key, before, 'KEEPTTL' } or { call, 'DEL', key }
+  remember(before and 'string' or 'created', key, before)
 end
 
 local function push(key, ids)
   local length = call('LPUSH', key, unpack(ids))
-  undo[#undo + 1] = { call, 'LPOP', key, #ids }
+  remember('pushed', key, #ids)
   return length
-end
-
-local function push_back(key, ids)
-  for i = #ids, 1, -1 do call('RPUSH', key, ids[i]) end
 end
 
 -- Takes ids from the right of the first of `count` lists that is not empty; `words` are the lists and LMPOP's options.
 local function pop(count, words)
   local taken = call('LMPOP', count, unpack(words))
   if not taken then return nil end
-  undo[#undo + 1] = { push_back, taken[1], taken[2] }
+  remember('popped', taken[1], taken[2])
   return taken[1], taken[2]
 end
 
 -- `pairs` is score, member, score, member …; the members must be new to the set.
 local function zset_add(key, pairs)
   call('ZADD', key, unpack(pairs))
-  local inverse = { call, 'ZREM', key }
-  for i = 2, #pairs, 2 do inverse[#inverse + 1] = pairs[i] end
-  undo[#undo + 1] = inverse
+  remember('added', key, pairs)
 end
 
 -- `pairs` is score, member, … as they are in the set now.
 local function zset_remove(key, pairs)
-  local members = {}
-  for i = 2, #pairs, 2 do members[#members + 1] = pairs[i] end
-  call('ZREM', key, unpack(members))
-  undo[#undo + 1] = { call, 'ZADD', key, unpack(pairs) }
+  if #pairs == 2 then
+    call('ZREM', key, pairs[2])
+  else
+    local members = {}
+    for i = 2, #pairs, 2 do members[i / 2] = pairs[i] end
+    call('ZREM', key, unpack(members))
+  end
+  remember('removed', key, pairs)
 end
 
 local function zset_move(key, member, from, to)
   call('ZADD', key, to, member)
-  undo[#undo + 1] = from and { call, 'ZADD', key, from, member } or { call, 'ZREM', key, member }
+  remember(from and 'removed' or 'added', key, { from or to, member })
 end
 
 -- Nothing counted is no field.
 local function count_up(key, field, by)
   local count = call('HINCRBY', key, field, by)
-  undo[#undo + 1] = { count_up, key, field, -by }
+  remember('count', key, field, -by)
   if count == 0 then call('HDEL', key, field) end
 end
