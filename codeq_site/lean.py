@@ -141,6 +141,17 @@ class LeanRequest(ASGIRequest):
             pass
 
 
+class LeanResponse(HttpResponse):
+    """An answer in JSON, without what Django's constructor does for a page: that is a tenth of a request's time."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        self.status_code = status
+        self.headers = {"Content-Type": "application/json"}  # type: ignore[assignment]
+        self.content = body
+
+    content = b""  # an attribute here, a join of chunks in a page
+
+
 @types.coroutine
 def _resumed(coroutine: Coroutine[Any, Any, bytes], waits_for: Any) -> Generator[Any, Any, bytes]:
     """Go on awaiting a coroutine that was started by hand and waits for something."""

@@ -63,13 +63,13 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
         )
 
     def judged(item: Enqueued | errors.CodeqError) -> Enqueued | errors.CodeqError:
-        if isinstance(item, Enqueued) and item.is_mismatch and tenant.is_idempotency_strict:
+        if isinstance(item, Enqueued) and item.is_mismatch:
             return errors.IdempotencyMismatch()
         return item
 
     def enqueue_valid(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         stored = filters().known_first(tenant.tid, new, engine().known, store)
-        return stored.then(lambda items: [judged(item) for item in items])
+        return stored.then(lambda items: [judged(item) for item in items]) if tenant.is_idempotency_strict else stored
 
     return _each_valid(tasks, lambda task: _check_task(tenant, task, known), enqueue_valid)
 
@@ -298,7 +298,7 @@ def resume(tenant: Tenant, command: str) -> Call[None]:
 def _each_valid(
     items: Sequence[I],
     check: Callable[[I], None],
-    send: Callable[[list[I]], Call[list[R]] | Call[list[R | errors.CodeqError]]],
+    send: Callable[[list[I]], Call[list[R | errors.CodeqError]]],
 ) -> Call[list[R | errors.CodeqError]]:
     """Send the items that pass the check; the others' errors stand at their places in the answer."""
     _require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
@@ -312,13 +312,13 @@ def _each_valid(
         else:
             valid.append(item)
 
-    def merge(answers: list[R] | list[R | errors.CodeqError]) -> list[R | errors.CodeqError]:
+    def merge(answers: list[R | errors.CodeqError]) -> list[R | errors.CodeqError]:
         rest = iter(answers)
         return [refused[at] if at in refused else next(rest) for at in range(len(items))]
 
     if not valid:
         return Call(engine().runner, [], lambda _: merge([]))
-    return send(valid).then(merge)
+    return send(valid).then(merge) if refused else send(valid)
 
 
 def _check_task(tenant: Tenant, task: NewTask, known: policies.Policies) -> None:

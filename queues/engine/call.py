@@ -35,12 +35,9 @@ class Call(Generic[R]):
         self.read = read
 
     def __await__(self) -> Generator[Any, None, R]:
-        return self._send().__await__()
-
-    async def _send(self) -> R:
         call = self
         while True:
-            result = call.read(await call.runner.run(call.commands) if call.commands else [])
+            result = call.read((yield from call.runner.run(call.commands).__await__()) if call.commands else [])
             if not isinstance(result, Call):
                 return result
             call = result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any, TypeVar
 
@@ -76,14 +77,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self, root: str, tid: str) -> str:
         """The buckets as the scripts read them: "<key> <ms a unit> <burst ms>" each."""
-        if not self.per_second:
-            return ""
-        price, burst = 1000 / self.per_second, self.burst_seconds * 1000
-        buckets = [f"{keys.rate(root, tid, self.what)} {price} {burst}"]
-        if self.token and self.token_percent < 100:
-            own = keys.rate(root, tid, self.what, self.token)
-            buckets.append(f"{own} {price * 100 / self.token_percent} {burst}")
-        return " ".join(buckets)
+        return _buckets(self, root, tid) if self.per_second else ""
+
+
+@lru_cache(maxsize=10_000)
+def _buckets(limits: Limits, root: str, tid: str) -> str:
+    price, burst = 1000 / limits.per_second, limits.burst_seconds * 1000
+    buckets = [f"{keys.rate(root, tid, limits.what)} {price} {burst}"]
+    if limits.token and limits.token_percent < 100:
+        own = keys.rate(root, tid, limits.what, limits.token)
+        buckets.append(f"{own} {price * 100 / limits.token_percent} {burst}")
+    return " ".join(buckets)
 
 
 NO_LIMITS = Limits()

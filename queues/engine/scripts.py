@@ -66,6 +66,7 @@ class Script:
     sha: str
     _pick: Callable[[dict[str, Any]], tuple[Any, ...]] = field(repr=False)
     _count: int = field(repr=False)
+    _width: int = field(repr=False)
 
     def bind(self, *, keys: Iterable[str] = (), args: Iterable[Any] = (), **named: Any) -> Bound:
         """The words after EVALSHA: sha, number of keys, keys, arguments. A wrong name is a TypeError."""
@@ -75,8 +76,7 @@ class Script:
             fixed = self._pick(named)
         except KeyError as error:
             raise TypeError(f"{self.name} needs {error}") from None
-        count = self.keys.width
-        repeated = tuple(keys)
+        count, repeated = self._width, tuple(keys)
         return (self.sha, count + len(repeated), *fixed[:count], *repeated, *fixed[count:], *args)
 
     @property
@@ -191,6 +191,7 @@ def parse(text: str, where: str = "script") -> Script:
         sha=sha1(source.encode(), usedforsecurity=False).hexdigest(),
         _pick=_picker(fixed, sizes),
         _count=len(fixed),
+        _width=keys.width,
     )
 
 

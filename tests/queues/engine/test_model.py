@@ -616,4 +616,8 @@ def run_machine(
 def test_the_engine_does_what_the_model_says(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         met = run_machine(client, 5_000, 100) if LONG else run_machine(client, 500, 60)
-    assert not TO_MEET - {what for what, times in met.items() if times}
+        # The rarest, a second death, is met from none to a hundred times in a run.
+        for _ in range(3):
+            if TO_MEET - set(+met):
+                met += run_machine(client, 200, 60)
+    assert not TO_MEET - set(+met)
