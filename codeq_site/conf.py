@@ -166,7 +166,10 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
     artifacts: Annotated[
         str,
-        Meta(description="Where artifacts are: file:/// or s3://bucket/prefix (django-storages). Empty = in `home`."),
+        Meta(
+            description="Where artifacts are: `file:///a/directory`, or `s3://bucket/prefix?endpoint_url=…` with "
+            "`codeq[s3]` installed (docs/howto/artifacts.md). Empty = in `home`."
+        ),
     ] = ""
     spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
     secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""

@@ -267,16 +267,27 @@ def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
     return engine().purge(tenant.tid, task_ids).then(lambda went: _note_gone(tenant.tid, task_ids, went))
 
 
-def cleanup(tid: str, *, before_ms: int | None = None, limit: int = CHUNK) -> Call[int]:
-    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them."""
+def cleanup(
+    tid: str,
+    *,
+    before_ms: int | None = None,
+    limit: int = CHUNK,
+    held: int = 0,
+    may_go: Callable[[list[str]], list[str]] = list,
+) -> Call[int]:
+    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them.
+
+    `may_go` is asked first which of them may; `held` so many stand in front of them because it said no before.
+    """
 
     def remove(found: tuple[int, list[str]]) -> Call[int]:
         now_ms, task_ids = found
-        new = [task_id for task_id in task_ids if not filters().was_removed(tid, task_id)]
+        new = may_go([task_id for task_id in task_ids if not filters().was_removed(tid, task_id)])[:most]
         moment = now_ms if before_ms is None else min(now_ms, before_ms)
         return engine().purge(tid, new, before_ms=moment).then(lambda went: _note_gone(tid, new, went))
 
-    return engine().expired(tid, before_ms=before_ms, limit=min(limit, CHUNK)).follow(remove)
+    most = min(limit, CHUNK)
+    return engine().expired(tid, before_ms=before_ms, limit=most + held).follow(remove)
 
 
 def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
