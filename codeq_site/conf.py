@@ -156,6 +156,15 @@ class Pipeline(Section, frozen=True):
     lake: Annotated[str, Meta(description="Where the lake is: file:// or s3a://. Empty = under CODEQ_HOME.")] = ""
 
 
+class Tracing(Section, frozen=True):
+    endpoint: Annotated[
+        str, Meta(description="Where traces go, OTLP over HTTP: `http://collector:4318/v1/traces`. Empty = no traces.")
+    ] = ""
+    ratio: Annotated[
+        float, Meta(ge=0, le=1, description="The part of the traces begun here that is kept; callers decide theirs.")
+    ] = 1.0
+
+
 class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     home: Annotated[str, Meta(description="Directory of the embedded servers' data, keys and artifacts.")] = "var"
     production: Annotated[bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")] = (
@@ -184,6 +193,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     limits: Limits = Limits()
     webhooks: Webhooks = Webhooks()
     pipeline: Pipeline = Pipeline()
+    tracing: Tracing = Tracing()
 
     @property
     def home_path(self) -> Path:

@@ -13,7 +13,8 @@ from codeq_site import errors
 from codeq_site.conf import BackoffPolicy
 from queues import bulk, deadletters
 from queues.api.wire import (
-    CALLBACK_PATTERN,
+    ADDRESS_PATTERN,
+    CALLBACK,
     COMMAND_PATTERN,
     LIMITS,
     NO_NEWLINE,
@@ -230,7 +231,7 @@ def topic(row: QueuePolicy) -> Topic:
 class NewSubscription(Body, kw_only=True):
     """Call this address when one of these queues has work again."""
 
-    callback_url: Annotated[str, Meta(max_length=2048, pattern=CALLBACK_PATTERN)]
+    callback_url: Annotated[str, Meta(max_length=2048, pattern=ADDRESS_PATTERN, extra_json_schema=CALLBACK)]
     event_types: (
         Annotated[list[Command], Meta(max_length=100, description="A part of the token's; all of them if absent.")]
         | None

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 class Web:
     """A web process of its own, on the tests' servers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings_of_its_own: str) -> None:
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         database = settings.DATABASES["default"]
@@ -45,6 +45,7 @@ class Web:
             "CELERY_BROKER_URL": settings.CODEQ["broker_url"],
             "DATABASE_URL": settings.CODEQ["database_url"].replace("/codeq?", f"/{database['NAME']}?"),
             "SECRET_KEY": settings.CODEQ["secret_key"],
+            **settings_of_its_own,
         }
         self.process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], cwd=ROOT, env=environ)
         until(self.is_up, 30)
@@ -56,9 +57,14 @@ class Web:
         except OSError:
             return False
 
-    def ask(self, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, bytes]:
+    def json(self, *request: Any, **headers: str) -> Any:
+        status, body = self.ask(*request, **headers)
+        assert status < 300, body
+        return json.loads(body)
+
+    def ask(self, method: str, path: str, body: Any = None, token: str = "", **more_headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **more_headers}
         with contextlib.closing(connection):
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
