@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
@@ -49,6 +51,8 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
     if tenant.suspended:
         raise errors.TenantSuspended
     known = policies.of(tenant)
+    if known:
+        tasks = [_with_priority(task, known) for task in tasks]
 
     def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         return engine().enqueue(
@@ -330,6 +334,14 @@ def _each_valid(
     if not valid:
         return Call(engine().runner, [], lambda _: merge([]))
     return send(valid).then(merge)
+
+
+def _with_priority(task: NewTask, known: policies.Policies) -> NewTask:
+    """A task that says no priority gets the lowest of its queue's: a policy without 0 must not refuse it."""
+    policy = known.get(task.command)
+    if task.is_priority_said or policy is None or policy.priority_tiers is None:
+        return task
+    return msgspec.structs.replace(task, priority=min(policy.priority_tiers))
 
 
 def _check_task(tenant: Tenant, task: NewTask, known: policies.Policies) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from codeq_site import errors
 from queues import artifacts
@@ -28,7 +28,8 @@ def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: s
     return nouns.NewTask(
         command=body.command,
         payload=opaque(body.payload, "payload").decode(),
-        priority=int(body.priority),
+        priority=0 if body.priority is UNSET else int(body.priority),
+        is_priority_said=body.priority is not UNSET,
         max_attempts=whole(body.max_attempts),
         webhook=body.webhook,
         idempotency_key=body.idempotency_key,

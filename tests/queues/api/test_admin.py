@@ -189,6 +189,9 @@ async def test_a_topics_life(admin: Client, client: MakeClient) -> None:
 
 @pytest.mark.spec("ADM-5", "A topic's policy is enforced")
 async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Client) -> None:
+    await admin.request("PUT", f"{ADMIN}/topics/B", {"priorityTiers": [7, 4]})
+    assert (await producer.post(TASKS, {"command": "B", "payload": 1})).json["priority"] == 4
+    assert (await producer.post(TASKS, {"command": "B", "payload": 1, "priority": 0})).status == 400
     await admin.request("PUT", f"{ADMIN}/topics/A", {"priorityTiers": [0, 5], "maxAttempts": 2, "maxConsumers": 1})
     refused = await producer.post(TASKS, {"command": "A", "payload": 1, "priority": 3})
     assert (refused.status, refused.code) == (400, "invalid_request")

@@ -209,3 +209,15 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
             body[at : at + dice.choice((0, 0, 1, 2, 8))] = dice.choice(pieces)
         answer = await client.post(path, bytes(body))
         assert answer.status < 500, (seed, number, path, bytes(body), answer.body)
+
+
+@pytest.mark.spec("ENQ-3", "A task of a batch that may not be called back is refused alone")
+@pytest.mark.parametrize(
+    "webhook", ["x", "https://user@example.org/", "http://169.254.169.254/", "https://example.org/\0"]
+)
+async def test_a_bad_webhook_refuses_its_own_task_only(producer: Client, webhook: str) -> None:
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD | {"webhook": webhook}, GOOD]})
+    bad, good = answer.json["results"]
+    assert (bad["error"], bad["status"]) == ("invalid_request", 400)
+    assert "webhook" in bad["detail"]
+    assert good["task"]["status"] == "PENDING"
