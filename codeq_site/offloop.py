@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API, of each of the two pools.
 THREADS = 4
+# Whoever waits for a server that hangs is told so; the thread goes on waiting for it.
+ANSWER_SECONDS = 30.0
 PIECE_BYTES = 64 * 2**10
 _pools: dict[str, ThreadPoolExecutor] = {}
 _opened: set[BaseDatabaseWrapper] = set()
@@ -46,7 +48,8 @@ async def _run(pool: str, work: Callable[[], R]) -> R:
             _opened.update(connections.all(initialized_only=True))
 
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_pools[pool], functools.partial(context.run, guarded))
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return await asyncio.get_running_loop().run_in_executor(_pools[pool], functools.partial(context.run, guarded))
 
 
 async def read(file: BinaryIO) -> AsyncIterator[bytes]:
