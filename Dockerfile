@@ -5,7 +5,7 @@ FROM python:3.11-slim
 RUN useradd --system --create-home --home-dir /var/lib/codeq codeq
 WORKDIR /srv/codeq
 COPY . .
-RUN pip install --no-cache-dir --editable '.[embedded,pipeline]' --constraint constraints.txt
+RUN pip install --no-cache-dir --editable '.[embedded,pipeline,s3,tracing]' --constraint constraints.txt
 
 USER codeq
 ENV CODEQ_HOME=/var/lib/codeq CODEQ_WEB_HOST=0.0.0.0 PYTHONUNBUFFERED=1

@@ -45,6 +45,13 @@ def everywhere(conf: Conf) -> Iterator[CheckMessage]:
                 hint="Write networks such as 10.20.0.0/16 or fd00:20::/32, separated by commas.",
                 id="codeq.E003",
             )
+    artifacts = urlsplit(conf.artifacts)
+    if artifacts.scheme not in ("", "file", "s3") or (artifacts.scheme == "s3" and not artifacts.netloc):
+        yield Error(
+            "CODEQ_ARTIFACTS names no storage that codeQ knows.",
+            hint="Write file:///a/directory, or s3://bucket/prefix?endpoint_url=…&region_name=…",
+            id="codeq.E004",
+        )
 
 
 def deployed(conf: Conf) -> Iterator[CheckMessage]:

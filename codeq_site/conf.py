@@ -156,6 +156,15 @@ class Pipeline(Section, frozen=True):
     lake: Annotated[str, Meta(description="Where the lake is: file:// or s3a://. Empty = under CODEQ_HOME.")] = ""
 
 
+class Tracing(Section, frozen=True):
+    endpoint: Annotated[
+        str, Meta(description="Where traces go, OTLP over HTTP: `http://collector:4318/v1/traces`. Empty = no traces.")
+    ] = ""
+    ratio: Annotated[
+        float, Meta(ge=0, le=1, description="The part of the traces begun here that is kept; callers decide theirs.")
+    ] = 1.0
+
+
 class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     home: Annotated[str, Meta(description="Directory of the embedded servers' data, keys and artifacts.")] = "var"
     production: Annotated[bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")] = (
@@ -166,7 +175,10 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
     artifacts: Annotated[
         str,
-        Meta(description="Where artifacts are: file:/// or s3://bucket/prefix (django-storages). Empty = in `home`."),
+        Meta(
+            description="Where artifacts are: `file:///a/directory`, or `s3://bucket/prefix?endpoint_url=…` with "
+            "`codeq[s3]` installed (docs/howto/artifacts.md). Empty = in `home`."
+        ),
     ] = ""
     spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
     secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""
@@ -181,6 +193,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     limits: Limits = Limits()
     webhooks: Webhooks = Webhooks()
     pipeline: Pipeline = Pipeline()
+    tracing: Tracing = Tracing()
 
     @property
     def home_path(self) -> Path:

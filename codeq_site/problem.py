@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import redis.exceptions
 from django.core.exceptions import RequestAborted
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpResponse
 from msgspec import Meta
 from rest_framework import exceptions as drf
@@ -46,10 +47,14 @@ def from_exception(error: BaseException) -> CodeqError:
         return errors.InvalidRequest("The body is not valid UTF-8.")
     if isinstance(error, RecursionError):
         return errors.InvalidRequest("The body is nested too deeply.")
-    # TimeoutError is what a deadline on Redis raises; the command may have been carried out all the same.
+    # TimeoutError is what a deadline raises; what was asked may have been carried out all the same.
     if isinstance(error, (redis.exceptions.RedisError, TimeoutError, ConnectionError)):
-        log.warning("redis did not answer: %s", type(error).__name__)
+        log.warning("a server did not answer: %s", type(error).__name__)
         return errors.Unavailable(retry_after_seconds=1)
+    if isinstance(error, (OperationalError, InterfaceError)):
+        # PostgreSQL is away. Tasks go in and out without it; what only it knows has to wait.
+        log.warning("the database did not answer: %s", type(error).__name__)
+        return errors.Unavailable("The database cannot answer right now.", retry_after_seconds=5)
     if isinstance(error, drf.APIException):
         return _from_rest_framework(error)
     if isinstance(error, Http404):

@@ -81,6 +81,12 @@ DATABASES = {
         conn_health_checks=True,
     )
 }
+# A server that has vanished is noticed within seconds, and holds no thread for minutes.
+DATABASES["default"]["OPTIONS"] = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    **DATABASES["default"].get("OPTIONS", {}),
+}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # The broker's server rather than the hot path's, where Celery's broker is a Redis at all.

@@ -45,13 +45,14 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """Which dead letters. What is not said does not matter."""
 
     command: str | None = None
-    failure: Annotated[str, Meta(pattern="^[0-9a-f]{16}$", description="The number of a group.")] | None = None
+    failure: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}(?!\n)$", description="The number of a group.")] | None = None
     text: Annotated[Words, Meta(description="Words of error, payload or worker.")] | None = None
     error: Annotated[Words, Meta(description="Words of the error.")] | None = None
     died_after: Annotated[datetime, Meta(tz=True)] | None = None
     died_before: Annotated[datetime, Meta(tz=True)] | None = None
-    deliveries_from: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    deliveries_to: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    # Whole numbers, however JSON writes them.
+    deliveries_from: Annotated[float, Meta(multiple_of=1, ge=0, le=2**31 - 1)] | None = None
+    deliveries_to: Annotated[float, Meta(multiple_of=1, ge=0, le=2**31 - 1)] | None = None
     json_path: (
         Annotated[
             str,
@@ -211,7 +212,7 @@ def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: boo
         ("ended_at <= %s", until),
     ):
         if value is not None:
-            within.append(Condition(sql, (value,)))
+            within.append(Condition(sql, (pages.in_utc(value),)))
     for sql, number in (("deliveries >= %s", asked.deliveries_from), ("deliveries <= %s", asked.deliveries_to)):
         if number is not None:
             where.append(Condition(sql, (number,)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import MINYEAR, UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -62,6 +62,14 @@ class Keys(NamedTuple):
     found: list[Key]
     # Behind which key the next page begins; None where there is nothing behind.
     after: Key | None
+
+
+def in_utc(moment: datetime) -> datetime:
+    """The same moment as PostgreSQL takes it: it knows no zone sixteen hours away, and an offset may be any."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return (datetime.min if moment.year == MINYEAR else datetime.max).replace(tzinfo=UTC)
 
 
 def words_of(text: str) -> list[str]:

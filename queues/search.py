@@ -223,8 +223,9 @@ def _which(tenant: Tenant, asked: Asked) -> Which:
         (where if asked.status in (Status.FAILED, Status.CANCELLED) else within).append(condition)
     if asked.created_after is not None:
         # Nothing ends before it is created, so the order of ends narrows it too.
-        within.append(Condition("ended_at >= %s", (asked.created_after,)))
-        where.append(Condition("created_at > %s", (asked.created_after,)))
+        created_after = pages.in_utc(asked.created_after)
+        within.append(Condition("ended_at >= %s", (created_after,)))
+        where.append(Condition("created_at > %s", (created_after,)))
     words = pages.as_tsquery(asked.q, "q") if asked.q else ""
     return Which(tids=(tenant.tid,), within=tuple(within), where=tuple(where), words=words)
 

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
@@ -49,6 +51,8 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
     if tenant.suspended:
         raise errors.TenantSuspended
     known = policies.of(tenant)
+    if known:
+        tasks = [_with_priority(task, known) for task in tasks]
 
     def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         return engine().enqueue(
@@ -267,16 +271,27 @@ def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
     return engine().purge(tenant.tid, task_ids).then(lambda went: _note_gone(tenant.tid, task_ids, went))
 
 
-def cleanup(tid: str, *, before_ms: int | None = None, limit: int = CHUNK) -> Call[int]:
-    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them."""
+def cleanup(
+    tid: str,
+    *,
+    before_ms: int | None = None,
+    limit: int = CHUNK,
+    held: int = 0,
+    may_go: Callable[[list[str]], list[str]] = list,
+) -> Call[int]:
+    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them.
+
+    `may_go` is asked first which of them may; `held` so many stand in front of them because it said no before.
+    """
 
     def remove(found: tuple[int, list[str]]) -> Call[int]:
         now_ms, task_ids = found
-        new = [task_id for task_id in task_ids if not filters().was_removed(tid, task_id)]
+        new = may_go([task_id for task_id in task_ids if not filters().was_removed(tid, task_id)])[:most]
         moment = now_ms if before_ms is None else min(now_ms, before_ms)
         return engine().purge(tid, new, before_ms=moment).then(lambda went: _note_gone(tid, new, went))
 
-    return engine().expired(tid, before_ms=before_ms, limit=min(limit, CHUNK)).follow(remove)
+    most = min(limit, CHUNK)
+    return engine().expired(tid, before_ms=before_ms, limit=most + held).follow(remove)
 
 
 def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
@@ -319,6 +334,14 @@ def _each_valid(
     if not valid:
         return Call(engine().runner, [], lambda _: merge([]))
     return send(valid).then(merge) if refused else send(valid)
+
+
+def _with_priority(task: NewTask, known: policies.Policies) -> NewTask:
+    """A task that says no priority gets the lowest of its queue's: a policy without 0 must not refuse it."""
+    policy = known.get(task.command)
+    if task.is_priority_said or policy is None or policy.priority_tiers is None:
+        return task
+    return msgspec.structs.replace(task, priority=min(policy.priority_tiers))
 
 
 def _check_task(tenant: Tenant, task: NewTask, known: policies.Policies) -> None:

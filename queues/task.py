@@ -58,6 +58,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     payload: str
     priority: int = 0
+    is_priority_said: bool = True  # else the lowest is meant that the queue's policy knows
     max_attempts: int | None = None
     webhook: str | None = None
     idempotency_key: str | None = None

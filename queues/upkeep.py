@@ -6,16 +6,21 @@ are done for all. Every step is one script that may be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
 
 from codeq_site.errors import Unavailable
 from codeq_site.redis import client, engine
-from queues import services, stream
+from queues import artifacts, services, stream
 from queues.engine import keys
 from tenants.directory import directory
 
+log = logging.getLogger(__name__)
+
 MayGoOn = Callable[[], bool]
 LIMIT = 500  # tasks in one script: Redis answers nobody else meanwhile
+HELD_AT_MOST = 5_000  # of one tenant; they are read again with every pass
 
 
 def repair(may_go_on: MayGoOn) -> tuple[int, int]:
@@ -38,16 +43,16 @@ def repair(may_go_on: MayGoOn) -> tuple[int, int]:
 def cleanup(may_go_on: MayGoOn) -> int:
     """Remove ended tasks whose retention is over and that are in PostgreSQL; how many went."""
     removed = 0
+    remover = artifacts.Remover()
     for partition in stream.partitions():
         of = keys.of_partition(partition)
         # Retention ends no earlier than the task did: what it had left before this moment is audited.
         before_ms = stream.drained_until_ms(partition) - 1
         for tid in client().sscan_iter(of.tenants):
-            while may_go_on():
-                went = services.cleanup(tid.decode(), before_ms=before_ms).now()
+            for went in _passes(tid.decode(), before_ms, sys.maxsize, remover):
                 removed += went
-                if not went:
-                    break
+                if not may_go_on():
+                    return removed
     return removed
 
 
@@ -55,12 +60,36 @@ def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
     """The same for one tenant, at most `limit`, of what was over before a moment: what its administrator asks for."""
     audited_ms = stream.drained_until_ms(engine().partition_of(tid)) - 1
     removed = 0
-    while removed < limit:
-        went = services.cleanup(tid, before_ms=min(before_ms, audited_ms), limit=limit - removed).now()
+    for went in _passes(tid, min(before_ms, audited_ms), limit, artifacts.Remover()):
         removed += went
-        if not went:
-            break
     return removed
+
+
+def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
+    """Pass after pass over what is over, until there is nothing left that may go.
+
+    Artifacts go before their task: a crash between the two leaves a task that the next run removes, never a file that
+    nobody knows of. Where their storage is away the task stays, and those behind it go. No artifact can be handed in
+    meanwhile, so they are few; should they be many, the memory of Redis is worth more than the files.
+    """
+    held: set[str] = set()
+
+    def may_go(task_ids: list[str]) -> list[str]:
+        new = [task_id for task_id in task_ids if task_id not in held]
+        stay = remover.remove(tid, new)
+        if len(held) + len(stay) > HELD_AT_MOST:
+            log.error("tenant %s: %d tasks are removed, and their artifacts are not", tid, len(stay))
+            return new
+        held.update(stay)
+        return [task_id for task_id in new if task_id not in stay]
+
+    while limit > 0:
+        before = len(held)
+        went = services.cleanup(tid, before_ms=before_ms, limit=limit, held=before, may_go=may_go).now()
+        limit -= went
+        yield went
+        if not went and len(held) == before:
+            return
 
 
 def _dead_retention_ms(tid: str) -> int | None:

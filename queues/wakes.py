@@ -40,3 +40,13 @@ def depth(queue: Queue) -> Depth:
     except CodeqError:
         return Depth(0, 0)
     return Depth(0 if stats.is_paused else stats.ready, stats.delayed)
+
+
+def trace(queue: Queue) -> tuple[str, str]:
+    """The trace context of the task that is next in line; two empty words where there is none."""
+    try:
+        in_line = engine().peek(queue.tid, queue.command, 1).now().in_line
+        [task] = engine().tasks(queue.tid, [in_line[0].id]).now() if in_line else [None]
+    except CodeqError:
+        return "", ""
+    return (task.spec.trace_parent or "", task.spec.trace_state or "") if task else ("", "")

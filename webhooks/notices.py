@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.models import F, Q
 
+from codeq_site import tracing
 from codeq_site.conf import conf
 from queues import wakes
 from queues.wakes import Depth, Queue
@@ -40,6 +41,7 @@ class Call(msgspec.Struct, frozen=True):
     subscription: Subscription
     queue: Queue
     depth: Depth
+    trace: tuple[str, str]  # of the task that is next in line, the one that woke the queue if it is alone there
 
 
 def notify(
@@ -74,6 +76,7 @@ def notify(
 def _to_make(wanted: Iterable[tuple[Subscription, Queue]], now: datetime) -> list[Call]:
     """Those that are ours to make: with work in the queue, and taken before anybody else took them."""
     depths: dict[Queue, Depth] = {}
+    traces: dict[Queue, tuple[str, str]] = {}
     calls: list[Call] = []
     told: set[uuid.UUID] = set()
     for each, queue in wanted:
@@ -85,7 +88,9 @@ def _to_make(wanted: Iterable[tuple[Subscription, Queue]], now: datetime) -> lis
             _owe([each], queue.command)
         elif _take(each, queue.command, now):
             told.add(each.pk)
-            calls.append(Call(each, queue, depths[queue]))
+            if queue not in traces:
+                traces[queue] = wakes.trace(queue)
+            calls.append(Call(each, queue, depths[queue], traces[queue]))
         else:
             _owe([each], queue.command)
     return calls
@@ -137,9 +142,9 @@ async def _make(
         )
         async with host, slots:
             signed = signing.headers(secrets.of(*_address(call)), notice_id, int(now.timestamp()), body)
-            return await http.post(
-                url, common_headers() | signed, body, deadline_seconds=DEADLINE_SECONDS, resolve=resolve, tls=tls
-            )
+            with tracing.span("codeq/notify", *call.trace) as trace:
+                headers = common_headers(*trace) | signed
+                return await http.post(url, headers, body, deadline_seconds=DEADLINE_SECONDS, resolve=resolve, tls=tls)
 
     return await asyncio.gather(*(make(call) for call in calls))
 

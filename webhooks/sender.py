@@ -22,6 +22,7 @@ from functools import partial
 
 from django.db import InterfaceError, OperationalError, connection
 
+from codeq_site import tracing
 from codeq_site.conf import conf
 from queues import pace
 from tenants.directory import directory
@@ -173,13 +174,9 @@ class Sender:
     async def _try(self, delivery: Reserved, lane: Lane) -> None:
         started = self._clock()
         body = delivery.body.encode()
-        posted = await http.post(
-            delivery.url,
-            self._headers(delivery, started, body),
-            body,
-            resolve=self._resolve,
-            tls=self._tls,
-        )
+        with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
+            headers = common_headers(*trace) | self._signature(delivery, started, body)
+            posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
         step = schedule.after(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
         metrics.sent("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
@@ -191,10 +188,9 @@ class Sender:
         self._begin([])
         self._changed.set()
 
-    def _headers(self, delivery: Reserved, moment: datetime, body: bytes) -> dict[str, str]:
+    def _signature(self, delivery: Reserved, moment: datetime, body: bytes) -> dict[str, str]:
         secrets = self._secrets.of(delivery.tid, delivery.address)
-        found = common_headers(delivery.trace_parent, delivery.trace_state)
-        return found | signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
+        return signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
 
 
 def _close_connection() -> None:

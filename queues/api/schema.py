@@ -12,6 +12,7 @@ from drf_spectacular.plumbing import ComponentRegistry, ResolvedComponent
 
 from codeq_site import errors, problem
 from codeq_site.errors import CodeqError
+from queues.api import links
 from queues.api.examples import EXAMPLES
 
 JSON = "application/json"
@@ -79,7 +80,10 @@ class ApiSchema(AutoSchema):
                 "content": {JSON: _content(self._reference(declared.body), examples.get("request"))},
             }
         for status, kind in declared.answers.items():
-            said["responses"][str(status)] = self._answer(status, kind, examples.get(status), declared.answer_headers)
+            response = self._answer(status, kind, examples.get(status), declared.answer_headers)
+            if following := links.of(declared.name, status):
+                response["links"] = following
+            said["responses"][str(status)] = response
         said["responses"] |= self._problems(declared_errors(declared))
         registry.register_on_missing(_bearer())
         return said

@@ -6,9 +6,10 @@ import base64
 import datetime as dt
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from codeq_site import errors
 from queues import artifacts
@@ -27,7 +28,8 @@ def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: s
     return nouns.NewTask(
         command=body.command,
         payload=opaque(body.payload, "payload").decode(),
-        priority=int(body.priority),
+        priority=0 if body.priority is UNSET else int(body.priority),
+        is_priority_said=body.priority is not UNSET,
         max_attempts=whole(body.max_attempts),
         webhook=body.webhook,
         idempotency_key=body.idempotency_key,
@@ -72,6 +74,8 @@ def new_artifacts(body: wire.NewResult) -> list[artifacts.New]:
 def _new_artifact(body: wire.NewArtifact) -> artifacts.New:
     if (body.url is None) == (body.content_base64 is None):
         raise errors.InvalidRequest("artifacts: each has either `url` or `contentBase64`")
+    if body.url is not None:
+        _check_address(body.url)
     content = None
     if body.content_base64 is not None:
         try:
@@ -81,6 +85,14 @@ def _new_artifact(body: wire.NewArtifact) -> artifacts.New:
         if len(content) > wire.LIMITS.artifact_bytes:
             raise errors.PayloadTooLarge(f"artifacts: {len(content)} bytes; at most {wire.LIMITS.artifact_bytes} each")
     return artifacts.New(name=body.name, url=body.url, content=content, content_type=body.content_type)
+
+
+def _check_address(url: str) -> None:
+    """Refuse what whoever follows the address would stumble over: it is handed out as it is, and never called here."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise errors.InvalidRequest("artifacts: url is not an address") from error
 
 
 _read_artifacts = msgspec.json.Decoder(list[wire.Artifact]).decode

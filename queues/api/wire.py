@@ -10,7 +10,7 @@ import datetime as dt
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from codeq_site.conf import conf
 from queues.task import Location, Status
@@ -23,7 +23,12 @@ UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}" 
 # PostgreSQL takes no NUL in a text, so one accepted here would stop the audit later.
 NO_NUL = r"^[^\x00]*$"
 
-HTTP_PATTERN = r"^https?://[^\s\x00-\x20\x7f]+" + NO_NEWLINE
+# Every white space by its number: Python's `\s` and that of ECMAScript, which the schema is read with, differ.
+_SPACE = r"\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+ADDRESS_PATTERN = rf"^https?://(\[[0-9A-Fa-f:.]+\](:[0-9]*)?|[^\[\]/?#{_SPACE}]+)([/?#][^{_SPACE}]*)?" + NO_NEWLINE
+# What `webhooks.http` takes, as far as a pattern can say it: visible ASCII, no user, no fragment.
+CALLBACK_PATTERN = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?([/?][!\"$-\[\]-~]*)?" + NO_NEWLINE
+BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 TEXT_CHARACTERS = 16_384
 # Of one result.
 ARTIFACTS = 100
@@ -36,7 +41,15 @@ TaskId = Annotated[
 ]
 # JSON has one kind of number: 5 and 5.0 are the same, and some libraries write the second. So what is a whole number to
 # us is decoded as any number that is a multiple of 1; the schema says `integer`, which means just that.
-Priority = Annotated[float, Meta(multiple_of=1, ge=0, le=9, description="Higher goes first.")]
+Priority = Annotated[
+    float,
+    Meta(
+        multiple_of=1,
+        ge=0,
+        le=9,
+        description="Higher goes first. If absent: 0, or the lowest that the queue's policy knows.",
+    ),
+]
 LeaseToken = Annotated[
     str,
     Meta(min_length=1, max_length=128, pattern=r"^[ -~]+$", description="The `leaseToken` the claim gave."),
@@ -78,7 +91,7 @@ class NewTask(Body, kw_only=True):
             extra_json_schema={"not": {"type": "null"}},
         ),
     ]
-    priority: Priority = 0
+    priority: Priority | UnsetType = UNSET
     max_attempts: (
         Annotated[
             float,
@@ -96,9 +109,10 @@ class NewTask(Body, kw_only=True):
             str,
             Meta(
                 max_length=2048,
-                pattern=HTTP_PATTERN,
                 description="Called when the task has ended.",
                 examples=["https://example.org/codeq/hook"],
+                # Judged task by task (`webhooks.http`), so that a bad one does not refuse the batch that it came in.
+                extra_json_schema={"pattern": CALLBACK_PATTERN},
             ),
         ]
         | None
@@ -263,14 +277,15 @@ class NewArtifact(Body, kw_only=True):
         str,
         Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*" + NO_NEWLINE, description="Never a path."),
     ]
-    url: Annotated[str, Meta(max_length=2048, pattern=HTTP_PATTERN)] | None = None
+    url: Annotated[str, Meta(max_length=2048, pattern=ADDRESS_PATTERN)] | None = None
     content_base64: (
         Annotated[
             str,
             Meta(
                 max_length=(LIMITS.artifact_bytes + 2) // 3 * 4,
                 description=f"At most {LIMITS.artifact_bytes} bytes, decoded.",
-                extra_json_schema={"contentEncoding": "base64"},
+                # For whoever reads the schema; here the decoder says it, and sooner.
+                extra_json_schema={"contentEncoding": "base64", "pattern": BASE64_PATTERN},
             ),
         ]
         | None

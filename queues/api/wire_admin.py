@@ -13,8 +13,8 @@ from codeq_site import errors
 from codeq_site.conf import BackoffPolicy
 from queues import bulk, deadletters
 from queues.api.wire import (
+    CALLBACK_PATTERN,
     COMMAND_PATTERN,
-    HTTP_PATTERN,
     LIMITS,
     NO_NEWLINE,
     NO_NUL,
@@ -160,7 +160,7 @@ class NewTopic(Body, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=10,
-                description="The priorities a task may have.",
+                description="The priorities a task may have. One that says none gets the lowest of them.",
                 extra_json_schema={"uniqueItems": True},
             ),
         ]
@@ -230,7 +230,7 @@ def topic(row: QueuePolicy) -> Topic:
 class NewSubscription(Body, kw_only=True):
     """Call this address when one of these queues has work again."""
 
-    callback_url: Annotated[str, Meta(max_length=2048, pattern=HTTP_PATTERN)]
+    callback_url: Annotated[str, Meta(max_length=2048, pattern=CALLBACK_PATTERN)]
     event_types: (
         Annotated[list[Command], Meta(max_length=100, description="A part of the token's; all of them if absent.")]
         | None

@@ -13,7 +13,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from codeq_site import errors
-from queues import bulk
+from queues import bulk, pages
 from queues.bulk import Canary
 from queues.console import dead
 from queues.console.acts import Act, recorded
@@ -109,7 +109,7 @@ class JobsPage(Page):
         jobs = bulk.of(scoping.tids_of(self.request.user)).select_related("tenant")
         if before := self.request.GET.get("before"):
             try:
-                jobs = jobs.filter(created_at__lt=datetime.fromisoformat(before))
+                jobs = jobs.filter(created_at__lt=pages.in_utc(datetime.fromisoformat(before)))
             except ValueError:
                 raise Http404("Not a moment.") from None
         rows = list(jobs[: PAGE + 1])

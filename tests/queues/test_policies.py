@@ -151,10 +151,23 @@ def test_producers_feel_the_policy(tenant: Tenant) -> None:
     assert stats(tenant) == (2, 0, 0)
 
 
-def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant) -> None:
-    new = NewTask(command="send", payload="1", idempotency_key="k")
+@pytest.mark.spec("ADM-5", "A task that says no priority gets the lowest of its queue's priorityTiers")
+def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: Tenant) -> None:
+    put(tenant, priority_tiers=(9, 3, 5))
+    unsaid = NewTask(command="send", payload="1", is_priority_said=False)
+    other = NewTask(command="other", payload="1", is_priority_said=False)
+    refused = NewTask(command="send", payload="1")
+    found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).now()
+    assert (found.task.priority, elsewhere.task.priority) == (3, 0)
+    assert isinstance(wrong, errors.InvalidRequest)
+    assert "send knows 3, 5, 9" in wrong.detail
+
+
+@pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
+def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant, policy: dict[str, Any]) -> None:
+    new = NewTask(command="send", payload="1", idempotency_key="k", is_priority_said=False)
     [first] = services.enqueue(tenant, [new]).now()
-    put(tenant, max_attempts=2)
+    put(tenant, **policy)
     [again] = services.enqueue(tenant, [new]).now()
     assert (again.is_replayed, again.is_mismatch, again.task.id) == (True, False, first.task.id)
 

@@ -43,6 +43,8 @@ def test_a_good_deployment_has_no_problem() -> None:
         ({"database_url": "sqlite:///codeq.db"}, "codeq.E002"),
         ({"webhooks": {"allow_hosts": ["receivers.example.com"]}}, "codeq.E003"),
         ({"webhooks": {"allow_hosts": ["203.0.113.9/24"]}}, "codeq.E003"),
+        ({"artifacts": "ftp://example.com/"}, "codeq.E004"),
+        ({"artifacts": "s3:///prefix"}, "codeq.E004"),
         ({"production": False}, "codeq.E010"),
         ({"secret_key": ""}, "codeq.E011"),
         ({"secret_key": "k7" * 24}, "codeq.E011"),

@@ -57,7 +57,12 @@ class ReplayView(ApiView):
         asked = body.filter or deadletters.Filter()
         if asked.command not in (None, command):
             raise errors.InvalidRequest("filter.command: the path says another")
-        asked = msgspec.structs.replace(asked, command=name(command))
+        asked = msgspec.structs.replace(
+            asked,
+            command=name(command),
+            deliveries_from=translate.whole(asked.deliveries_from),
+            deliveries_to=translate.whole(asked.deliveries_to),
+        )
         if body.dry_run:
             if body.ids is not None:
                 return answer(wire.DryRun(count=len(set(body.ids)), sample=[]))

@@ -75,6 +75,36 @@ async def test_a_list_of_dead_letters_has_its_bounds(admin: Client, query: str) 
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
+# PostgreSQL knows no zone sixteen hours away; and at the ends of time there is no UTC.
+FAR_MOMENTS = [
+    "2026-01-01T00:00:00+19:52",
+    "2026-01-01T00:00:00-23:59",
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59",
+]
+
+
+@pytest.mark.parametrize("moment", FAR_MOMENTS)
+async def test_a_moment_may_be_of_any_zone(producer: Client, admin: Client, moment: str) -> None:
+    quoted = moment.replace("+", "%2B")
+    assert (await producer.get(f"{TASKS}?createdAfter={quoted}")).status == 200
+    assert (await admin.get(f"{ADMIN}/dlq/RENDER?olderThan={quoted}")).status == 200
+    for name in ("diedAfter", "diedBefore"):
+        answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}, "dryRun": True})
+        assert (answer.status, answer.json) == (200, {"count": 0, "sample": []})
+        job = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}})
+        assert job.status == 202
+    await offloop.run(bulk.run, lambda: True, seconds=2)
+    assert (await admin.get(job.headers["location"])).json["state"] == "done"
+    assert (await admin.post(f"{ADMIN}/tasks/cleanup", {"before": moment})).json["deleted"] == 0
+
+
+async def test_numbers_of_a_filter_may_be_written_in_several_ways(admin: Client) -> None:
+    for number in ("1", "1.0", "10e-1"):
+        body = f'{{"filter":{{"deliveriesFrom":{number},"deliveriesTo":{number}}},"dryRun":true}}'
+        assert (await admin.post(f"{ADMIN}/dlq/RENDER/replay", body.encode())).status == 200
+
+
 @pytest.mark.spec("RET-4", "Dead letters are replayed by a bulk job that shows its progress")
 async def test_replaying_what_a_filter_means(producer: Client, worker: Client, admin: Client) -> None:
     ids = await dead(producer, worker, 3)
@@ -159,6 +189,9 @@ async def test_a_topics_life(admin: Client, client: MakeClient) -> None:
 
 @pytest.mark.spec("ADM-5", "A topic's policy is enforced")
 async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Client) -> None:
+    await admin.request("PUT", f"{ADMIN}/topics/B", {"priorityTiers": [7, 4]})
+    assert (await producer.post(TASKS, {"command": "B", "payload": 1})).json["priority"] == 4
+    assert (await producer.post(TASKS, {"command": "B", "payload": 1, "priority": 0})).status == 400
     await admin.request("PUT", f"{ADMIN}/topics/A", {"priorityTiers": [0, 5], "maxAttempts": 2, "maxConsumers": 1})
     refused = await producer.post(TASKS, {"command": "A", "payload": 1, "priority": 3})
     assert (refused.status, refused.code) == (400, "invalid_request")

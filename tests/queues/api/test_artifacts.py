@@ -14,8 +14,6 @@ import pytest
 from django.core.files.storage import FileSystemStorage
 
 from codeq_site import offloop
-from codeq_site.conf import conf
-from codeq_site.errors import ConfigError
 from queues import artifacts, beat
 from queues.api import wire
 from tests.queues.api.asgi_client import Client
@@ -244,20 +242,3 @@ async def test_after_redis_the_audit_answers(producer: Client, stranger: Client,
     assert (await producer.get(read["result"]["artifacts"][0]["url"])).body == CONTENT
     for answer in (await stranger.get(path), await stranger.get(f"{path}/result"), await stranger.get(f"{path}x")):
         assert (answer.status, answer.code) == (404, "task_not_found")
-
-
-def test_the_address_of_the_storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.undo()
-
-    def at(address: str) -> Any:
-        settings = msgspec.structs.replace(conf(), artifacts=address)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(artifacts, "conf", lambda: settings)
-            return artifacts.storage.__wrapped__()  # type: ignore[attr-defined]
-
-    assert at("").location == str(conf().home_path / "artifacts")
-    assert at(f"file://{tmp_path}").location == str(tmp_path)
-    with pytest.raises(ConfigError, match="django-storages"):
-        at("s3://bucket/prefix")
-    with pytest.raises(ConfigError, match="CODEQ_ARTIFACTS"):
-        at("ftp://example.org/")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from codeq_site.redis import client as redis_client
+from tenants.tenant import Tenant
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.test_tasks import made
@@ -179,6 +182,51 @@ async def test_distinct_commands_never_share_a_queue(producer: Client, worker: C
     assert (await worker.post(f"{TASKS}/claim", {"commands": names})).status == 204
 
 
+class Watched:
+    """Every word that looks like a key of ours in what Redis is told meanwhile, by scripts too."""
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self._monitor = redis_client().monitor()
+        self._thread = threading.Thread(target=self._listen)
+
+    def __enter__(self) -> set[str]:
+        self._monitor.__enter__()
+        self._thread.start()
+        return self.words
+
+    def __exit__(self, *_: object) -> None:
+        redis_client().echo("the end of what is watched")
+        self._thread.join(10)
+        self._monitor.__exit__(None, None, None)
+
+    def _listen(self) -> None:
+        while "the end of what is watched" not in (said := self._monitor.next_command()["command"]):
+            self.words |= {word for word in re.split(r'[" ]', said) if word.startswith("codeq:{")}
+
+
+@pytest.mark.spec("TEN-1", "Whatever a command is called, no key is touched but of its own queue and tenant")
+async def test_no_name_touches_a_key_but_its_own(
+    producer: Client, worker: Client, admin: Client, stranger: Client, tenant: Tenant
+) -> None:
+    dice = random.Random(random.randrange(2**32))
+    alphabet = "AZaz09_.-"
+    names = {"".join(dice.choices(alphabet, k=dice.randint(1, 128))) for _ in range(300)}
+    await stranger.post(TASKS, {"command": "A", "payload": 1})
+    with Watched() as words:
+        for name in names:
+            task = await made(producer, command=name)
+            await worker.post(f"{TASKS}/claim", {"commands": [name]})
+            await worker.post(f"{TASKS}/{task['id']}/nack", {"delaySeconds": 1})
+            await admin.get(f"/v1/codeq/admin/queues/{name}")
+    queues = [match for word in words if (match := re.fullmatch(r"codeq:\{\d+\}:q:([^:]*):([^:]*):(.*)", word))]
+    assert {match[2] for match in queues} == names
+    assert {match[1] for match in queues} == {tenant.tid}
+    assert {match[3] for match in queues} <= {*(f"ready:{n}" for n in range(10)), "inprog", "delayed", "dlq"}
+    for word in words - {match[0] for match in queues}:
+        assert not any(name in word for name in names if len(name) > 12), word
+
+
 async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
     producer: Client, worker: Client, admin: Client
 ) -> None:
@@ -209,3 +257,15 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
             body[at : at + dice.choice((0, 0, 1, 2, 8))] = dice.choice(pieces)
         answer = await client.post(path, bytes(body))
         assert answer.status < 500, (seed, number, path, bytes(body), answer.body)
+
+
+@pytest.mark.spec("ENQ-3", "A task of a batch that may not be called back is refused alone")
+@pytest.mark.parametrize(
+    "webhook", ["x", "https://user@example.org/", "http://169.254.169.254/", "https://example.org/\0"]
+)
+async def test_a_bad_webhook_refuses_its_own_task_only(producer: Client, webhook: str) -> None:
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD | {"webhook": webhook}, GOOD]})
+    bad, good = answer.json["results"]
+    assert (bad["error"], bad["status"]) == ("invalid_request", 400)
+    assert "webhook" in bad["detail"]
+    assert good["task"]["status"] == "PENDING"

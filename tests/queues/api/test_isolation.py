@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hmac
+import json
+import statistics
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from codeq_site.redis import client as redis_client
@@ -17,6 +23,7 @@ from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH, TASKS
 from tests.queues.api.test_tasks import made
 from tests.queues.api.test_workers import DONE, claimed
+from tests.tenants.minting import assemble
 
 MakeClient = Callable[..., Client]
 ABSENT = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
@@ -291,3 +298,48 @@ async def test_two_tenants_in_one_token(client: MakeClient) -> None:
     assert (answer.status, answer.code) == (403, "forbidden")
     unknown = await client("producer", "nobody-knows-this-tenant").post(TASKS, NEW_TASK)
     assert (unknown.status, unknown.code) == (403, "forbidden")
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "its text": lambda jwk: json.dumps(jwk),
+    "its text, compact": lambda jwk: json.dumps(jwk, separators=(",", ":")),
+    "its PEM": lambda jwk: jwt.PyJWK(jwk).key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode(),
+    "its coordinates": lambda jwk: jwk["x"] + jwk["y"],
+    "nothing": lambda jwk: "",
+}
+
+
+@pytest.mark.spec(
+    "AUT-1", "The public keys that are served are no secret to sign with, and no algorithm is no signature"
+)
+@pytest.mark.parametrize("secret", FORGED.values(), ids=FORGED.keys())
+@pytest.mark.parametrize("algorithm", ["HS256", "HS512", "none"])
+async def test_a_public_key_is_no_secret(
+    anonymous: Client, client: MakeClient, algorithm: str, secret: Callable[[dict[str, Any]], str]
+) -> None:
+    (key,) = (await anonymous.get("/.well-known/jwks.json")).json["keys"]
+    caller = client("admin")
+    assert (await caller.get("/v1/codeq/admin/queues")).status == 200
+    claims = jwt.decode(caller.token or "", options={"verify_signature": False})
+    header = {"alg": algorithm, "typ": "JWT", "kid": key["kid"]}
+    signed = assemble(header, claims, b"").rstrip(".")
+    kinds = {"HS256": "sha256", "HS512": "sha512"}
+    is_signed = algorithm in kinds
+    signature = hmac.digest(secret(key).encode(), signed.encode(), kinds[algorithm]) if is_signed else b""
+    caller.token = assemble(header, claims, signature)
+    answer = await caller.get("/v1/codeq/admin/queues")
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+
+
+@pytest.mark.spec("TEN-3", "Nor does time tell another tenant's task from one that never was")
+async def test_time_does_not_tell_either(producer: Client, stranger: Client) -> None:
+    foreign = (await made(producer))["id"]
+    absent = f"{foreign[:-12]}{uuid.uuid4().hex[:12]}"
+    took: dict[str, list[float]] = {foreign: [], absent: []}
+    for number in range(400):
+        # In turn, so that whatever else the machine does falls on both.
+        task_id = (foreign, absent)[number % 2]
+        began = time.perf_counter()
+        assert (await stranger.get(f"{TASKS}/{task_id}")).status == 404
+        took[task_id].append(time.perf_counter() - began)
+    assert abs(statistics.median(took[foreign]) - statistics.median(took[absent])) <= 0.002

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 class Web:
     """A web process of its own, on the tests' servers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings_of_its_own: str) -> None:
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         database = settings.DATABASES["default"]
@@ -45,6 +45,7 @@ class Web:
             "CELERY_BROKER_URL": settings.CODEQ["broker_url"],
             "DATABASE_URL": settings.CODEQ["database_url"].replace("/codeq?", f"/{database['NAME']}?"),
             "SECRET_KEY": settings.CODEQ["secret_key"],
+            **settings_of_its_own,
         }
         self.process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], cwd=ROOT, env=environ)
         until(self.is_up, 30)
@@ -56,9 +57,14 @@ class Web:
         except OSError:
             return False
 
-    def ask(self, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, bytes]:
+    def json(self, *request: Any, **headers: str) -> Any:
+        status, body = self.ask(*request, **headers)
+        assert status < 300, body
+        return json.loads(body)
+
+    def ask(self, method: str, path: str, body: Any = None, token: str = "", **more_headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **more_headers}
         with contextlib.closing(connection):
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -165,6 +171,21 @@ REQUESTS = {
     "a negative length": ["Content-Length: -5"],
     "no name": [": x"],
     "a null": ["X-A: a\0b"],
+    "two hosts": ["Host: evil.example.com"],
+    "a line of ten thousand": ["X-A: " + "a" * 10_000],
+    "a thousand headers": [f"X-{number}: a" for number in range(1_000)],
+}
+TARGETS = {
+    "absolute": "http://evil.example.com/v1/codeq/tasks",
+    "only a host": "evil.example.com:443",
+    "a star": "*",
+    "two slashes": "//evil.example.com/v1/codeq/tasks",
+    "a fragment": "/v1/codeq/tasks#x",
+    "an escaped slash": "/v1/codeq%2ftasks",
+    "dots": "/v1/codeq/../../admin/",
+    "bytes": "/v1/codeq/\xff\x01",
+    "a null": "/v1/codeq/tasks/%00",
+    "long": "/v1/codeq/tasks/" + "a" * 60_000,
 }
 
 
@@ -181,6 +202,27 @@ def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: Web, 
     statuses = [int(part[9:12]) for part in answer.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]]
     assert all(status < 500 for status in statuses), answer
     assert len(statuses) <= 2
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+def test_an_odd_target_is_no_way_in(web: Web, target: str) -> None:
+    with connected(web) as link:
+        link.settimeout(3)
+        lines = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        link.sendall(lines.encode("latin-1"))
+        answer = read_all(link)
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
+
+
+def test_lines_that_end_in_a_bare_line_feed_hide_no_second_request(web: Web) -> None:
+    with connected(web) as link:
+        link.settimeout(3)
+        link.sendall(
+            b"GET /healthz HTTP/1.1\nHost: a\nX-A: b\n\nGET /v1/codeq/tasks HTTP/1.1\nHost: a\nConnection: close\n\n"
+        )
+        answer = read_all(link)
+    assert all(part[:1] in (b"2", b"4") for part in answer.split(b"HTTP/1.1 ")[1:]), answer
+    assert answer.count(b"HTTP/1.1 ") <= 2
 
 
 def test_a_poll_whose_client_hung_up_takes_no_task(web: Web, example: ModuleType) -> None:

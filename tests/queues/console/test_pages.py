@@ -286,6 +286,11 @@ def test_the_selected_are_counted_by_what_became_of_them(root: Client, acme: Que
     assert said.startswith("2 replayed, 1 skipped: ")
 
 
+@pytest.mark.parametrize("before", ["2026-01-01T00:00:00%2B19:52", "0001-01-01T00:00:00%2B23:59", "2026-01-01"])
+def test_older_bulk_jobs_than_any_moment(root: Client, before: str) -> None:
+    assert root.get(f"{url('bulk')}?before={before}").status_code == 200
+
+
 # -- bulk jobs ------------------------------------------------------------------------------------------------------
 
 

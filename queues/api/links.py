@@ -1,0 +1,45 @@
+"""What leads on from an answer to another operation, as OpenAPI links: a task's id to its result."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_TASK: Final = {"task_id": "$response.body#/id"}
+_FIRST: Final = {"task_id": "$response.body#/tasks/0/id"}
+_SAME: Final = {"task_id": "$request.path.task_id"}
+_HELD: Final = ("heartbeat", "nack", "abandon", "submit")
+_JOB: Final = {"job_id": "$response.body#/id"}
+_SUBSCRIPTION: Final = {"subscription_id": "$response.body#/subscriptionId"}
+_QUEUE: Final = {"command": "$response.body#/command"}
+
+# operation -> status -> (the operations it leads to, the parameters these take from the answer)
+LINKS: Final[dict[str, dict[int, list[tuple[tuple[str, ...], dict[str, str]]]]]] = {
+    "enqueue": {202: [(("get_task", "get_result", "cancel"), _TASK), (("queue_stats", "pause", "resume"), _QUEUE)]},
+    "enqueue_batch": {200: [(("get_task", "cancel"), {"task_id": "$response.body#/results/0/task/id"})]},
+    "search": {200: [(("get_task", "get_result"), _FIRST)]},
+    "claim": {200: [(_HELD, _TASK)]},
+    "claim_batch": {200: [(_HELD, _FIRST)]},
+    "exchange": {200: [(_HELD, _FIRST)]},
+    "submit": {200: [(("get_result", "get_task"), _SAME)]},
+    "nack": {200: [(("get_task",), _SAME)]},
+    "replay": {202: [(("get_bulk_job", "cancel_bulk_job"), _JOB)]},
+    "put_topic": {status: [(("get_topic", "delete_topic"), {"name": "$response.body#/name"})] for status in (200, 201)},
+    "subscribe": {200: [(("renew_subscription", "unsubscribe"), _SUBSCRIPTION)]},
+    "list_subscriptions": {
+        200: [
+            (
+                ("renew_subscription", "unsubscribe"),
+                {"subscription_id": "$response.body#/subscriptions/0/subscriptionId"},
+            )
+        ]
+    },
+}
+
+
+def of(name: str, status: int) -> dict[str, Any]:
+    """The links of one answer, by the operation they lead to."""
+    return {
+        operation: {"operationId": operation, "parameters": parameters}
+        for operations, parameters in LINKS.get(name, {}).get(status, [])
+        for operation in operations
+    }

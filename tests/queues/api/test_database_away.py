@@ -1,0 +1,101 @@
+"""PostgreSQL goes away under a running web process: tasks go in and out, the rest is a 503, and all is well after."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from codeq_site import offloop
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import SIGNER, TASKS, make_token
+from tests.queues.api.test_isolation import ABSENT, GUARDED, with_id
+from tests.queues.api.test_network import Web
+from tests.waiting import until
+
+
+class Database:
+    """The tests' PostgreSQL by a way of its own, which can be closed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.known = settings.DATABASES["default"]
+        self.real = Path(self.known["OPTIONS"]["host"]) / ".s.PGSQL.5432"
+        self.way = directory / ".s.PGSQL.5432"
+        self.come_back()
+
+    @property
+    def url(self) -> str:
+        host = quote(str(self.way.parent), safe="")
+        return f"postgresql://postgres@/{self.known['NAME']}?host={host}&application_name=goes-away"
+
+    def go_away(self) -> None:
+        self.way.unlink()
+        with psycopg.connect(host=str(self.real.parent), user="postgres", dbname=self.known["NAME"]) as connection:
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'goes-away'"
+            connection.execute(ended)
+
+    def come_back(self) -> None:
+        self.way.symlink_to(self.real)
+
+
+@pytest.fixture
+def database(_database: None) -> Iterator[Database]:
+    with tempfile.TemporaryDirectory(prefix="codeq-w") as directory:
+        yield Database(Path(directory))
+
+
+@pytest.mark.spec("AUT-1", "Whoever is known stays known, and the hot path goes on, while PostgreSQL is away")
+def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
+    assert SIGNER
+    web = Web(DATABASE_URL=database.url)
+    tokens = {role: make_token(role) for role in ("producer", "worker", "admin")}
+    tokens["either"] = tokens["producer"]
+    try:
+        for path in ("/v1/codeq/admin/topics", "/v1/codeq/workers/subscriptions"):
+            assert web.ask("GET", path, None, tokens["worker" if "workers" in path else "admin"])[0] == 200
+        assert web.ask("GET", TASKS, None, tokens["producer"])[0] == 200
+        database.go_away()
+        for _ in range(5):
+            task = web.json("POST", TASKS, {"command": "AWAY", "payload": 1}, tokens["producer"])
+            web.json("POST", f"{TASKS}/claim", {"commands": ["AWAY"]}, tokens["worker"])
+            web.json("POST", f"{TASKS}/{task['id']}/heartbeat", {}, tokens["worker"])
+            done = {"status": "COMPLETED", "result": {}}
+            web.json("POST", f"{TASKS}/{task['id']}/result", done, tokens["worker"])
+            assert web.json("GET", f"{TASKS}/{task['id']}", None, tokens["producer"])["status"] == "COMPLETED"
+        unavailable = set()
+        for (method, path), row in GUARDED.items():
+            target = (
+                path.replace("<str:artifact_id>", "0" * 64).replace("<str:name>", "A").replace("<str:command>", "A")
+            )
+            for name in ("task_id", "subscription_id", "job_id"):
+                target = target.replace(f"<str:{name}>", ABSENT)
+            body = None if row.body is None else with_id(row.body, ABSENT)
+            status, said = web.ask(method, target + row.query, body, tokens[row.role])
+            assert status < 500 or (status == 503 and b'"retryAfterSeconds":' in said), (method, path, status, said)
+            if status == 503:
+                unavailable.add((method, path))
+        assert ("GET", "/v1/codeq/tasks/<str:task_id>") in unavailable, "only the audit could know it"
+        assert ("GET", "/v1/codeq/admin/topics") in unavailable
+        assert ("POST", "/v1/codeq/tasks") not in unavailable
+        database.come_back()
+        until(lambda: web.ask("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 15)
+    finally:
+        web.stop()
+
+
+@pytest.mark.spec("ADM-5", "A database that hangs holds nobody's answer for ever")
+async def test_a_database_that_hangs_is_a_503(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloop, "ANSWER_SECONDS", 0.3)
+    known = settings.DATABASES["default"]
+    with psycopg.connect(host=known["OPTIONS"]["host"], user="postgres", dbname=known["NAME"]) as connection:
+        connection.execute("LOCK TABLE queues_queuepolicy IN ACCESS EXCLUSIVE MODE")
+        for _ in range(2 * offloop.THREADS):
+            answer = await admin.get("/v1/codeq/admin/topics")
+            assert (answer.status, answer.code) == (503, "unavailable")
+    monkeypatch.undo()
+    assert (await admin.get("/v1/codeq/admin/topics")).status == 200

@@ -1,0 +1,367 @@
+"""What no route may do, asked of all of them: 0 × 5xx, and a 4xx changes nothing.
+
+Bodies, fields, queries and paths are taken from the declarations, so that a new route or field is asked as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from django.db import connection
+from django.urls import get_resolver
+
+from codeq_site import offloop
+from codeq_site.redis import client as redis_client
+from queues.api.examples import EXAMPLES, ID, TOKEN
+from queues.api.view import METHODS, Operation
+from queues.engine.keys import COMMAND
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS, forget_rows
+from tests.queues.api.test_isolation import ROWS, Row, call, routes
+from tests.queues.api.test_tasks import made
+from tests.queues.api.test_workers import DONE, claimed
+
+MakeClient = Callable[..., Client]
+Route = tuple[str, str]
+TABLES = ("queues_bulkjob", "queues_bulkitem", "queues_queuepolicy", "webhooks_subscription", "webhooks_delivery")
+
+
+def operation_of(route: Route) -> Operation:
+    method, path = route
+    concrete = path.replace("<str:", "").replace(">", "")
+    found: Operation = get_resolver().resolve(concrete).func.cls.operations[method][0]
+    return found
+
+
+OPERATIONS = {route: operation_of(route) for route in routes()}
+GUARDED = {route: said for route, said in OPERATIONS.items() if not said.is_open}
+WITH_BODY = {route: said for route, said in GUARDED.items() if said.body is not None}
+WITH_QUERY = {route: said for route, said in GUARDED.items() if said.query is not None}
+WITH_PATH = [route for route in GUARDED if "<" in route[1]]
+
+
+def each(some: Any) -> Any:
+    return pytest.mark.parametrize("route", list(some), ids=[" ".join(route) for route in some])
+
+
+class World(NamedTuple):
+    """A task under lease, a subscription and a bulk job: something for every id to mean."""
+
+    task_id: str
+    lease_token: str
+    ids: dict[str, str]
+    callers: dict[str, Client]
+
+    def caller(self, route: Route) -> Client:
+        role = ROWS[route].role
+        return self.callers["producer" if role == "either" else role]
+
+    def row(self, route: Route) -> Row:
+        return ROWS[route]
+
+    def target(self, route: Route, **instead: str) -> str:
+        path = route[1]
+        for name, value in (self.ids | instead).items():
+            path = path.replace(f"<str:{name}>", value)
+        return path + self.row(route).query
+
+
+@pytest.fixture
+async def world(client: MakeClient) -> AsyncIterator[World]:
+    callers = {"producer": client("producer"), "worker": client("worker", sub="holder"), "admin": client("admin")}
+    await made(callers["producer"])
+    task = await claimed(callers["worker"])
+    said = {"callbackUrl": "https://worker.example.com/wake"}
+    subscription = (await callers["worker"].post("/v1/codeq/workers/subscriptions", said)).json["subscriptionId"]
+    job = (await callers["admin"].post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
+    ids = {
+        "task_id": task["id"], "subscription_id": subscription, "job_id": job, "command": "RENDER", "name": "RENDER",
+        "artifact_id": "0" * 64,
+    }  # fmt: skip
+    yield World(task_id=task["id"], lease_token=task["leaseToken"], ids=ids, callers=callers)
+    await offloop.run(forget_rows)
+
+
+async def everything() -> Any:
+    """All of Redis and every row that a route can make."""
+
+    def rows() -> list[Any]:
+        with connection.cursor() as cursor:
+            found = []
+            for table in TABLES:
+                cursor.execute(f"SELECT to_jsonb(t)::text FROM {table} t ORDER BY 1")
+                found.append(cursor.fetchall())
+            return found
+
+    keys = {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
+    return keys, await offloop.run(rows)
+
+
+def body_of(route: Route, world: World) -> Any:
+    """A body that the route takes."""
+    body = EXAMPLES.get(OPERATIONS[route].name, {}).get("request", {})
+    text = json.dumps(body).replace(ID, world.task_id).replace(TOKEN, world.lease_token)
+    return json.loads(text) | ({"waitSeconds": 0} if "waitSeconds" in body else {})
+
+
+def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value; of a list the first item stands for all."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from spots(inner, (*path, name))
+    elif isinstance(value, list) and value:
+        yield from spots(value[0], (*path, 0))
+
+
+HOLE = "@@hole@@"
+
+
+def with_hole(value: Any, path: tuple[Any, ...]) -> bytes:
+    value = copy.deepcopy(value)
+    inner = value
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = HOLE
+    return json.dumps(value).encode()
+
+
+VALUES = {
+    "null": b"null",
+    "true": b"true",
+    "a list": b"[]",
+    "an object": b"{}",
+    "NaN": b"NaN",
+    "Infinity": b"-Infinity",
+    "beyond a double": b"1e400",
+    "a large double": b"1e308",
+    "negative": b"-1",
+    "minus zero": b"-0",
+    "a half": b"1.5",
+    "past 2^63": b"18446744073709551616",
+    "5,000 digits": b"9" * 5_000,
+    "an empty text": b'""',
+    "a NUL": rb'"a\u0000b"',
+    "a raw NUL": b'"a\0b"',
+    "a lone surrogate": rb'"\ud800"',
+    "a surrogate in UTF-8": b'"\xed\xa0\x80"',
+    "not UTF-8": b'"\xff"',
+    "a line break": rb'"a\r\nSet-Cookie: b=c"',
+    "a last line break": rb'"RENDER\n"',
+    "right to left": '"\u202eA"'.encode(),
+    "ten kilobytes": b'"' + b"x" * 10_000 + b'"',
+    "a key of ours": b'"codeq:{0}:q:a:b:ready:0"',
+    "a path": b'"../../etc/passwd"',
+    "a thousand levels": b"[" * 1_000 + b"]" * 1_000,
+    "a hundred thousand levels": b'{"a":' * 100_000,
+    "a moment at the end of time": b'"9999-12-31T23:59:59-23:59"',
+    "a moment at its beginning": b'"0001-01-01T00:00:00+23:59"',
+    "a leap second": b'"2026-06-30T23:59:60Z"',
+    "a number as text": b'"5"',
+}
+
+
+@pytest.mark.spec("ENQ-1", "Whatever stands in a field of whatever route: no 5xx, and a 4xx has changed nothing")
+@each(WITH_BODY)
+async def test_whatever_stands_in_a_field(world: World, route: Route) -> None:
+    caller, path, good = world.caller(route), world.target(route), body_of(route, world)
+    fields = {field.encode_name: None for field in msgspec.structs.fields(OPERATIONS[route].body)}
+    before = await everything()
+    refused = 0
+    for spot in spots(fields | good):
+        template = with_hole(good, spot)
+        for name, value in VALUES.items():
+            body = template.replace(f'"{HOLE}"'.encode(), value)
+            answer = await caller.request(route[0], path, body)
+            assert answer.status < 500, (spot, name, answer.body)
+            after = await everything()
+            if answer.status >= 400:
+                refused += 1
+                assert after == before, (spot, name, answer.body)
+                assert len(answer.body) < 2_000
+            before = after
+    assert refused > 5 * len(fields)
+
+
+OURS = (
+    "tenantId",
+    "tenant",
+    "id",
+    "attempts",
+    "createdAt",
+    "__proto__",
+    "constructor",
+    "",
+    "x" * 10_000,
+    "\u0000",
+    "$ref",
+)
+
+
+@pytest.mark.spec("TEN-2", "A field that a route does not know is refused by name, the tenant's above all")
+@each(WITH_BODY)
+async def test_an_unknown_field_is_refused_by_name(world: World, route: Route) -> None:
+    caller, path, good = world.caller(route), world.target(route), body_of(route, world)
+    before = await everything()
+    for name in OURS:
+        answer = await caller.request(route[0], path, good | {name: "x"})
+        assert (answer.status, answer.code) == (400, "invalid_request"), name
+        assert name[:50] in answer.json["detail"]
+        assert await everything() == before
+
+
+NO_BODIES = [
+    b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff\xfe{}\x00", b"\xef\xbb\xbf{}", b"\x00", b"NaN",
+    b"[" * 100_000, b'{"a":' * 100_000, b'{"\xff":1}', rb'{"\ud800":1}', b"payload=1&command=A", b"<a/>",
+]  # fmt: skip
+
+
+@each(WITH_BODY)
+async def test_a_body_that_is_none_is_refused(world: World, route: Route) -> None:
+    before = await everything()
+    for body in NO_BODIES:
+        answer = await world.caller(route).request(route[0], world.target(route), body)
+        assert (answer.status, answer.code) == (400, "invalid_request"), body[:40]
+    assert await everything() == before
+
+
+TYPES = ["", "text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded",
+         "*/*", "application/json; charset=utf-7", "application/json; charset=utf-16",
+         "application/json-patch+json"]  # fmt: skip
+
+
+@each(WITH_BODY)
+async def test_only_json_is_read(world: World, route: Route) -> None:
+    before = await everything()
+    good = body_of(route, world)
+    for kind in TYPES:
+        answer = await world.caller(route).request(route[0], world.target(route), good, headers={"Content-Type": kind})
+        assert (answer.status, answer.code) == (415, "unsupported_media_type"), kind
+    bomb = gzip.compress(b" " * 50_000_000, 9)
+    for encoding in ("gzip", "deflate", "x-gzip", "br", "identity, gzip"):
+        headers = {"Content-Encoding": encoding}
+        answer = await world.caller(route).request(route[0], world.target(route), bomb, headers=headers)
+        assert (answer.status, answer.code) == (415, "unsupported_media_type"), encoding
+    assert await everything() == before
+
+
+QUERIES = ["", "%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "%F0%9F%92%A9", "NaN", "inf", "1e400", "-1",
+           "9" * 5_000, "0x10", "x" * 10_000, "'--", "*", "../..", "%2500", "true", "null", "[]", "1;a=2"]  # fmt: skip
+
+
+@each(WITH_QUERY)
+async def test_whatever_stands_in_a_query(world: World, route: Route) -> None:
+    declared = OPERATIONS[route]
+    caller, path = world.caller(route), world.target(route).partition("?")[0]
+    before = await everything()
+    names = [field.encode_name for field in msgspec.structs.fields(declared.query)]
+    for name in names:
+        for value in QUERIES:
+            answer = await caller.request(route[0], f"{path}?{name}={value}")
+            assert answer.status < 500, (name, value, answer.body)
+            assert (await everything())[0] == before[0]
+        for query in (f"{name}=1&{name}=1", f"{name}_=1", "&".join(f"{name}{n}=1" for n in range(99))):
+            answer = await caller.request(route[0], f"{path}?{query}")
+            assert (answer.status, answer.code) == (400, "invalid_request"), query
+    assert await everything() == before
+
+
+SEGMENTS = ["%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "..%2f..%2f", "{}", "*", "[a]", "a:b", "a" * 5_000, "%20",
+            "%F0%9F%92%A9", "\\", "'", "null", ID.upper(), f"{ID}%0a", f"%20{ID}", ID.replace("-", ""), f"{{{ID}}}",
+            f"urn:uuid:{ID}", "%252e"]  # fmt: skip
+
+
+@each(WITH_PATH)
+async def test_whatever_stands_in_a_path(world: World, route: Route) -> None:
+    before = await everything()
+    said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
+    for name in (name for name in world.ids if f"<str:{name}>" in route[1]):
+        for segment in SEGMENTS:
+            target = world.target(route, **{name: segment})
+            answer = await world.caller(route).request(route[0], target, **said)
+            if name not in ("command", "name") or not COMMAND.fullmatch(segment):
+                assert 400 <= answer.status < 500, (segment, answer.status, answer.body)
+                assert await everything() == before, segment
+            before = await everything()
+
+
+HEADERS = {
+    "X-Request-Id": ["", "a\r\nSet-Cookie: b=c", "\x1b[31m", "é", "x" * 65_536, "\x00"],
+    "X-CodeQ-Lease-Token": ["a\r\nb", "é", "x" * 65_536, "\x00", "null"],
+    "traceparent": ["00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", "x" * 65_536,
+                    "é", "\x00"],
+    "tracestate": ["x" * 10_240, "é", "\x00", "a=b" * 5_000],
+    "Accept": ["text/html", "nonsense", "x" * 65_536],
+    "Accept-Encoding": ["gzip", "x" * 65_536],
+    "Cookie": ["sessionid=x", "csrftoken=" + "x" * 4_096],
+    "X-HTTP-Method-Override": ["DELETE"],
+    "X-Forwarded-For": ["127.0.0.1", "x" * 10_000],
+    "Host": ["evil.example.com", "a b", "x" * 10_000, "[::1"],
+    "Range": ["bytes=0-0"],
+    "Expect": ["100-continue", "x"],
+    "If-None-Match": ["*"],
+}  # fmt: skip
+
+
+@each(GUARDED)
+async def test_whatever_stands_in_a_header(world: World, route: Route) -> None:
+    said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
+    before = await everything()
+    for name, values in HEADERS.items():
+        for value in values:
+            headers = {name: value}
+            answer = await world.caller(route).request(route[0], world.target(route), headers=headers, **said)
+            assert answer.status < 500, (name, value[:40], answer.body)
+            assert all("\r" not in text and "\n" not in text for text in answer.headers.values())
+            assert "set-cookie" not in answer.headers
+            after = await everything()
+            assert answer.status < 400 or after == before, (name, value[:40])
+            before = after
+
+
+TOKENS = ["", " ", "Bearer", "Bearer ", "Bearer \x00", "Bearer é", "Bearer " + "x" * 65_536, "Bearer a.b.c",
+          "Bearer a b", "bearer,Bearer", "Basic eDp5", "Digest x", "Bearer " + "a." * 30_000]  # fmt: skip
+
+
+@each(GUARDED)
+async def test_whatever_stands_for_a_token(world: World, route: Route) -> None:
+    before = await everything()
+    anonymous = Client(world.caller(route).application)
+    for value in TOKENS:
+        answer = await anonymous.request(route[0], world.target(route), headers={"Authorization": value})
+        assert (answer.status, answer.code) == (401, "unauthenticated"), value[:40]
+    assert await everything() == before
+
+
+@each(sorted({(path, "") for _, path in OPERATIONS}))
+async def test_another_method_is_refused_before_anything_else(anonymous: Client, world: World, route: Route) -> None:
+    path = route[0]
+    known = {method for method, its_path in OPERATIONS if its_path == path}
+    target = path
+    for name, value in world.ids.items():
+        target = target.replace(f"<str:{name}>", value)
+    before = await everything()
+    for method in {method.upper() for method in METHODS} | {"PATCH", "TRACE", "CONNECT", "PROPFIND", "post", "X" * 100}:
+        if method not in known:
+            answer = await anonymous.request(method, target)
+            assert (answer.status, answer.code) == (405, "method_not_allowed")
+            assert set(answer.headers["allow"].split(", ")) >= known | {"OPTIONS"}
+    assert await everything() == before
+
+
+async def test_results_that_are_refused_leave_the_claim_alone(world: World) -> None:
+    """In an exchange each result is for itself; a body that is none is refused as a whole, and takes nothing."""
+    await made(world.callers["producer"])
+    before = await everything()
+    for results in ([DONE], [{"taskId": world.task_id}], [{"taskId": "x"} | DONE], DONE, "x"):
+        answer = await world.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
+        assert (answer.status, answer.code) == (400, "invalid_request")
+    assert await everything() == before
+    assert (await call(world.callers["worker"], ("POST", f"{TASKS}/exchange"), Row("worker", {}))).json["tasks"]

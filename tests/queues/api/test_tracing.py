@@ -1,0 +1,145 @@
+"""Traces: a web process with a collector on the loopback, and nothing of it where they are off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from django.conf import settings
+
+from codeq_site import tracing
+from codeq_site.conf import Tracing, conf
+from tests.collector import PARENT, SAMPLED, TRACE, UNSAMPLED, Collector
+from tests.queues.api.conftest import NORTH, TASKS, make_token
+from tests.queues.api.test_network import Web
+
+
+def said(span: Any) -> dict[str, Any]:
+    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def web(collector: Collector, _database: None) -> Iterator[Callable[..., Web]]:
+    started: list[Web] = []
+
+    def start(**environment: str) -> Web:
+        environment = {"CODEQ_TRACING_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"} | environment
+        started.append(Web(**environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.mark.spec(
+    "OBS-2", "A request is a span HTTP <METHOD> <ROUTE>, its verb one inside, and the task keeps that one"
+)
+def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], collector: Collector) -> None:
+    own = web()
+    producer, worker = make_token("producer"), make_token("worker")
+    body = {"command": "TRACED", "payload": "payload-canary", "idempotencyKey": "a key of the tracing tests"}
+    task = own.json("POST", TASKS, body, producer, traceparent=SAMPLED, tracestate="vendor=1")
+    request, verb = collector.one(f"HTTP POST {TASKS}"), collector.one("codeq/enqueue")
+    assert request.trace_id.hex() == verb.trace_id.hex() == TRACE
+    assert (request.parent_span_id.hex(), verb.parent_span_id) == (PARENT, request.span_id)
+    assert said(request) == {
+        "http.request.method": "POST", "http.route": TASKS, "http.response.status_code": 202,
+    }  # fmt: skip
+    assert said(verb) == {"codeq.tenant": NORTH, "codeq.queue": "TRACED"}
+    # Whoever claims it goes on from there.
+    assert task["traceParent"] == f"00-{TRACE}-{verb.span_id.hex()}-01"
+    assert task["traceState"] == "vendor=1"
+    claimed = own.json("POST", f"{TASKS}/claim", {"commands": ["TRACED"]}, worker)
+    assert claimed["traceParent"] == task["traceParent"]
+    done = {"status": "COMPLETED", "result": {"canary": "result-canary"}}
+    own.json("POST", f"{TASKS}/{task['id']}/result", done, worker, traceparent=claimed["traceParent"])
+    submitted = collector.one("codeq/submit")
+    assert submitted.trace_id.hex() == TRACE
+    assert said(submitted)["codeq.task"] == task["id"]
+    assert collector.one(f"HTTP POST {TASKS}/{{task_id}}/result").parent_span_id == verb.span_id
+    # Another trace that asks again with the same key asks for the same task.
+    again = own.json("POST", TASKS, body, producer)
+    assert again["id"] == task["id"]
+    assert own.ask("GET", f"{TASKS}/nothing", None, producer)[0] == 404
+    assert collector.one(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
+    own.ask("GET", "/v1/codeq/no/such/path", None, producer)
+    assert collector.one("HTTP GET unknown")
+    for canary in (b"payload-canary", b"result-canary", producer.encode(), worker.encode()):
+        assert canary not in collector.received
+
+
+def is_kept(task: dict[str, Any]) -> bool:
+    return bool(int(task["traceParent"][-2:], 16) & 1)
+
+
+@pytest.mark.spec("OBS-2", "A caller decides whether its trace is kept; of those begun here the ratio is")
+def test_which_traces_are_kept(web: Callable[..., Web], collector: Collector) -> None:
+    own = web(CODEQ_TRACING_RATIO="0")
+    producer = make_token("producer")
+    unwanted = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent=UNSAMPLED)
+    # The trace goes on to the worker, and says there too that it is not to be kept.
+    assert unwanted["traceParent"].startswith(f"00-{TRACE}-")
+    assert not is_kept(unwanted)
+    begun_here = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer)
+    assert not is_kept(begun_here)
+    malformed = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent="00-zz-1")
+    assert malformed["traceParent"] != "00-zz-1"
+    wanted = own.json(
+        "POST", f"{TASKS}/batch", {"tasks": [{"command": "T", "payload": 1}]}, producer, traceparent=SAMPLED
+    )
+    kept = collector.one("codeq/enqueue_batch")
+    assert wanted["results"][0]["task"]["traceParent"] == f"00-{TRACE}-{kept.span_id.hex()}-01"
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+    assert len(collector.spans) == 2
+
+
+@pytest.mark.spec("OBS-2", "A collector that is away costs no request anything")
+def test_a_collector_that_is_away(web: Callable[..., Web]) -> None:
+    own = web(CODEQ_TRACING_ENDPOINT="http://127.0.0.1:9/v1/traces")
+    for _ in range(50):
+        assert own.ask("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
+    assert own.stop() < 15
+
+
+OFF = """
+import sys
+from codeq_site.asgi import application
+from codeq_site.front import Front
+import webhooks.beat, queues.beat
+assert type(application) is Front, application
+# Other packages may import what they find of it, to see whether there is something to do.
+assert not [name for name in sys.modules if name.startswith("opentelemetry.exporter")]
+"""
+
+
+@pytest.mark.spec(
+    "OBS-2", "Traces are off by default: no exporter is imported, and nothing stands before the application"
+)
+def test_traces_that_are_off_cost_nothing() -> None:
+    environment = {
+        "SECRET_KEY": "x",
+        "CODEQ_HOME": settings.CODEQ["home"],
+        "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
+    }
+    subprocess.run([sys.executable, "-c", OFF], cwd=settings.BASE_DIR, env=environment, check=True, timeout=60)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "conf", lambda: msgspec.structs.replace(conf(), tracing=Tracing(endpoint="http://x/")))
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    tracing.tracer.cache_clear()
+    with pytest.raises(tracing.ConfigError, match=r"codeq\[tracing\]"):
+        tracing.tracer()
+    tracing.tracer.cache_clear()
