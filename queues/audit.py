@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from django.db import DatabaseError, connection, transaction
@@ -47,8 +47,15 @@ LAST = (
 POISON = frozenset({"22", "23", "54", "P0"})
 
 
-def store(batch: Sequence[tuple[Entry, Blobs]]) -> int:
-    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one; how many did."""
+class Stored(NamedTuple):
+    """What became of a batch: the events that could be read, and how many entries went to quarantine."""
+
+    events: list[Event]
+    refused: int
+
+
+def store(batch: Sequence[tuple[Entry, Blobs]]) -> Stored:
+    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one."""
     readable: list[tuple[Entry, Blobs, Ended]] = []
     refused = 0
     for entry, blobs in batch:
@@ -57,7 +64,8 @@ def store(batch: Sequence[tuple[Entry, Blobs]]) -> int:
         except (ValueError, msgspec.MsgspecError) as error:
             quarantine(entry, blobs, str(error))
             refused += 1
-    return refused + _store(readable)
+    refused += _store(readable)
+    return Stored([item.event for _, _, item in readable], refused)
 
 
 def quarantine(entry: Entry, blobs: Blobs, reason: str) -> None:
@@ -72,7 +80,7 @@ def retry(rows: Iterable[Quarantine]) -> int:
     stored = 0
     for row in rows:
         fields, blobs = _decode_raw(bytes(row.raw))
-        if store([(Entry(row.partition, row.stream_id, fields), blobs)]) == 0:
+        if not store([(Entry(row.partition, row.stream_id, fields), blobs)]).refused:
             row.delete()
             stored += 1
     return stored

@@ -11,11 +11,11 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import connection
+from django.db.models import Model
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from queues.admin import AuditedResultAdmin
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from tenants.models import Tenant, TenantMembership
 
@@ -77,12 +77,15 @@ def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited:
 
 
 @pytest.mark.parametrize("term", ["blender-7", str(uuid.uuid4())], ids=["worker", "task id"])
-def test_a_search_is_answered_by_an_index(term: str) -> None:
-    searching = AuditedResultAdmin(AuditedResult, admin.site)
-    found, _ = searching.get_search_results(RequestFactory().get("/"), AuditedResult.objects.all(), term)
+@pytest.mark.parametrize(
+    ("model", "index"), [(AuditedResult, "audited_worker"), (Attempt, "attempt_worker")], ids=["results", "attempts"]
+)
+def test_a_search_is_answered_by_an_index(model: type[Model], index: str, term: str) -> None:
+    searching = admin.site._registry[model]
+    found, _ = searching.get_search_results(RequestFactory().get("/"), model._default_manager.all(), term)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
-    assert "audited_worker" in found.explain()
+    assert index in found.explain()
     assert "Seq Scan" not in found.explain()
 
 
