@@ -12,22 +12,33 @@ from typing import BinaryIO, ParamSpec, TypeVar
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from codeq_site.errors import Unavailable
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API.
 THREADS = 4
+# Longer than any page may take. A PostgreSQL that is frozen, or behind a network that is, ends no query by itself.
+ANSWER_SECONDS = 10.0
 PIECE_BYTES = 64 * 2**10
-_pool: ThreadPoolExecutor | None = None
+_pools: dict[str, ThreadPoolExecutor] = {}
 _opened: set[BaseDatabaseWrapper] = set()
 
 
 async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `work`, which may use the ORM. Django's own signals do not reach the lean handler, so a connection
-    that is too old or broken is dropped here."""
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(THREADS, thread_name_prefix="off-loop")
+    """The result of `work`, which may use the ORM. Unavailable if the database does not answer."""
+    future = start(work, *args, **kwargs)
+    done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
+    if not done:
+        future.cancel()
+        raise Unavailable("The database does not answer right now.", retry_after_seconds=5)
+    return future.result()
+
+
+def start(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+    """As `run`, however long it takes. Django's own signals do not reach the lean handler, so a connection that is too
+    old or broken is dropped here."""
 
     def guarded() -> R:
         close_old_connections()
@@ -37,25 +48,35 @@ async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             close_old_connections()
             _opened.update(connections.all(initialized_only=True))
 
+    return _in("database", guarded)
+
+
+async def store(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `work` on the artifacts' storage, in threads that no database can hold up: workers must be able
+    to finish."""
+    return await _in("storage", functools.partial(work, *args, **kwargs))
+
+
+def _in(pool: str, work: Callable[[], R]) -> asyncio.Future[R]:
+    if pool not in _pools:
+        _pools[pool] = ThreadPoolExecutor(THREADS, thread_name_prefix=f"off-loop-{pool}")
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_pool, functools.partial(context.run, guarded))
+    return asyncio.get_running_loop().run_in_executor(_pools[pool], context.run, work)
 
 
 async def read(file: BinaryIO) -> AsyncIterator[bytes]:
     """A file piece by piece; closed at the end, also when nobody wants the rest."""
     try:
-        while piece := await run(file.read, PIECE_BYTES):
+        while piece := await store(file.read, PIECE_BYTES):
             yield piece
     finally:
-        await run(file.close)
+        await store(file.close)
 
 
 def stop() -> None:
     """End the threads and their connections; the next work starts new ones."""
-    global _pool
-    if _pool is not None:
-        _pool.shutdown(wait=True)
-        _pool = None
+    while _pools:
+        _pools.popitem()[1].shutdown(wait=True)
     while _opened:
         connection = _opened.pop()
         connection.inc_thread_sharing()  # its own thread has ended

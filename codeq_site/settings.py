@@ -81,6 +81,10 @@ DATABASES = {
         conn_health_checks=True,
     )
 }
+# A server that is frozen, or a network that swallows packets, must not hold a thread for ever. What the URL says wins.
+DATABASES["default"]["OPTIONS"] = {
+    "connect_timeout": 5, "tcp_user_timeout": 30_000, **DATABASES["default"].get("OPTIONS", {}),
+}  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # The broker's server rather than the hot path's, where Celery's broker is a Redis at all.

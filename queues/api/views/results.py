@@ -170,14 +170,14 @@ async def submit(
     items = [refused[at] if at in refused else next(answers) for at in range(len(handed_in))]
     for at, (task_id, beside, stored) in inline.items():
         if isinstance(items[at], CodeqError):
-            await offloop.run(artifacts.take_back, stored)
+            await offloop.store(artifacts.take_back, stored)
         elif not stored:
             # It was there already; a refused twin of this submission may have taken it back since.
-            await offloop.run(artifacts.keep, tid, task_id, beside)
+            await offloop.store(artifacts.keep, tid, task_id, beside)
     return items
 
 
 async def _keep(tid: str, task_id: str, beside: Sequence[artifacts.New]) -> tuple[list[artifacts.Kept], list[str]]:
     if any(each.content is not None for each in beside):
-        return await offloop.run(artifacts.keep, tid, task_id, beside)
+        return await offloop.store(artifacts.keep, tid, task_id, beside)
     return artifacts.keep(tid, task_id, beside)
