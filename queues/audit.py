@@ -42,6 +42,8 @@ LAST = (
     + ", ".join(f"{column} = excluded.{column}" for column in RESULT if column != "task_id")
     + " WHERE queues_auditedresult.position < excluded.position"
 )
+# Between two statements of a batch lie milliseconds.
+IDLE_MS = 15_000
 # SQLSTATE classes that are about the row: data exception, integrity, program limit, raised by a trigger.
 # All others are about the server or the schema, and would quarantine everything.
 POISON = frozenset({"22", "23", "54", "P0"})
@@ -91,6 +93,7 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
         return 0
     try:
         with transaction.atomic():
+            _let_go_of_us()
             _write([item for _, _, item in batch])
     except DatabaseError as error:
         if not is_about_the_row(error):
@@ -102,6 +105,12 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
         return 0
     middle = len(batch) // 2
     return _store(batch[:middle]) + _store(batch[middle:])
+
+
+def _let_go_of_us() -> None:
+    """A process that is frozen in here holds the rows it has inserted, and every other drain waits for them."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_MS])
 
 
 def _write(batch: Sequence[Ended]) -> None:
