@@ -22,8 +22,9 @@ test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TEST
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(TESTS)
 
 .PHONY: test-long
-test-long: $(VENV)/.dev ## the engine's proofs at length: 5,000 random days, every crash point, 300 kills (an hour or more)
-	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency tests/faults
+test-long: $(VENV)/.dev ## the proofs at length: 5,000 random days, every crash point, 300 kills, long outages (hours)
+	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
+		tests/faults tests/webhooks/test_crash.py
 
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## the console's tests in a real browser (needs chromium)

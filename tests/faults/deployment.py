@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -87,9 +87,9 @@ class Deployment:
         self.processes.append(process)
         return process
 
-    def until_it_answers(self) -> None:
+    def until_it_answers(self, webs: Sequence[Process] = ()) -> None:
         def answers() -> bool:
-            assert all(each.poll() is None for each in self.processes), self.log("web").read_text()[-2000:]
+            assert all(each.poll() is None for each in webs), self.log("web").read_text()[-2000:]
             with contextlib.suppress(OSError), closing(socket.create_connection(("127.0.0.1", self.port), 1)):
                 return True
             return False

@@ -37,7 +37,7 @@ class Client:
             self._connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = self._connection.getresponse()
             status, said = response.status, response.read()
-        except OSError:
+        except (OSError, http.client.HTTPException):
             self._connection.close()
         self._heard.append(Answered(began, time.monotonic() - began, path.rpartition("/")[2], status))
         return status, json.loads(said) if said else None

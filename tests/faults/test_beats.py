@@ -21,6 +21,7 @@ from tenants.directory import directory
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
+from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
 from webhooks.models import Delivery, Subscription
@@ -179,3 +180,59 @@ def is_waiting_for_the_table() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_locks WHERE relation = 'queues_auditedresult'::regclass AND NOT granted")
         return cursor.rowcount > 0
+
+
+@pytest.mark.real_time
+@pytest.mark.timeout(0 if LONG else 300)
+@pytest.mark.spec("BEA-1", "Without a beat claims alone bring back what is due; a beat that returns catches up (B-7)")
+def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
+    deployment: Deployment, tenant: Tenant
+) -> None:
+    count = 10_000 if LONG else 2_000
+
+    def let_everything_fall_due(command: str) -> None:
+        """Leases that run out, and tasks that become due."""
+        for _ in range(count // 500):
+            new = NewTask(command=command, payload="1", max_attempts=9)
+            services.enqueue(tenant, [new] * 500).now()
+            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).now().tasks) == 500
+        for _ in range(count // 500):
+            services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).now()
+
+    let_everything_fall_due("claimed")
+    done = 0
+    until_when = time.monotonic() + 60
+    while done < 2 * count:
+        assert time.monotonic() < until_when, done
+        tasks = services.claim(tenant, ["claimed"], "w", count=100).now().tasks
+        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        answers = services.submit(tenant, "w", results).now()
+        done += sum(not isinstance(each, Exception) for each in answers)
+    assert (stats := selectors.queue_stats(tenant, "claimed").now()).ready == stats.delayed == stats.in_progress == 0
+
+    let_everything_fall_due("repaired")
+    time.sleep(2)  # all is due, and nobody looks
+    deployment.worker()
+    beat = deployment.beat()
+
+    def is_caught_up() -> bool:
+        stats = selectors.queue_stats(tenant, "repaired").now()
+        return stats.ready == 2 * count and stream.lag() == 0
+
+    began = time.monotonic()
+    until(is_caught_up, 60, every=0.1)
+    took = time.monotonic() - began
+    assert Attempt.objects.filter(outcome="EXPIRED").count() == 2 * count
+
+    # An hour away is one run, not sixty: so is a quarter of a minute.
+    until(lambda: BeatJob.objects.filter(name="repair").exists(), 10)
+    stopped = freeze(beat.pid)
+    runs = BeatJob.objects.get(name="repair").runs
+    time.sleep(15)
+    thaw(stopped)
+    time.sleep(3)
+    more = BeatJob.objects.get(name="repair").runs - runs
+    print(
+        f"{2 * count} due tasks made ready {took:.1f} s after the start; {more} runs in 3 s after 15 s without a beat"
+    )
+    assert more <= 6

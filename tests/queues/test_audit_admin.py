@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -140,10 +141,23 @@ def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> 
 
 def test_quarantine_and_beat_are_the_platforms(root: Client, staff_of_acme: Client) -> None:
     Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
-    BeatJob.objects.create(
-        name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON, outcome="7 stored"
-    )
-    for model, text in (("quarantine", "odd"), ("beatjob", "7 stored")):
+    BeatJob.objects.create(name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON)
+    for model, text in (("quarantine", "odd"), ("beatjob", "drain")):
         listed = reverse(f"admin:queues_{model}_changelist")
         assert text in root.get(listed).content.decode()
         assert staff_of_acme.get(listed).status_code == 403
+
+
+@pytest.mark.spec("BEA-1", "The admin shows of every job its last run, how long it took, what came of it, and the next")
+def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
+    started = NOON + timedelta(minutes=17, seconds=3)
+    BeatJob.objects.create(
+        name="drain", task="queues.drain", every_seconds=90, started_at=started,
+        ended_at=started + timedelta(milliseconds=1234), outcome="7 stored, 0 in quarantine", runs=41, failures=2,
+        failed_at=NOON, error="OperationalError: the connection is lost",
+    )  # fmt: skip
+    page = root.get(reverse("admin:queues_beatjob_changelist")).content.decode()
+    shown = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    for words in ("12:17 p.m.", "1234 ms", "7 stored, 0 in quarantine", "12:18:33", "OperationalError", " 41 2 "):
+        assert words in shown, words
+    assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403
