@@ -227,6 +227,6 @@ def test_nothing_is_made_with_a_hostile_url(url: str) -> None:
     body = {"command": "c", "payload": 1, "webhook": url}
     with pytest.raises((InvalidRequest, msgspec.ValidationError)):
         translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=wire.NewTask))
+    tenant = Tenant(tid="acme0001", slug="acme")
     with pytest.raises(InvalidRequest):
-        tenant = Tenant(tid="acme0001", slug="acme")
         subscriptions.subscribe(tenant, "w", callback_url=url, event_types=["c"], now=datetime.now(UTC))
