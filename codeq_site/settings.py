@@ -83,7 +83,9 @@ DATABASES = {
 }
 # A server that is frozen, or a network that swallows packets, must not hold a thread for ever. What the URL says wins.
 DATABASES["default"]["OPTIONS"] = {
-    "connect_timeout": 5, "tcp_user_timeout": 30_000, **DATABASES["default"].get("OPTIONS", {}),
+    "connect_timeout": 5, "tcp_user_timeout": 30_000,
+    "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
+    **DATABASES["default"].get("OPTIONS", {}),
 }  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
