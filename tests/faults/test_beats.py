@@ -224,11 +224,11 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
     took = time.monotonic() - began
     assert Attempt.objects.filter(outcome="EXPIRED").count() == 2 * count
 
-    # An hour away is one run, not sixty: so is a quarter of a minute.
+    # An hour away is one run, not sixty: so are eight seconds.
     until(lambda: BeatJob.objects.filter(name="repair").exists(), 10)
     stopped = freeze(beat.pid)
     runs = BeatJob.objects.get(name="repair").runs
-    time.sleep(15)
+    time.sleep(8)
     thaw(stopped)
     time.sleep(3)
     more = BeatJob.objects.get(name="repair").runs - runs

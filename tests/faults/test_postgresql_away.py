@@ -84,12 +84,12 @@ def test_the_api_does_not_notice_that_postgresql_is_away(
     with Load(deployment.port, producer, worker) as load:
         until(lambda: AuditedResult.objects.count() > 100, 60, every=0.2)
         before = time.monotonic()
-        time.sleep(AWAY_SECONDS)
+        time.sleep(AWAY_SECONDS / 2)
         began = time.monotonic()
         with away(server):  # type: ignore[attr-defined]
             time.sleep(AWAY_SECONDS)
             back = time.monotonic()
-        time.sleep(AWAY_SECONDS / 2)
+        time.sleep(AWAY_SECONDS / 4)
 
     assert Counter(each.status for each in load.heard).keys() <= {200, 202, 204}
     calm, meanwhile = load.between(before, began), load.between(began, back)
@@ -99,8 +99,10 @@ def test_the_api_does_not_notice_that_postgresql_is_away(
         "longest meanwhile, ms": round(percentile_ms(meanwhile, 1.0), 1),
     }  # fmt: skip
     print(figures)
-    assert len(meanwhile) > 0.8 * len(calm), figures
-    assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + 20, figures
+    # Other tests may run on this machine at the same time. A request that waited for PostgreSQL would take seconds.
+    assert len(meanwhile) > len(calm), figures
+    assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + (10 if LONG else 50), figures
+    assert percentile_ms(meanwhile, 1.0) < 2000, figures
     assert max(each.seconds for each in load.looks) < 5, "a readiness check hung"
 
     assert sorted(load.made) == sorted(load.done)
