@@ -45,8 +45,8 @@ def rotate() -> str:
 
 
 def retire(kid: str) -> None:
-    """Stop accepting tokens signed with this key. On every machine within two minutes: so long the set of keys and the
-    memory of a verified token may be old."""
+    """Stop accepting tokens signed with this key. On every machine within three minutes: the set of keys and the memory
+    of a verified token may be so old together."""
     InstallationKey.objects.filter(kid=kid).delete()
     own_keys.forget()
 
@@ -106,7 +106,7 @@ def _in_a_thread(job: Callable[[], None]) -> None:
 
 
 # Asked more often than a foreign source, so that a key made on another machine is known here at once; and before the
-# set is too old to answer, so that where tokens come all the time nobody waits for it.
+# set is too old to answer. A single token is verified once a minute (`auth.cache_seconds`): that is soon enough, too.
 own_keys = jwks.KeySet(
-    "this installation", _fetch, pace=jwks.Pace(fresh=30, lenient=60, unknown=1, retry=1), start=_in_a_thread
+    "this installation", _fetch, pace=jwks.Pace(fresh=30, lenient=90, unknown=1, retry=1), start=_in_a_thread
 )

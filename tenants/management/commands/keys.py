@@ -20,7 +20,7 @@ class Command(BaseCommand):
         actions = parser.add_subparsers(dest="action", required=True)
         actions.add_parser("list", help="print every key that verifies, the one that signs first")
         actions.add_parser("rotate", help="sign with a new key and print its kid; former keys go on verifying")
-        retire = actions.add_parser("retire", help="refuse what this key has signed, everywhere within two minutes")
+        retire = actions.add_parser("retire", help="refuse what this key has signed, everywhere within three minutes")
         retire.add_argument("kid")
 
     def handle(self, *args: Any, action: str, kid: str = "", **options: Any) -> None:
