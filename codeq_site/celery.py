@@ -6,9 +6,16 @@ or doubled one changes nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 
+import redis
 from celery import Celery
+from celery.signals import beat_init, worker_init
+
+from codeq_site.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
 
@@ -58,5 +65,22 @@ SCHEDULE: dict[str, tuple[str, float]] = {
     "webhooks-cleanup": ("webhooks.cleanup", 60.0),
 }
 
+
+def settle_partitions(**_: object) -> None:
+    """At the start of a worker or a beat, before it touches a queue. With Redis away it starts nevertheless."""
+    from codeq_site import redis as store
+
+    try:
+        store.settle_partitions(store.client())
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    except (redis.RedisError, OSError):
+        log.warning("Redis does not answer")
+    # Not to be inherited by the processes that are forked from this one.
+    store.client().connection_pool.disconnect()
+
+
+for started in (worker_init, beat_init):
+    started.connect(settle_partitions, weak=False)
 app.on_configure.connect(lambda **_: configure(), weak=False)
 app.autodiscover_tasks(["queues", "webhooks", "pipeline"], related_name="beat")

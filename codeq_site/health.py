@@ -14,7 +14,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors, metrics, offloop
 from codeq_site.conf import conf
-from codeq_site.redis import client
+from codeq_site.redis import client, settle_partitions
 from queues.api.view import ApiView, answer, operation
 from queues.engine import scripts
 from tenants import views as tenant_views
@@ -110,6 +110,7 @@ class Readiness:
         self._checks = checks
         self._looked = 0.0
         self._looking: asyncio.Task[list[str]] | None = None
+        self._asked: dict[Callable[[], str | None], asyncio.Future[str | None]] = {}
 
     async def missing(self) -> list[str]:
         loop = asyncio.get_running_loop()
@@ -124,23 +125,29 @@ class Readiness:
         return time.monotonic() - self._looked > ANSWER_SECONDS
 
     async def _look(self) -> list[str]:
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                found = await asyncio.gather(*(offloop.run(check) for check in self._checks))
-        except TimeoutError:
-            return ["a check did not end in time"]
-        return [problem for problem in found if problem]
+        # A check that hangs is not begun again beside itself: it would take one thread after the other.
+        loop = asyncio.get_running_loop()
+        for check in self._checks:
+            if check not in self._asked or self._asked[check].get_loop() is not loop:
+                self._asked[check] = offloop.start(check)
+        done, hanging = await asyncio.wait(self._asked.values(), timeout=CHECK_SECONDS)
+        self._asked = {check: future for check, future in self._asked.items() if future in hanging}
+        problems = [problem for future in done if (problem := future.result())]
+        return [*problems, "a check did not end in time"] if hanging else problems
 
 
 def redis_is_missing() -> str | None:
-    """Redis answers, writes, keeps what it acknowledges, throws nothing away, and has the scripts."""
+    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions."""
     try:
         server = client()
         server.ping()
         for script in scripts.everything():
             if not server.script_exists(script.sha)[0]:
                 server.script_load(script.source)
+        settle_partitions(server)
         return _not_durable(server)
+    except errors.ConfigError as error:
+        return f"redis: {error}"
     except redis.ResponseError:
         return "redis: refuses our commands"
     except (redis.RedisError, OSError):

@@ -12,32 +12,46 @@ from typing import BinaryIO, ParamSpec, TypeVar
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from codeq_site.errors import Unavailable
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API, of each of the two pools.
 THREADS = 4
-# Whoever waits for a server that hangs is told so; the thread goes on waiting for it.
-ANSWER_SECONDS = 30.0
+# Longer than any page may take. A PostgreSQL that is frozen, or behind a network that is, ends no query by itself.
+ANSWER_SECONDS = 10.0
+# Longer than an artifact takes to a bucket far away. Whoever waits is then told so; the thread goes on waiting.
+STORAGE_SECONDS = 30.0
 PIECE_BYTES = 64 * 2**10
 _pools: dict[str, ThreadPoolExecutor] = {}
 _opened: set[BaseDatabaseWrapper] = set()
 
 
 async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `work`, which may use the ORM. Django's own signals do not reach the lean handler, so a connection
-    that is too old or broken is dropped here."""
-    return await _run("off-loop", functools.partial(work, *args, **kwargs))
+    """The result of `work`, which may use the ORM. Unavailable if the database does not answer."""
+    future = start(work, *args, **kwargs)
+    done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
+    if not done:
+        future.cancel()
+        raise Unavailable("The database does not answer right now.", retry_after_seconds=5)
+    return future.result()
 
 
-async def run_with_storage(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The same for what asks the artifacts' storage: one that hangs must not hold the threads that everybody needs."""
-    return await _run("storage", functools.partial(work, *args, **kwargs))
+def start(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+    """As `run`, however long it takes."""
+    return _in("database", functools.partial(work, *args, **kwargs))
 
 
-async def _run(pool: str, work: Callable[[], R]) -> R:
-    if pool not in _pools:
-        _pools[pool] = ThreadPoolExecutor(THREADS, thread_name_prefix=pool)
+async def store(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `work` on the artifacts' storage, in threads that no database can hold up: workers must be able
+    to finish."""
+    async with asyncio.timeout(STORAGE_SECONDS):
+        return await _in("storage", functools.partial(work, *args, **kwargs))
+
+
+def _in(pool: str, work: Callable[[], R]) -> asyncio.Future[R]:
+    """Django's own signals do not reach the lean handler, so a connection that is too old or broken is dropped here."""
 
     def guarded() -> R:
         close_old_connections()
@@ -47,18 +61,19 @@ async def _run(pool: str, work: Callable[[], R]) -> R:
             close_old_connections()
             _opened.update(connections.all(initialized_only=True))
 
+    if pool not in _pools:
+        _pools[pool] = ThreadPoolExecutor(THREADS, thread_name_prefix=f"off-loop-{pool}")
     context = contextvars.copy_context()
-    async with asyncio.timeout(ANSWER_SECONDS):
-        return await asyncio.get_running_loop().run_in_executor(_pools[pool], functools.partial(context.run, guarded))
+    return asyncio.get_running_loop().run_in_executor(_pools[pool], context.run, guarded)
 
 
 async def read(file: BinaryIO) -> AsyncIterator[bytes]:
     """A file piece by piece; closed at the end, also when nobody wants the rest."""
     try:
-        while piece := await run_with_storage(file.read, PIECE_BYTES):
+        while piece := await store(file.read, PIECE_BYTES):
             yield piece
     finally:
-        await run_with_storage(file.close)
+        await store(file.close)
 
 
 def stop() -> None:

@@ -50,11 +50,14 @@ def engine() -> Engine:
     )
 
 
-def settle_partitions() -> None:
-    """Fix the number of partitions at first start; refuse to start with another one than the data was written with."""
+def settle_partitions(store: redis.Redis) -> None:
+    """Fix the number of partitions at first start; refuse to start with another one than the data was written with.
+
+    Whoever is first decides, of any number of processes that start at once.
+    """
     wanted = conf().queues.partitions
-    client().set(PARTITIONS, wanted, nx=True)
-    found = int(client().get(PARTITIONS) or 0)
+    store.set(PARTITIONS, wanted, nx=True)
+    found = int(store.get(PARTITIONS) or 0)
     if found != wanted:
         raise ConfigError(
             f"This Redis was set up with {found} partitions, the settings say {wanted}. "

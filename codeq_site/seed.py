@@ -46,10 +46,10 @@ def seed() -> Seeded:
     from django.core.management import call_command
 
     from codeq_site.conf import conf
-    from codeq_site.redis import settle_partitions
+    from codeq_site.redis import client, settle_partitions
 
     call_command("migrate", interactive=False, verbosity=0)
-    settle_partitions()
+    settle_partitions(client())
     if conf().production:
         return Seeded()
     from tenants import services

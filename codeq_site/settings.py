@@ -81,12 +81,12 @@ DATABASES = {
         conn_health_checks=True,
     )
 }
-# A server that has vanished is noticed within seconds, and holds no thread for minutes.
+# A server that is frozen, or a network that swallows packets, must not hold a thread for ever. What the URL says wins.
 DATABASES["default"]["OPTIONS"] = {
-    "connect_timeout": 5,
-    "tcp_user_timeout": 10_000,
+    "connect_timeout": 5, "tcp_user_timeout": 30_000,
+    "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     **DATABASES["default"].get("OPTIONS", {}),
-}
+}  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # The broker's server rather than the hot path's, where Celery's broker is a Redis at all.

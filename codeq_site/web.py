@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
 import sys
 
 import django
+import redis
 import uvicorn
 
 from codeq_site import ports
@@ -23,6 +25,11 @@ def main() -> None:
         django.setup()
         from codeq_site.asgi import application
         from codeq_site.conf import conf
+        from codeq_site.redis import client, settle_partitions
+
+        # Without Redis it starts nevertheless: /readyz says so, and settles them when Redis is there.
+        with contextlib.suppress(redis.RedisError, OSError):
+            settle_partitions(client())
 
         web = conf().web
         server = Server(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from django.db import DatabaseError, connection, transaction
@@ -42,13 +42,22 @@ LAST = (
     + ", ".join(f"{column} = excluded.{column}" for column in RESULT if column != "task_id")
     + " WHERE queues_auditedresult.position < excluded.position"
 )
+# Between two statements of a batch lie milliseconds.
+IDLE_MS = 15_000
 # SQLSTATE classes that are about the row: data exception, integrity, program limit, raised by a trigger.
 # All others are about the server or the schema, and would quarantine everything.
 POISON = frozenset({"22", "23", "54", "P0"})
 
 
-def store(batch: Sequence[tuple[Entry, Blobs]]) -> int:
-    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one; how many did."""
+class Stored(NamedTuple):
+    """What became of a batch: the events that could be read, and how many entries went to quarantine."""
+
+    events: list[Event]
+    refused: int
+
+
+def store(batch: Sequence[tuple[Entry, Blobs]]) -> Stored:
+    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one."""
     readable: list[tuple[Entry, Blobs, Ended]] = []
     refused = 0
     for entry, blobs in batch:
@@ -57,7 +66,8 @@ def store(batch: Sequence[tuple[Entry, Blobs]]) -> int:
         except (ValueError, msgspec.MsgspecError) as error:
             quarantine(entry, blobs, str(error))
             refused += 1
-    return refused + _store(readable)
+    refused += _store(readable)
+    return Stored([item.event for _, _, item in readable], refused)
 
 
 def quarantine(entry: Entry, blobs: Blobs, reason: str) -> None:
@@ -72,7 +82,7 @@ def retry(rows: Iterable[Quarantine]) -> int:
     stored = 0
     for row in rows:
         fields, blobs = _decode_raw(bytes(row.raw))
-        if store([(Entry(row.partition, row.stream_id, fields), blobs)]) == 0:
+        if not store([(Entry(row.partition, row.stream_id, fields), blobs)]).refused:
             row.delete()
             stored += 1
     return stored
@@ -83,6 +93,7 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
         return 0
     try:
         with transaction.atomic():
+            _let_go_of_us()
             _write([item for _, _, item in batch])
     except DatabaseError as error:
         if not is_about_the_row(error):
@@ -94,6 +105,12 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
         return 0
     middle = len(batch) // 2
     return _store(batch[:middle]) + _store(batch[middle:])
+
+
+def _let_go_of_us() -> None:
+    """A process that is frozen in here holds the rows it has inserted, and every other drain waits for them."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_MS])
 
 
 def _write(batch: Sequence[Ended]) -> None:

@@ -78,9 +78,9 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
         for batch in _batches(entries):
             if not may_go_on():
                 return stored, refused
-            bad = audit.store(batch)
+            events, bad = audit.store(batch)
             stream.acknowledge([entry for entry, _ in batch])
-            metrics.ended(entry for entry, _ in batch)
+            metrics.ended(events)
             refused += bad
             stored += len(batch) - bad
         got = Counter(entry.partition for entry in entries)

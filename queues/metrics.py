@@ -16,7 +16,7 @@ from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram
 from codeq_site.redis import client
 from queues import selectors, stream
 from queues.engine import keys
-from queues.events import Entry, UnreadableError, parse
+from queues.events import Event
 from queues.models import Quarantine
 from queues.task import Outcome, Task
 
@@ -46,13 +46,9 @@ def claimed(tasks: Iterable[Task]) -> None:
         _child(_claimed_by, _claimed, task.spec.command).inc()
 
 
-def ended(entries: Iterable[Entry]) -> None:
-    """Count what the drain has stored: only the stream knows of every end, and of each just once."""
-    for entry in entries:
-        try:
-            event = parse(entry)
-        except UnreadableError:
-            continue  # in quarantine
+def ended(events: Iterable[Event]) -> None:
+    """Count what the drain has read: only the stream knows of every end, and of each just once."""
+    for event in events:
         command = metrics.label(event.command)
         if event.outcome == Outcome.EXPIRED:
             _lease_expired.labels(command).inc()

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import get_args
 
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.indexes import GinIndex, HashIndex
+from django.contrib.postgres.indexes import GinIndex
 from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import F, Func
@@ -56,6 +56,7 @@ class Attempt(models.Model):
         indexes = [
             models.Index(fields=["ended_at"], name="attempt_ended"),
             models.Index(fields=["tenant", "ended_at"], name="attempt_tenant_ended"),
+            models.Index(fields=["worker", "ended_at"], name="attempt_worker"),
         ]
         get_latest_by = "ended_at"
 
@@ -119,7 +120,9 @@ class AuditedResult(models.Model):
                 condition=models.Q(is_dead=True),
                 name="audited_dead_failure",
             ),
-            HashIndex(fields=["worker"], name="audited_worker"),
+            # No hash index: an entry more of a worker that has many walks past all of them (measured: at 100,000 rows
+            # of each worker 20 µs a row instead of 2, and growing with every row).
+            models.Index(fields=["worker", "ended_at"], name="audited_worker"),
             GinIndex(
                 Func(
                     F("tenant"), F("worker"), F("error"), F("payload"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jwt
@@ -44,7 +45,8 @@ def rotate() -> str:
 
 
 def retire(kid: str) -> None:
-    """Stop accepting tokens signed with this key, on every machine within a minute."""
+    """Stop accepting tokens signed with this key. On every machine within three minutes: the set of keys and the memory
+    of a verified token may be so old together."""
     InstallationKey.objects.filter(kid=kid).delete()
     own_keys.forget()
 
@@ -91,6 +93,20 @@ def _fetch() -> Mapping[str, jwks.Key]:
         raise Unavailable() from error
 
 
-# In the caller's own thread: it is one small query. Asked more often than a foreign source, so that a key
-# made on another machine is known here at once.
-own_keys = jwks.KeySet("this installation", _fetch, pace=jwks.Pace(unknown=1, retry=1), start=jwks.at_once)
+def _in_a_thread(job: Callable[[], None]) -> None:
+    """In one of its own, so that no token waits for a PostgreSQL that does not answer while known keys can tell."""
+
+    def run() -> None:
+        try:
+            job()
+        finally:
+            connection.close()
+
+    threading.Thread(target=run, name="own-keys", daemon=True).start()
+
+
+# Asked more often than a foreign source, so that a key made on another machine is known here at once; and before the
+# set is too old to answer. A single token is verified once a minute (`auth.cache_seconds`): that is soon enough, too.
+own_keys = jwks.KeySet(
+    "this installation", _fetch, pace=jwks.Pace(fresh=30, lenient=90, unknown=1, retry=1), start=_in_a_thread
+)

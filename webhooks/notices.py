@@ -84,7 +84,7 @@ def _to_make(wanted: Iterable[tuple[Subscription, Queue]], now: datetime) -> lis
             depths[queue] = wakes.depth(queue)
         if not depths[queue].ready:
             _forget(each, queue.command)
-        elif each.pk in told:
+        elif each.pk in told and each.min_interval_seconds:
             _owe([each], queue.command)
         elif _take(each, queue.command, now):
             told.add(each.pk)

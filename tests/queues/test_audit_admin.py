@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import connection
+from django.db.models import Model
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from queues.admin import AuditedResultAdmin
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from tenants.models import Tenant, TenantMembership
 
@@ -77,12 +78,15 @@ def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited:
 
 
 @pytest.mark.parametrize("term", ["blender-7", str(uuid.uuid4())], ids=["worker", "task id"])
-def test_a_search_is_answered_by_an_index(term: str) -> None:
-    searching = AuditedResultAdmin(AuditedResult, admin.site)
-    found, _ = searching.get_search_results(RequestFactory().get("/"), AuditedResult.objects.all(), term)
+@pytest.mark.parametrize(
+    ("model", "index"), [(AuditedResult, "audited_worker"), (Attempt, "attempt_worker")], ids=["results", "attempts"]
+)
+def test_a_search_is_answered_by_an_index(model: type[Model], index: str, term: str) -> None:
+    searching = admin.site._registry[model]
+    found, _ = searching.get_search_results(RequestFactory().get("/"), model._default_manager.all(), term)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
-    assert "audited_worker" in found.explain()
+    assert index in found.explain()
     assert "Seq Scan" not in found.explain()
 
 
@@ -137,10 +141,23 @@ def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> 
 
 def test_quarantine_and_beat_are_the_platforms(root: Client, staff_of_acme: Client) -> None:
     Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
-    BeatJob.objects.create(
-        name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON, outcome="7 stored"
-    )
-    for model, text in (("quarantine", "odd"), ("beatjob", "7 stored")):
+    BeatJob.objects.create(name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON)
+    for model, text in (("quarantine", "odd"), ("beatjob", "drain")):
         listed = reverse(f"admin:queues_{model}_changelist")
         assert text in root.get(listed).content.decode()
         assert staff_of_acme.get(listed).status_code == 403
+
+
+@pytest.mark.spec("BEA-1", "The admin shows of every job its last run, how long it took, what came of it, and the next")
+def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
+    started = NOON + timedelta(minutes=17, seconds=3)
+    BeatJob.objects.create(
+        name="drain", task="queues.drain", every_seconds=90, started_at=started,
+        ended_at=started + timedelta(milliseconds=1234), outcome="7 stored, 0 in quarantine", runs=41, failures=2,
+        failed_at=NOON, error="OperationalError: the connection is lost",
+    )  # fmt: skip
+    page = root.get(reverse("admin:queues_beatjob_changelist")).content.decode()
+    shown = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    for words in ("12:17 p.m.", "1234 ms", "7 stored, 0 in quarantine", "12:18:33", "OperationalError", " 41 2 "):
+        assert words in shown, words
+    assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403

@@ -6,10 +6,8 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import dj_database_url
 import msgspec
 import pytest
 from django.core.management import call_command
@@ -25,6 +23,7 @@ from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.task import NewResult, NewTask, Status, Task
 from tenants.tenant import Tenant
+from tests.faults.deployment import database_at
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
@@ -430,19 +429,6 @@ def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_else
     assert client().exists(keys.lock("queues.drain"))
     other._renewed -= 100
     assert other.renew()
-
-
-@contextmanager
-def database_at(url: str) -> Iterator[None]:
-    """Another PostgreSQL than the tests', to be stopped."""
-    before = connection.settings_dict
-    connection.close()
-    connection.settings_dict = {**before, **dj_database_url.parse(url)}
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict = before
 
 
 @pytest.mark.spec(

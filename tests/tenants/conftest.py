@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from codeq_site.conf import conf
-from tenants import keys, models, services
+from tenants import jwks, keys, models, services
 from tenants.directory import directory
 from tenants.tokens import Verifier, verifier
 from tests.tenants.minting import ISSUER, Signer
@@ -22,7 +22,10 @@ Configure = Callable[..., None]
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
     """No token, tenant or key of another test, and no thread that holds the test database open."""
+    # In the test's own thread, which sees what the test has not committed.
+    keys.own_keys._start, start = jwks.at_once, keys.own_keys._start
     yield
+    keys.own_keys._start = start
     verifier.stop()
     directory.stop()
     keys.own_keys.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -288,6 +289,32 @@ def test_a_key_made_on_another_machine_is_known_within_a_second() -> None:
     assert one.verify(token).tenant.slug == "acme"
 
 
+@OWN_KEYS
+@pytest.mark.spec("AUT-1", "A token of a known key does not wait for a database that hangs")
+@pytest.mark.usefixtures("acme")
+def test_no_token_waits_for_a_database_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = services.issue_token("acme", "producer")
+    Verifier().verify(token)
+    own, thawed, asked = keys.own_keys, threading.Event(), threading.Event()
+
+    def hang() -> dict[str, Any]:
+        asked.set()
+        thawed.wait(10)
+        return {}
+
+    monkeypatch.setattr(own, "_start", keys._in_a_thread)
+    monkeypatch.setattr(own, "_fetch", hang)
+    own._fetched = own._tried = own._clock() - 61
+    began = time.monotonic()
+    try:
+        assert Verifier().verify(token).tenant.slug == "acme"
+        assert time.monotonic() - began < 1
+        assert asked.wait(5)
+    finally:
+        thawed.set()
+        until(lambda: not own.is_fetching)
+
+
 # -- commands -------------------------------------------------------------------------------------------------------
 
 
@@ -353,3 +380,35 @@ def test_names_that_look_alike_are_not_both_names(db: None) -> None:
     tenant = models.Tenant(slug="аcme")  # a Cyrillic а
     with pytest.raises(ValidationError):
         tenant.full_clean()
+
+
+@OWN_KEYS
+@pytest.mark.spec("AUT-1", "`manage.py keys` replaces the key that signs: both verify until the former one is retired")
+@pytest.mark.usefixtures("acme")
+def test_the_key_is_replaced_by_three_commands() -> None:
+    before = services.issue_token("acme", "producer")
+    [former] = run("keys", "list").split("\n")[:-1]
+    kid = former.split()[0]
+    assert former.endswith("signs")
+    new = run("keys", "rotate").strip()
+    assert [(line.split()[0], line.split()[-1]) for line in run("keys", "list").splitlines()] == [
+        (new, "signs"),
+        (kid, "verifies"),
+    ]
+    after = services.issue_token("acme", "producer")
+    for token in (before, after):
+        Verifier().verify(token)
+    assert run("keys", "retire", kid) == ""
+    Verifier().verify(after)
+    with pytest.raises(Unauthenticated):
+        Verifier().verify(before)
+
+
+@OWN_KEYS
+@pytest.mark.usefixtures("acme")
+def test_the_key_that_signs_and_one_that_is_none_are_not_retired() -> None:
+    services.issue_token("acme", "producer")
+    for kid, said in ((InstallationKey.objects.get().kid, "rotate` first"), ("nonsense", "no key nonsense")):
+        with pytest.raises(CommandError, match=said):
+            run("keys", "retire", kid)
+    assert InstallationKey.objects.count() == 1

@@ -8,16 +8,18 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
 from codeq_site.errors import InvalidRequest
 from queues.api import translate, wire
+from tenants.tenant import Tenant
 from tests.waiting import until
 from tests.webhooks.conftest import Configure, MakeReceiver
 from tests.webhooks.receiver import Receiver
-from webhooks import http
+from webhooks import http, subscriptions
 
 # What may never be registered, whoever asks: `{port}` is where something of ours listens.
 HOSTILE = [
@@ -218,8 +220,13 @@ def test_our_own_front_door_is_not_an_endpoint(configure: Configure) -> None:
             http.check_url(url)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:18181/", "http://169.254.169.254/", "https://user@example.org/"])
-def test_a_task_with_a_hostile_webhook_is_refused_at_the_door(url: str) -> None:
-    body = msgspec.json.decode(msgspec.json.encode({"command": "c", "payload": 1, "webhook": url}), type=wire.NewTask)
-    with pytest.raises(InvalidRequest, match=r"^webhook: "):
-        translate.new_task(body)
+@pytest.mark.spec("WHK-5", "No task and no subscription is made with a URL that may not be called (D-17)")
+@pytest.mark.parametrize("url", HOSTILE, ids=repr)
+def test_nothing_is_made_with_a_hostile_url(url: str) -> None:
+    url = url.replace("{port}", "18181")
+    body = {"command": "c", "payload": 1, "webhook": url}
+    with pytest.raises((InvalidRequest, msgspec.ValidationError)):
+        translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=wire.NewTask))
+    tenant = Tenant(tid="acme0001", slug="acme")
+    with pytest.raises(InvalidRequest):
+        subscriptions.subscribe(tenant, "w", callback_url=url, event_types=["c"], now=datetime.now(UTC))

@@ -10,7 +10,9 @@ import pytest
 
 from codeq_site.redis import client, engine
 from queues import audit, beat, services, stream, upkeep
-from queues.task import NewResult, NewTask, Status
+from queues.engine import keys
+from queues.models import Attempt, AuditedResult
+from queues.task import TERMINAL, NewResult, NewTask, Status
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.webhooks.conftest import Clock, Send
@@ -146,6 +148,27 @@ def test_a_replayed_dead_letter_is_told_of_both_endings(tenant: Tenant) -> None:
     dead, done = told(task_id)
     assert (dead["status"], dead["result"], done["status"], done["result"]) == ("FAILED", None, "COMPLETED", {"n": 1.1})
     assert dead["deliveryId"] != done["deliveryId"]
+
+
+@pytest.mark.spec("RET-4", "Replayed, taken back, deleted: each is in the stream, changes the row, and is no ending")
+def test_what_becomes_of_a_dead_letter_is_no_ending(tenant: Tenant) -> None:
+    task_id = by_nack(tenant)
+    acts = {
+        "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").now(),
+        "RECALLED": lambda: services.recall(tenant, [task_id], "a-job").now(),
+        "PURGED": lambda: services.purge_dead(tenant, [task_id]).now(),
+    }
+    drain()
+    is_dead = []
+    for said, act in acts.items():
+        assert act() == [None]
+        [(_, fields)] = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)
+        assert (fields[b"outcome"].decode(), fields[b"attempt"]) == (said, b"0")
+        assert fields[b"status"].decode() not in TERMINAL
+        drain()
+        is_dead.append(AuditedResult.objects.get().is_dead)
+    assert is_dead == [False, True, False]
+    assert Attempt.objects.count() == Delivery.objects.count() == 1
 
 
 def test_the_body_has_the_fields_of_the_contract_and_numbers_as_they_came(tenant: Tenant) -> None:

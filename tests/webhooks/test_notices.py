@@ -132,6 +132,19 @@ def test_what_falls_into_an_interval_is_told_when_it_is_over(
     assert Subscription.objects.get().owed == []
 
 
+def test_who_asks_for_no_interval_is_told_of_every_queue_at_once(
+    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+) -> None:
+    subscribe(min_interval_seconds=0)
+    for number in range(30):
+        enqueue(tenant, f"c{number}")
+    assert notices.notify(clock=clock) == (30, 30)
+    assert sorted(json.loads(request.body)["eventType"] for request in receiver.requests) == sorted(
+        f"c{number}" for number in range(30)
+    )
+    assert notices.notify(clock=clock) == (0, 0)
+
+
 @pytest.mark.spec("WHK-1", "An expired subscription is told nothing and is removed (W-16)")
 def test_an_expired_subscription_is_told_nothing(
     tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock

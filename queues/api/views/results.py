@@ -133,7 +133,7 @@ class ArtifactView(ApiView):
     )
     async def get(self, caller: Caller, task_id: str, artifact_id: str) -> HttpResponseBase:
         """The bytes that came inline with the result."""
-        kept, file = await offloop.run_with_storage(artifacts.opened, caller.tenant, task_id, artifact_id)
+        kept, file = await offloop.store(artifacts.opened, caller.tenant, task_id, artifact_id)
         response = StreamingHttpResponse(offloop.read(file), content_type="application/octet-stream")
         # Never shown by a browser: a worker's bytes must not become a page of this host.
         response.headers["Content-Disposition"] = content_disposition_header(True, kept.name) or "attachment"
@@ -170,14 +170,14 @@ async def submit(
     items = [refused[at] if at in refused else next(answers) for at in range(len(handed_in))]
     for at, (task_id, beside, stored) in inline.items():
         if isinstance(items[at], CodeqError):
-            await offloop.run_with_storage(artifacts.take_back, stored)
+            await offloop.store(artifacts.take_back, stored)
         elif not stored:
             # It was there already; a refused twin of this submission may have taken it back since.
-            await offloop.run_with_storage(artifacts.keep, tid, task_id, beside)
+            await offloop.store(artifacts.keep, tid, task_id, beside)
     return items
 
 
 async def _keep(tid: str, task_id: str, beside: Sequence[artifacts.New]) -> tuple[list[artifacts.Kept], list[str]]:
     if any(each.content is not None for each in beside):
-        return await offloop.run_with_storage(artifacts.keep, tid, task_id, beside)
+        return await offloop.store(artifacts.keep, tid, task_id, beside)
     return artifacts.keep(tid, task_id, beside)

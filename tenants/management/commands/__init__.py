@@ -1,1 +1,1 @@
-"""`manage.py token` and `manage.py secret`: each prints one thing, so that a script can use it."""
+"""`manage.py token`, `secret` and `keys`: what they print, a script can use."""

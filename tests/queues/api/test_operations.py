@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +12,18 @@ import msgspec
 import pytest
 import redis
 
-from codeq_site import health
+from codeq_site import errors, health, offloop
 from codeq_site.conf import conf
 from codeq_site.redis import client as redis_client
 from queues import beat
+from queues.engine import keys
 from tenants.tenant import Tenant
 from tests.conftest import ValkeyFactory
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS
 from tests.queues.api.test_tasks import made
 from tests.queues.api.test_workers import DONE, claimed
+from tests.waiting import until_async
 
 ADMIN = "/v1/codeq/admin"
 MakeClient = Callable[..., Client]
@@ -99,6 +103,62 @@ def sample(text: str, name: str, **labels: str) -> float:
         if found and dict(re.findall(r'(\w+)="([^"]*)"', found.group(1) or "")) == labels:
             return float(found.group(2))
     return 0.0
+
+
+async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
+    anonymous: Client, redis_of_readiness: Callable[..., Any]
+) -> None:
+    server = redis_of_readiness()
+    assert (await anonymous.get("/readyz")).status == 200
+    with redis.Redis.from_url(server.url) as store:
+        assert store.get(keys.PARTITIONS) == b"16"  # the first look has settled it
+        store.set(keys.PARTITIONS, 8)
+    answer = await anonymous.get("/readyz")
+    assert (answer.status, answer.json["detail"].partition(".")[0]) == (
+        503,
+        "redis: This Redis was set up with 8 partitions, the settings say 16",
+    )
+
+
+async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frozen PostgreSQL, and a load balancer that looks every second: threads are few, and others need them."""
+    monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+    begun, thawed = [], threading.Event()
+
+    def frozen() -> None:
+        begun.append(1)
+        thawed.wait(10)
+
+    readiness = health.Readiness(lambda: None, frozen)
+    try:
+        for _ in range(2 * offloop.THREADS):
+            assert await readiness.missing() == ["a check did not end in time"]
+        assert begun == [1]
+    finally:
+        thawed.set()
+
+    async def is_ready() -> bool:
+        return await readiness.missing() == []
+
+    await until_async(is_ready)
+
+
+async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offloop, "ANSWER_SECONDS", 0.2)
+    thawed = threading.Event()
+    try:
+        asked = [offloop.run(thawed.wait, 10) for _ in range(3 * offloop.THREADS)]
+        answers = asyncio.gather(*asked, return_exceptions=True)
+        assert await offloop.store(lambda: "stored") == "stored"
+        assert {type(answer) for answer in await answers} == {errors.Unavailable}
+    finally:
+        thawed.set()
+    assert await offloop.run(lambda: "back") == "back"
 
 
 @pytest.mark.spec("OBS-1", "Created, claimed, completed, expired and latency are counted by command; depths are read")

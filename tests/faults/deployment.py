@@ -1,0 +1,135 @@
+"""codeQ as it is deployed: web, Celery workers and beats as processes, to be killed, frozen and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import dj_database_url
+import psutil
+from django.conf import settings
+from django.db import connection
+
+from tests.conftest import free_port
+from tests.waiting import until
+
+Process = subprocess.Popen[bytes]
+
+
+@contextmanager
+def database_at(url: str) -> Iterator[None]:
+    """Another PostgreSQL than the tests' in this thread, to be stopped."""
+    before = connection.settings_dict
+    connection.close()
+    connection.settings_dict = {**before, **dj_database_url.parse(url)}
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict = before
+
+
+def own_database() -> str:
+    """The URL of the database that this test has."""
+    database = connection.settings_dict
+    return f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
+
+
+class Deployment:
+    """Processes on the tests' Valkey and on one database. Each has a session of its own: a kill takes its children."""
+
+    def __init__(self, directory: Path, database_url: str, **environment: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.processes: list[Process] = []
+        self.environment = {
+            **{name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+            "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
+            "CODEQ_HOME": str(directory / "home"),
+            "CODEQ_PORT": str(self.port),
+            "REDIS_URL": settings.CODEQ["redis_url"],
+            "CELERY_BROKER_URL": settings.CODEQ["broker_url"],
+            "DATABASE_URL": database_url,
+            "SECRET_KEY": settings.CODEQ["secret_key"],
+            "CODEQ_WEBHOOKS_ALLOW_HOSTS": "127.0.0.0/8",
+            **environment,
+        }
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def web(self) -> Process:
+        return self.start("web", "-m", "codeq_site.web")
+
+    def worker(self, processes: int = 4) -> Process:
+        alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        return self.start("worker", *_celery("worker"), f"--concurrency={processes}", *alone)
+
+    def beat(self) -> Process:
+        schedule = self.directory / f"schedule-{len(self.processes)}"
+        return self.start("beat", *_celery("beat"), f"--schedule={schedule}")
+
+    def start(self, name: str, *arguments: str) -> Process:
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", *arguments],
+                cwd=settings.BASE_DIR, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def until_it_answers(self, webs: Sequence[Process] = ()) -> None:
+        def answers() -> bool:
+            assert all(each.poll() is None for each in webs), self.log("web").read_text()[-2000:]
+            with contextlib.suppress(OSError), closing(socket.create_connection(("127.0.0.1", self.port), 1)):
+                return True
+            return False
+
+        until(answers, 60, every=0.05)
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def close(self) -> None:
+        for process in self.processes:
+            kill(process)
+
+
+def _celery(what: str) -> list[str]:
+    return ["-m", "celery", "-A", "codeq_site", "--quiet", what, "--loglevel=WARNING"]
+
+
+def kill(process: Process) -> None:
+    """As a machine dies: the process and all it has started, at once."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def freeze(pid: int) -> list[psutil.Process]:
+    """Stop a process and its children where they stand: connections stay open, and nobody answers."""
+    stopped = family(pid)
+    for each in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.suspend()
+    return stopped
+
+
+def thaw(stopped: list[psutil.Process]) -> None:
+    for each in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.resume()
