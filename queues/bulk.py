@@ -37,6 +37,7 @@ IDS = 10_000  # that a job may be given one by one
 JOBS = 20  # that one tenant may have under way
 CANARIES = 1_000
 NOTED = 1_000  # items of a job that are kept because they could not be done
+UNDO = timedelta(days=1)  # after its end a replay can be taken back for so long
 SAMPLE = 10
 TURN_SECONDS = 20.0
 IDLE_SECONDS = 0.2
@@ -122,16 +123,20 @@ def start(
 def recall(tids: Tids, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
     """Take back a replay that is over: what nobody has claimed since is a dead letter again. A job of its own.
 
-    Conflict for what is no replay, or is still under way; asked again, the job that is doing it already.
+    Conflict for what is no replay, is still under way, or has been over for too long; asked again, the job that is
+    doing it already.
     """
     replayed = find(tids, job_id)
-    if replayed.kind != Kind.REPLAY or not replayed.is_over:
-        raise errors.Conflict("Only a replay that is over can be taken back.")
+    until = undo_until(replayed)
+    if until is None:
+        raise errors.Conflict("Only a replay that is over, and has replayed something, can be taken back.")
     with transaction.atomic():
         replayed = BulkJob.objects.select_for_update().get(pk=replayed.pk)
         known = replayed.recalled_by.filter(ended_at=None).first()
         if known is not None:
             return known
+        if _now() > until:
+            raise errors.Conflict(f"It has been over for longer than {UNDO.total_seconds() / 3600:.0f} hours.")
         job = BulkJob.objects.create(
             id=UUID(str(uuid_utils.uuid7())),
             tenant_id=replayed.tenant_id,
@@ -149,6 +154,13 @@ def recall(tids: Tids, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
             job.total = len(done)
             job.save(update_fields=["total"])
     return job
+
+
+def undo_until(job: BulkJob) -> datetime | None:
+    """Until when a job can be taken back; None if it is no replay, is still under way, or has replayed nothing."""
+    if job.kind != Kind.REPLAY or job.ended_at is None or not job.done:
+        return None
+    return job.ended_at + UNDO
 
 
 def find(tids: Tids, job_id: str) -> BulkJob:

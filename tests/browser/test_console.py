@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import LogIn
 from tests.browser.driving import PHONE, Site
 from tests.conftest import free_port
+from tests.waiting import until
 
 CANARY = "kanarie"
 SEEN = 10_000
@@ -206,6 +207,29 @@ def test_a_bulk_replay_is_tried_watched_and_cancelled(site: Site, log_in: LogIn,
     expect(done).to_have_text(str(left))
     page.get_by_role("link", name="Bulk jobs").first.click()
     expect(page.locator("tbody tr")).to_have_count(2)
+
+
+@pytest.mark.spec("ADM-2", "A bulk replay is undone from its page, with a reason")
+def test_a_bulk_replay_is_undone(site: Site, log_in: LogIn, acme: str) -> None:
+    site.die("acme", "undone", [{"n": n} for n in range(4)], "no disk")
+    page = log_in()
+    go(page, "console/bulk/new/", tenant=acme, command="undone")
+    page.get_by_label("Why?").fill("the disk is back")
+    page.get_by_role("button", name="Replay 4").click()
+    undo = page.get_by_role("button", name="Undo the replay")
+    expect(undo.first).to_be_visible(timeout=SEEN)  # without a reload, when the job is over
+    taken = site.claim("acme", "undone")["id"]
+    undo.first.click()
+    why(page, "recall", "it is not, after all")
+    expect(page.get_by_role("heading", name="A replay taken back")).to_be_visible()
+    expect(page.locator("[data-count=Done]")).to_have_text("3", timeout=SEEN)
+    until(lambda: len(site.dead("acme", "undone")) == 3, 10)
+    assert taken not in site.dead("acme", "undone")
+    page.get_by_role("link", name="the replay", exact=True).click()
+    expect(page.get_by_role("link", name="by admin")).to_be_visible()
+    expect(undo).to_have_count(0)
+    go(page, "admin/logentry/")
+    expect(page.locator("#result_list")).to_contain_text("it is not, after all")
 
 
 @pytest.mark.spec("ADM-2", "Selected dead letters are replayed or deleted")

@@ -567,6 +567,9 @@ def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_te
     with pytest.raises(errors.Conflict):
         bulk.recall([tenant.tid], str(running.pk), actor="root")
     finished(running)
+    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk.UNDO)
+    with pytest.raises(errors.Conflict, match="longer than 24 hours"):
+        bulk.recall([tenant.tid], str(running.pk), actor="root")
     with pytest.raises(errors.NotFound):
         bulk.recall([other_tenant.tid], str(running.pk), actor="root")
     deleted = finished(start(tenant, kind="delete"))

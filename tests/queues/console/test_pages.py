@@ -17,8 +17,9 @@ from django.urls import reverse
 from codeq_site import errors
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import engine
-from queues import policies, selectors, services, vitals
+from queues import bulk, policies, selectors, services, vitals
 from queues.console import overview, search
+from queues.deadletters import Filter
 from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
 from queues.policies import Policy
 from queues.sampling import sample
@@ -311,6 +312,48 @@ def test_a_job_that_cannot_be_is_not_started(root: Client, acme: Queue, wrong: d
     assert "Nothing was started" in said
     assert not BulkJob.objects.exists()
     assert not LogEntry.objects.exists()
+
+
+@pytest.mark.spec("ADM-2", "What a replay brought back is taken back again, for a day, by an operator who says why")
+def test_a_replay_is_undone_from_its_page(root: Client, acme: Queue) -> None:
+    die(acme, 3)
+    asked = {"tenant": acme.tenant.tid, "command": "render", "kind": "replay"}
+    root.post(url("bulk-start"), {**asked, "reason": "go"})
+    job = BulkJob.objects.get()
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    bulk.run(lambda: True)
+    drain()
+    assert root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    acme.claim()
+    answer = root.post(url("bulk-recall"), {"tenant": acme.tenant.tid, "id": job.pk, "reason": "too early"})
+    undo = BulkJob.objects.get(kind="recall")
+    assert answer["Location"].endswith(f"?id={undo.pk}")
+    bulk.run(lambda: True)
+    shown = root.get(url("bulk-job"), {"id": undo.pk}).content.decode()
+    assert "A replay taken back" in shown
+    assert "A worker has claimed it since" in shown
+    assert (selectors.queue_stats(acme.tenant, "render").now().dlq, undo.recalls_id) == (2, job.pk)
+    # Once all of it is taken back there is nothing left to undo.
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    assert f"?id={undo.pk}" in root.get(url("bulk-job"), {"id": job.pk}).content.decode()
+
+
+def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
+    die(acme)
+    job = bulk.start(acme.tenant, "replay", Filter(), actor="x")
+    bulk.run(lambda: True)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk.UNDO)
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
+    assert not LogEntry.objects.exists()
+
+
+def test_a_job_that_failed_says_why(root: Client, acme: Queue) -> None:
+    die(acme)
+    job = bulk.start(acme.tenant, "replay", Filter(), actor="x")
+    BulkJob.objects.update(state="failed", error="This takes too long to find.", ended_at=datetime.now(UTC))
+    assert "This takes too long to find." in root.get(url("bulk")).content.decode()
+    assert root.get(url("bulk-job-data"), {"id": job.pk}).json()["error"] == "This takes too long to find."
 
 
 def test_a_job_needs_one_tenant(root: Client, acme: Queue, zeta: Queue) -> None:
