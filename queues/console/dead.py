@@ -25,7 +25,7 @@ from tenants.models import Tenant as TenantRow
 from tenants.scoping import Role
 from tenants.tenant import Tenant
 
-# More tenants than these are no list to choose from.
+# More tenants than these are no list to choose from: a name has to be written.
 TENANTS = 200
 AGES = {
     "hour": ("in the last hour", timedelta(hours=1), None),
@@ -201,6 +201,8 @@ def read(request: HttpRequest, given: Any = None) -> Asked:
     if mine is not None and len(mine) == 1:
         query.setdefault("tenant", mine[0])
     tenant = tenant_of(request, query["tenant"]) if "tenant" in query else None
+    if tenant:
+        query["tenant"] = tenant.tid
     asked: dict[str, Any] = {name: query[name] for name in FILTERS if name in query}
     if age := AGES.get(query.get("age", "")):
         now = datetime.now(UTC)
@@ -215,11 +217,10 @@ def read(request: HttpRequest, given: Any = None) -> Asked:
 
 def form(request: HttpRequest, asked: Asked) -> dict[str, Any]:
     """What the filters on a page offer and say now."""
-    tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[:TENANTS])
-    if asked.tenant and asked.tenant.tid not in dict(tenants):
-        tenants.insert(0, (asked.tenant.tid, asked.tenant.slug))
+    tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[: TENANTS + 1])
     return {
-        "tenants": tenants,
+        "tenants": tenants if len(tenants) <= TENANTS else [],
+        "tenant": asked.tenant,
         "ages": [(key, words) for key, (words, _, _) in AGES.items()],
         "query": {**dict.fromkeys(NAMES, ""), **asked.query},
         "is_filtered": any(request.GET.get(name) for name in NAMES),

@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from codeq_site import errors
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import engine
-from queues import bulk, policies, selectors, services, vitals
-from queues.console import overview, search
+from queues import across, bulk, policies, selectors, services, vitals
+from queues.console import dead, overview, search
 from queues.deadletters import Filter
 from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
 from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Status
 from queues.templatetags.console_words import ago, duration, gist, spark_line
+from tenants.models import Tenant as TenantRow
 from tests.queues.conftest import Queue
-from tests.queues.console.conftest import Login, die, drain
+from tests.queues.console.conftest import Login, die, drain, make_queue
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 10, 1, 12, tzinfo=UTC)
@@ -370,11 +373,64 @@ def test_a_search_looks_into_so_many_tenants(
     mine, theirs = acme.enqueue(idempotency_key="k-1"), zeta.enqueue(idempotency_key="k-1")
     found = root.get(url("tasks"), {"q": "k-1"}).context["found"]
     assert {each.task.id for each in found} == {mine.id, theirs.id}
-    monkeypatch.setattr(search, "TENANTS", 1)
-    answer = root.get(url("tasks"), {"q": "k-1"})
+    with monkeypatch.context() as few:
+        few.setattr(across, "TENANTS", 1)
+        answer = root.get(url("tasks"), {"q": "k-1"})
     assert [each.task.id for each in answer.context["found"]] == [mine.id]
-    assert "Looked into the first 1 tenants only" in answer.content.decode()
+    assert "the first 1 of your tenants" in answer.content.decode()
+    assert "not at all of them: choose a tenant" in answer.content.decode()
+    monkeypatch.setattr(search, "TENANTS", 1)
+    answer = root.get(url("tasks"), {"status": "PENDING"})
+    assert [each.task.id for each in answer.context["found"]] == [mine.id]
+    assert "The first 50 of each of the first 1 of your 2 tenants" in answer.content.decode()
     assert root.get(url("tasks"), {"q": theirs.id})["Location"].endswith(theirs.id)
+
+
+@pytest.mark.spec("ADM-3", "Whosever it is: a key, a worker and words are looked for in all the tenants a person sees")
+def test_a_search_without_a_tenant_finds_it_in_any(root: Client, acme: Queue, login: Login) -> None:
+    others = [make_queue(f"many-{number:02}", "send") for number in range(30)]
+    last = others[-1]
+    ended = last.enqueue('{"customer":"wintermute"}')
+    last.complete(last.claim("host-1"), "host-1")
+    drain()
+    held = last.enqueue(idempotency_key="order-4711")
+    last.claim("host-7")
+
+    viewer = login("viewer")
+
+    def found(client: Client, **asked: str) -> list[tuple[str, str]]:
+        answer = client.get(url("tasks"), asked)
+        assert not answer.context["problem"]
+        return [(each.slug, each.task.id) for each in answer.context["found"]]
+
+    for words, task in (("order-4711", held), ("host-7", held), ("wintermute", ended), ("host-1", ended)):
+        assert found(root, q=words) == [("many-29", task.id)], words
+        assert found(root, q=words, status=str(Status.FAILED)) == []
+        assert found(viewer, q=words) == []
+
+
+def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: Client, acme: Queue) -> None:
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert root.get(url("tasks"), {"q": "nobody"}).status_code == 200
+        return len(queries)
+
+    make_queue("one", "send")
+    cost()
+    few = cost()
+    TenantRow.objects.bulk_create(TenantRow(slug=f"many-{number}") for number in range(198))
+    assert cost() == few
+
+
+def test_of_very_many_tenants_one_is_chosen_by_its_name(
+    root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "TENANTS", 1)
+    [theirs], _ = die(zeta), die(acme)
+    shown = root.get(url("dead-list"), {"tenant": zeta.tenant.slug})
+    assert [row["letter"].id for row in shown.context["rows"]] == [theirs]
+    assert f'name="tenant" value="{zeta.tenant.slug}"' in shown.content.decode()
+    assert root.get(url("dead-list"), {"tenant": "nobody"}).status_code == 404
 
 
 @pytest.mark.parametrize(
