@@ -22,6 +22,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
+# One way to write a moment, to the second, in the tables as on the console's own pages.
+DATE_FORMAT, TIME_FORMAT, DATETIME_FORMAT = "Y-m-d", "H:i:s", "Y-m-d H:i:s"
 # One way to write a moment, in every table and on every page.
 DATE_FORMAT = "Y-m-d"
 DATETIME_FORMAT = "Y-m-d H:i:s"
@@ -141,6 +143,7 @@ UNFOLD = {
     "SITE_ICON": _mark,
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
     "SITE_URL": None,
+    "STYLES": [f"{STATIC_URL}queues/console.css"],
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
     "SHOW_BACK_BUTTON": True,

@@ -18,6 +18,7 @@ from unfold.paginator import InfinitePaginator
 
 from queues import audit
 from queues.console.queue import url_of
+from queues.console.task import url_of_task
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from queues.task import Outcome, Status
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
@@ -25,6 +26,7 @@ from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
     Status.COMPLETED: "success", Status.FAILED: "danger", Status.CANCELLED: "warning", Status.PENDING: "info",
+    "DEAD LETTER": "danger",
 }  # fmt: skip
 OUTCOME_COLOURS = {
     Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",
@@ -82,6 +84,16 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
             found |= Q(task_id=uuid.UUID(term))
         return queryset.filter(found), False
 
+    @display(description="Task", ordering="task_id")
+    def task(self, row: Any) -> SafeString:
+        return format_html('<span class="cq-mono">{}</span>', row.task_id)
+
+    @display(description="Task")
+    def task_page(self, row: Any) -> SafeString:
+        return format_html(
+            '<a class="cq-more cq-mono" href="{}">{}</a>', url_of_task(row.tenant_id, row.task_id), row.task_id
+        )
+
     @display(description="Status", label=STATUS_COLOURS, ordering="status")
     def status_label(self, row: Any) -> str:
         return str(row.status)
@@ -99,17 +111,20 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
 @admin.register(AuditedResult)
 class AuditedResultAdmin(AuditAdmin):
     list_display = (
-        "task_id", "tenant_slug", "command", "status_label", "is_dead", "deliveries", "worker", "error_start",
-        "ended_at",
+        "task", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start", "ended_at",
     )  # fmt: skip
     list_filter = ("status", "is_dead", TenantFilter)
-    readonly_fields = ("payload_shown", "result_shown", "artifacts_shown")
+    readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
     fieldsets = (
-        (None, {"fields": ("task_id", "tenant_slug", "command", "priority", "status", "outcome", "is_dead", "error")}),
+        (None, {"fields": ("task_page", "tenant_slug", "command", "priority", "status_label", "outcome", "error")}),
         ("What was asked and answered", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
         ("How it went", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
         ("When", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
     )
+
+    @display(description="Status", label=STATUS_COLOURS, ordering="status")
+    def status_label(self, row: AuditedResult) -> str:
+        return "DEAD LETTER" if row.is_dead else str(row.status)
 
     @display(description="Error")
     def error_start(self, row: AuditedResult) -> str:
@@ -134,10 +149,12 @@ class AuditedResultAdmin(AuditAdmin):
 @admin.register(Attempt)
 class AttemptAdmin(AuditAdmin):
     list_display = (
-        "task_id", "number", "tenant_slug", "command", "outcome_label", "status_label", "worker", "error_start",
+        "task", "number", "tenant_slug", "command", "outcome_label", "status_label", "worker", "error_start",
         "ended_at",
     )  # fmt: skip
     list_filter = ("outcome", TenantFilter)
+    readonly_fields = ("task_page", "tenant_slug")
+    exclude = ("task_id", "tenant")
 
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
@@ -207,7 +224,7 @@ class BeatJobAdmin(PlatformAdmin):
 
     @display(description="Took")
     def took(self, row: BeatJob) -> str:
-        return f"{row.duration_ms} ms"
+        return f"{row.duration_ms}\N{NO-BREAK SPACE}ms"
 
     @display(description="Next")
     def next_at(self, row: BeatJob) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -15,6 +16,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
@@ -22,6 +24,7 @@ from unfold.forms import ActionForm, BaseDialogForm
 from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
+from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
@@ -82,7 +85,8 @@ class AttemptInline(TabularInline):
 @admin.register(Delivery)
 class DeliveryAdmin(WrittenBySystem):
     list_display = (
-        "id", "tenant_slug", "command", "status_label", "address", "tries", "last_status", "error_start", "created_at",
+        "shown_id", "tenant_slug", "command", "status_label", "address", "tries", "last_status", "error_start",
+        "created_at",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
@@ -90,7 +94,8 @@ class DeliveryAdmin(WrittenBySystem):
     ordering = ("-created_at",)
     search_fields = ("id",)
     search_help_text = "A delivery's or a task's id, or an endpoint's address without its query, in full."
-    exclude = ("reservation",)
+    exclude = ("reservation", "task_id")
+    readonly_fields = ("task",)
     inlines = (AttemptInline,)
     actions = ("replay",)
     action_form = ReasonedActions
@@ -105,6 +110,17 @@ class DeliveryAdmin(WrittenBySystem):
         with contextlib.suppress(ValueError):
             found |= Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
         return queryset.filter(found), False
+
+    @display(description="Id", ordering="pk")
+    def shown_id(self, row: Delivery) -> SafeString:
+        return format_html('<span class="cq-mono">{}</span>', row.pk)
+
+    @display(description="Task")
+    def task(self, row: Delivery) -> SafeString:
+        query = urlencode({"tenant": row.tenant_id, "id": row.task_id})
+        return format_html(
+            '<a class="cq-more cq-mono" href="{}?{}">{}</a>', reverse("console:task"), query, row.task_id
+        )
 
     @display(description="Tenant")
     def tenant_slug(self, row: Delivery) -> str:
@@ -131,9 +147,11 @@ class DeliveryAdmin(WrittenBySystem):
         tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
         allowed = {tid for tid in tids if may(request.user, tid, Role.OPERATOR)}
         with transaction.atomic():
-            asked = queryset.count()
-            sent = services.replay(queryset.filter(tenant_id__in=allowed), utc_now())
-            _log(request, Delivery, f"{sent} deliveries", f"Sent again: {reason}")
+            asked, sent = queryset.count(), 0
+            for tenant in Tenant.objects.filter(pk__in=allowed):
+                count = services.replay(queryset.filter(tenant_id=tenant.pk), utc_now())
+                _log(request, tenant, f"Sent {count} deliveries again: {reason}")
+                sent += count
         skipped = f", {asked - sent} skipped: under way, refused, or not yours to send" if asked > sent else ""
         self.message_user(request, f"{sent} will be sent again{skipped}.", messages.SUCCESS)
 
@@ -157,9 +175,9 @@ class EndpointAdmin(WrittenBySystem):
     def enabled(self, row: Endpoint) -> bool:
         return row.is_enabled
 
-    @display(description="Secret of its own", boolean=True)
-    def has_secret(self, row: Endpoint) -> bool:
-        return bool(row.sealed)
+    @display(description="Signed with")
+    def has_secret(self, row: Endpoint) -> str:
+        return "its own secret" if row.sealed else "the tenant's secret"
 
     def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request.user, self.tid_of(obj), Role.OPERATOR)
@@ -250,11 +268,12 @@ class CircuitAdmin(WrittenBySystem):
     ordering = ("-failures",)
 
 
-def _log(request: HttpRequest, model: type[Delivery], what: str, message: str) -> None:
+def _log(request: HttpRequest, tenant: Tenant, message: str) -> None:
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
-        content_type=ContentType.objects.get_for_model(model),
-        object_repr=what,
+        content_type=ContentType.objects.get_for_model(Tenant),
+        object_id=tenant.pk,
+        object_repr=tenant.slug[:200],
         action_flag=CHANGE,
         change_message=message,
     )

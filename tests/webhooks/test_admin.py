@@ -56,7 +56,7 @@ def test_a_replay_answers_with_a_count_and_leaves_a_row(login: Login, make_deliv
     assert "3 will be sent again, 1 skipped" in page
     assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "tries")) == {("pending", 0)}
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("3 deliveries", "Sent again: they asked")
+    assert (entry.object_repr, entry.change_message) == ("acme", "Sent 3 deliveries again: they asked")
 
 
 def test_without_a_reason_nothing_is_sent(login: Login, make_delivery: MakeDelivery) -> None:
