@@ -87,7 +87,6 @@ class LogEntryAdmin(ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
     list_display = ("when", "who", "what", "whose", "kind")
-    list_display_links = ("what",)
     list_select_related = ("user", "content_type")
     search_fields = ("user__username", "object_repr", "change_message")
     search_help_text = "A person, a tenant, or words of what was done and why."
@@ -127,7 +126,7 @@ class LogEntryAdmin(ModelAdmin):
     def kind(self, entry: LogEntry) -> str:
         return str(entry.content_type.name) if entry.content_type else ""
 
-    @display(description="What was done, and why")
+    @display(description="What and why")
     def what(self, entry: LogEntry) -> str:
         return entry.get_change_message() or entry.get_action_flag_display()
 

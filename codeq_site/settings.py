@@ -22,11 +22,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
-# One way to write a moment, to the second, in the tables as on the console's own pages.
-DATE_FORMAT, TIME_FORMAT, DATETIME_FORMAT = "Y-m-d", "H:i:s", "Y-m-d H:i:s"
-# One way to write a moment, in every table and on every page.
-DATE_FORMAT = "Y-m-d"
-DATETIME_FORMAT = "Y-m-d H:i:s"
+# One way to write a moment, in every table and on every page: Django asks a language's formats, and not the settings.
+FORMAT_MODULE_PATH = ["codeq_site.formats"]
 
 INSTALLED_APPS = [
     "unfold",

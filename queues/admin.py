@@ -111,7 +111,7 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
 @admin.register(AuditedResult)
 class AuditedResultAdmin(AuditAdmin):
     list_display = (
-        "task", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start", "ended_at",
+        "task", "ended_at", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("status", "is_dead", TenantFilter)
     readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
@@ -149,8 +149,8 @@ class AuditedResultAdmin(AuditAdmin):
 @admin.register(Attempt)
 class AttemptAdmin(AuditAdmin):
     list_display = (
-        "task", "number", "tenant_slug", "command", "outcome_label", "status_label", "worker", "error_start",
-        "ended_at",
+        "task", "number", "ended_at", "tenant_slug", "command", "outcome_label", "status_label", "worker",
+        "error_start",
     )  # fmt: skip
     list_filter = ("outcome", TenantFilter)
     readonly_fields = ("task_page", "tenant_slug")

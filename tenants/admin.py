@@ -57,6 +57,14 @@ class TenantAdmin(TenantScopedAdmin):
         ("Record", {"fields": ("created_at", "updated_at")}),
     )  # fmt: skip
 
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(field, forms.NullBooleanField):
+            field.label = str(db_field.verbose_name).removeprefix("is ").capitalize()
+            (nothing, _), *others = field.widget.choices
+            field.widget.choices = [(nothing, "as the installation says"), *others]
+        return field
+
     @display(description="Status", label={"active": "success", "suspended": "danger"}, ordering="status")
     def status_label(self, tenant: Tenant) -> str:
         return tenant.status

@@ -85,8 +85,8 @@ class AttemptInline(TabularInline):
 @admin.register(Delivery)
 class DeliveryAdmin(WrittenBySystem):
     list_display = (
-        "shown_id", "tenant_slug", "command", "status_label", "address", "tries", "last_status", "error_start",
-        "created_at",
+        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "tries", "last_status",
+        "error_start",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
