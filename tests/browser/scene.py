@@ -83,7 +83,10 @@ def _mended() -> dict[str, str]:
     path = Filter(json_path='$.lines[*] ? (@.sku like_regex "(A-?)+$")')
     failed = bulk.start(northwind, "replay", path, actor="nora", reason="orders of the old catalogue")
     bulk.cancel(None, str(failed.pk))
-    BulkJob.objects.filter(pk=failed.pk).update(state="failed", error=pages.TOO_LONG, done=14, total=None)
+    began = failed.created_at - timedelta(seconds=31)
+    BulkJob.objects.filter(pk=failed.pk).update(
+        state="failed", error=pages.TOO_LONG, done=14, total=None, created_at=began, started_at=began
+    )
     over = bulk.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
     until(lambda: bulk.find(None, str(over.pk)).is_over, 30)
     asked = {"actor": "admin", "reason": "the import's disk is back"}
@@ -178,6 +181,7 @@ def _around(acme: Any) -> None:
 
     from queues import policies
     from queues.policies import Policy
+    from tenants import services
     from tenants.models import TenantIssuer, TenantMembership
 
     for name, role in (("ada", "admin"), ("oscar", "operator"), ("vera", "viewer")):
@@ -185,6 +189,7 @@ def _around(acme: Any) -> None:
         TenantMembership.objects.create(user=user, tenant_id=acme.tid, role=role)
         _log(user, acme, "Paused queue mail.send: the mail server is being moved")
         _log(user, acme, "Resumed queue mail.send: it has been moved")
+    services.rotate_signing_secret(acme.slug)
     issuer = "https://login.example.com/acme"
     TenantIssuer.objects.create(tenant_id=acme.tid, issuer=issuer, jwks_url=f"{issuer}/jwks.json")
     policies.put(acme, "invoice.render", Policy(max_consumers=40, priority_tiers=(0, 5, 9)), actor="ada")

@@ -133,7 +133,7 @@ function whenThemeChanges(tell) {
 // One way to write a moment everywhere: the tables of the admin are in UTC as well.
 function moment(ms, withDay) {
   const text = new Date(ms).toISOString();
-  return withDay ? `${text.slice(8, 10)}.${text.slice(5, 7)}. ${text.slice(11, 16)}` : text.slice(11, 16);
+  return withDay ? `${text.slice(5, 10)} ${text.slice(11, 16)}` : text.slice(11, 16);
 }
 
 function hasNothing(kind, course) {
