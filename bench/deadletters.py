@@ -105,7 +105,7 @@ def p99(took: list[float]) -> float:
 def replay(count: int) -> None:
     from codeq_site.conf import conf
     from codeq_site.redis import engine
-    from queues import beat, bulk
+    from queues import beat, bulk, pieces
     from queues.deadletters import Filter
     from queues.task import NewTask
     from tenants.directory import directory
@@ -142,7 +142,7 @@ def replay(count: int) -> None:
     busy = watched(count / 8_000)
     time.sleep(1)  # until it claims
     started = time.perf_counter()
-    while bulk.run(lambda: True, seconds=600):
+    while pieces.run(lambda: True, seconds=600):
         pass
     seconds = time.perf_counter() - started
     during = told.get()

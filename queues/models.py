@@ -224,7 +224,7 @@ class QueueSample(models.Model):
 
 
 class BulkJob(models.Model):
-    """Something done to many dead letters, a piece at a time: see queues/bulk.py."""
+    """Something done to many dead letters, a piece at a time: see queues/pieces.py."""
 
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"

@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from codeq_site import errors
 from pipeline.fingerprint import normalise
-from queues import deadletters
+from queues import deadletters, exports
 from queues.console.acts import Act, recorded
 from queues.console.page import Guarded, Page, tenant_of
 from queues.console.task import url_of_task
@@ -132,9 +132,9 @@ class Export(Guarded):
 
     def get(self, request: HttpRequest) -> StreamingHttpResponse:
         asked = read(request)
-        rows = deadletters.rows(asked.tids, asked.filter)
+        rows = exports.rows(asked.tids, asked.filter)
         is_csv = request.GET.get("format") == "csv"
-        lines = deadletters.as_csv(rows) if is_csv else deadletters.as_json_lines(rows)
+        lines = exports.as_csv(rows) if is_csv else exports.as_json_lines(rows)
         answer = StreamingHttpResponse(
             lines, content_type="text/csv; charset=utf-8" if is_csv else "application/x-ndjson"
         )  # fmt: skip

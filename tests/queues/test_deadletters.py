@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from codeq_site import errors
 from codeq_site.redis import client
-from queues import beat, deadletters, failures, pages, selectors, services
+from queues import beat, deadletters, exports, failures, pages, selectors, services
 from queues.deadletters import Filter
 from queues.models import AuditedResult
 from queues.task import Status
@@ -481,17 +481,17 @@ def test_an_export_has_every_letter_and_runs_nothing(
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_LIMIT", 4)
     expected = made(9, error="=HYPERLINK(1)", payload='"+1"')
-    rows = list(deadletters.rows([tenant.tid], Filter(error="hyperlink")))
-    lines = [json.loads(line) for line in b"".join(deadletters.as_json_lines(rows)).splitlines()]
+    rows = list(exports.rows([tenant.tid], Filter(error="hyperlink")))
+    lines = [json.loads(line) for line in b"".join(exports.as_json_lines(rows)).splitlines()]
     assert [line["id"] for line in lines] == expected
     assert (lines[0]["payload"], lines[0]["error"]) == ('"+1"', "=HYPERLINK(1)")
-    table = list(csv.DictReader(io.StringIO(b"".join(deadletters.as_csv(rows)).decode())))
+    table = list(csv.DictReader(io.StringIO(b"".join(exports.as_csv(rows)).decode())))
     assert [row["id"] for row in table] == expected
     assert (table[0]["error"], table[0]["payload"]) == ("'=HYPERLINK(1)", '"+1"')
 
 
 def test_an_empty_list_is_exported_with_its_header_alone(tenant: Tenant) -> None:
-    assert b"".join(deadletters.as_csv(deadletters.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
+    assert b"".join(exports.as_csv(exports.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
 
 
 @pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])

@@ -19,7 +19,7 @@ from django.urls import reverse
 from codeq_site import errors
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import engine
-from queues import across, bulk, policies, selectors, services, vitals
+from queues import across, bulk, pieces, policies, selectors, services, vitals
 from queues.console import dead, overview, search
 from queues.deadletters import Filter
 from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
@@ -324,14 +324,14 @@ def test_a_replay_is_undone_from_its_page(root: Client, acme: Queue) -> None:
     root.post(url("bulk-start"), {**asked, "reason": "go"})
     job = BulkJob.objects.get()
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
-    bulk.run(lambda: True)
+    pieces.run(lambda: True)
     drain()
     assert root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
     acme.claim()
     answer = root.post(url("bulk-recall"), {"tenant": acme.tenant.tid, "id": job.pk, "reason": "too early"})
     undo = BulkJob.objects.get(kind="recall")
     assert answer["Location"].endswith(f"?id={undo.pk}")
-    bulk.run(lambda: True)
+    pieces.run(lambda: True)
     shown = root.get(url("bulk-job"), {"id": undo.pk}).content.decode()
     assert "A replay taken back" in shown
     assert "A worker has claimed it since" in shown
@@ -344,7 +344,7 @@ def test_a_replay_is_undone_from_its_page(root: Client, acme: Queue) -> None:
 def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
     die(acme)
     job = bulk.start(acme.tenant, "replay", Filter(), actor="x")
-    bulk.run(lambda: True)
+    pieces.run(lambda: True)
     BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk.UNDO)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
     assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
