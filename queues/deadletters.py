@@ -28,15 +28,10 @@ from tenants.tenant import Tenant
 # The tenants a question is about: None = all there are, for the platform's own operators.
 Tids = Sequence[str] | None
 SHOWN_CHARS = 200
-GROUPS = 100
-TREND_HOURS = 24
 COUNT_MS = 3_000
 COUNT_LIMIT = 10_000_000
 
 Words = Annotated[str, Meta(min_length=1, max_length=200)]
-
-_WANTED = "unnest(%s::text[], %s::text[], %s::bigint[]) WITH ORDINALITY AS wanted (tid, cmd, failure, nr)"
-_OF_WANTED = "FROM queues_auditedresult WHERE is_dead AND tenant_id = tid AND command = cmd AND fingerprint = failure"
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
@@ -89,19 +84,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters that died of the same thing. `trend`: how many died in each of the last hours, the latest last."""
-
-    tid: str
-    command: str
-    failure: str
-    error: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    trend: list[int]
-
-
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a task's history."""
 
@@ -122,52 +104,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str
     attempts: list[Ended]
     live: Task | None
-
-
-def groups(tids: Tids, *, command: str | None = None, limit: int = GROUPS) -> list[Group]:
-    """The failures that dead letters died of, the most frequent first. Answered by an index, whatever their number."""
-    known = Condition("is_dead AND fingerprint IS NOT NULL")
-    condition = pages.all_of([known, *_command(command), *pages.of_tenants(_tuple(tids))])
-    group = "tenant_id, command, fingerprint"
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT {group}, count(*), min(ended_at), max(ended_at) FROM queues_auditedresult "  # noqa: S608
-            f"WHERE {condition.sql} GROUP BY {group} ORDER BY count(*) DESC, {group} LIMIT %s",
-            [*condition.params, limit],
-        )
-        found = cursor.fetchall()
-        # Only of those that are shown: the newest error of each, and how many died in each hour.
-        shown = _columns(found, 3)
-        cursor.execute(
-            f"SELECT newest.error FROM {_WANTED} LEFT JOIN LATERAL ("  # noqa: S608
-            f"SELECT left(error, 1000) AS error {_OF_WANTED} ORDER BY ended_at DESC LIMIT 1"
-            ") AS newest ON true ORDER BY nr",
-            shown,
-        )
-        newest = [error or "" for (error,) in cursor.fetchall()]
-        cursor.execute(
-            "SELECT nr, floor(extract(epoch FROM now() - died.ended_at) / 3600)::int AS ago, count(*) "  # noqa: S608
-            f"FROM {_WANTED} CROSS JOIN LATERAL ("
-            f"SELECT ended_at {_OF_WANTED} AND ended_at > now() - make_interval(hours => %s)"
-            ") AS died GROUP BY nr, ago",
-            [*shown, TREND_HOURS],
-        )
-        trends = [[0] * TREND_HOURS for _ in found]
-        for number, hours_ago, died in cursor.fetchall():
-            trends[number - 1][TREND_HOURS - 1 - min(max(hours_ago, 0), TREND_HOURS - 1)] += died
-    return [
-        Group(
-            tid=tid,
-            command=name,
-            failure=failures.to_text(failure),
-            error=error,
-            count=number,
-            first_at=first,
-            last_at=last,
-            trend=trend,
-        )
-        for (tid, name, failure, number, first, last), error, trend in zip(found, newest, trends, strict=True)
-    ]
 
 
 def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
@@ -391,10 +327,6 @@ def _command(command: str | None) -> list[Condition]:
 
 def _tuple(tids: Tids) -> tuple[str, ...] | None:
     return None if tids is None else tuple(tids)
-
-
-def _columns(found: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    return [[row[at] for row in found] for at in range(width)]
 
 
 def _check_path(path: str) -> None:

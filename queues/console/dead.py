@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from codeq_site import errors
 from pipeline.fingerprint import normalise
-from queues import deadletters, exports
+from queues import deadletters, exports, failures
 from queues.console.acts import Act, recorded
 from queues.console.page import Guarded, Page, tenant_of
 from queues.console.task import url_of_task
@@ -57,7 +57,7 @@ class GroupsPage(Page):
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         asked = read(self.request)
-        found = deadletters.groups(asked.tids, command=asked.filter.command)
+        found = failures.groups(asked.tids, command=asked.filter.command)
         slugs = slugs_of(group.tid for group in found)
         groups = [
             {
@@ -72,7 +72,7 @@ class GroupsPage(Page):
         return super().get_context_data(
             groups=groups,
             total=sum(group.count for group in found),
-            is_cut=len(found) == deadletters.GROUPS,
+            is_cut=len(found) == failures.GROUPS,
             **form(self.request, asked),
             **extra,
         )
