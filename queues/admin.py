@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from typing import Any
 
@@ -71,18 +70,20 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
     search_fields = ("task_id",)
-    search_help_text = "A task's id, or a worker's name, in full."
+    search_help_text = "A task's id, in full."
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
-        if not term:
-            return queryset, False
-        found = Q(worker=term)
-        with contextlib.suppress(ValueError):
-            found |= Q(task_id=uuid.UUID(term))
-        return queryset.filter(found), False
+        return (queryset.filter(self.found(term)) if term else queryset), False
+
+    def found(self, term: str) -> Q:
+        """What an index knows."""
+        try:
+            return Q(task_id=uuid.UUID(term))
+        except ValueError:
+            return Q(pk__in=())
 
     @display(description="Task", ordering="task_id")
     def task(self, row: Any) -> SafeString:
@@ -114,6 +115,7 @@ class AuditedResultAdmin(AuditAdmin):
         "task", "ended_at", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("status", "is_dead", TenantFilter)
+    search_help_text = "A task's id, or a worker's name, in full."
     readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
     fieldsets = (
         (None, {"fields": ("task_page", "tenant_slug", "command", "priority", "status_label", "outcome", "error")}),
@@ -121,6 +123,9 @@ class AuditedResultAdmin(AuditAdmin):
         ("How it went", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
         ("When", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
     )
+
+    def found(self, term: str) -> Q:
+        return Q(worker=term) | super().found(term)
 
     @display(description="Status", label=STATUS_COLOURS, ordering="status")
     def status_label(self, row: AuditedResult) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from typing import Any
 from urllib.parse import urlencode
@@ -25,7 +24,7 @@ from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
 from tenants.models import Tenant
-from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may
+from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
 from webhooks.record import disable
@@ -106,9 +105,11 @@ class DeliveryAdmin(WrittenBySystem):
         term = search_term.strip()
         if not term:
             return queryset, False
-        found = Q(address=term)
-        with contextlib.suppress(ValueError):
-            found |= Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+        try:
+            found = Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+        except ValueError:
+            # An index knows addresses by their tenant.
+            found = Q(tenant__in=tenants_of(request.user).values("pk"), address=term)
         return queryset.filter(found), False
 
     @display(description="Id", ordering="pk")

@@ -15,7 +15,6 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from queues.admin import AuditedResultAdmin
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from tenants.models import Tenant, TenantMembership
 
@@ -76,13 +75,19 @@ def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited:
     assert "not json &lt;b&gt;" in detail
 
 
-@pytest.mark.parametrize("term", ["blender-7", str(uuid.uuid4())], ids=["worker", "task id"])
-def test_a_search_is_answered_by_an_index(term: str) -> None:
-    searching = AuditedResultAdmin(AuditedResult, admin.site)
-    found, _ = searching.get_search_results(RequestFactory().get("/"), AuditedResult.objects.all(), term)
+@pytest.mark.spec("ADM-1", "A search of the audit is answered by an index")
+@pytest.mark.parametrize(
+    ("model", "term", "index"),
+    [(AuditedResult, "blender-7", "audited_worker"), (AuditedResult, str(uuid.uuid4()), "audited_worker"),
+     (Attempt, str(uuid.uuid4()), "attempt_of_task")],
+    ids=["worker", "task id", "attempts of a task id"],
+)  # fmt: skip
+def test_a_search_is_answered_by_an_index(model: Any, term: str, index: str) -> None:
+    searching = admin.site._registry[model]
+    found, _ = searching.get_search_results(RequestFactory().get("/"), model.objects.all(), term)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
-    assert "audited_worker" in found.explain()
+    assert index in found.explain()
     assert "Seq Scan" not in found.explain()
 
 
