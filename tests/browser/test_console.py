@@ -232,6 +232,39 @@ def test_a_bulk_replay_is_undone(site: Site, log_in: LogIn, acme: str) -> None:
     expect(page.locator("#result_list")).to_contain_text("it is not, after all")
 
 
+@pytest.mark.spec("ADM-2", "Canaries go first, and when too many of them die again the rest stays where it is")
+def test_a_bulk_replay_stops_when_its_canaries_die(site: Site, log_in: LogIn, acme: str) -> None:
+    site.die("acme", "risky", [{"n": n} for n in range(12)], "no disk")
+    page = log_in()
+    go(page, "console/bulk/new/", tenant=acme, command="risky")
+    page.get_by_label("Canaries: so many first").fill("2")
+    page.get_by_label("Stop if more % die again").fill("0")
+    page.get_by_label("Watched for, seconds").fill("60")
+    page.get_by_label("Why?").fill("perhaps")
+    page.get_by_role("button", name="Replay 12").click()
+    expect(page.locator("[data-state]")).to_contain_text("watching the canaries", timeout=SEEN)
+    task = site.claim("acme", "risky")
+    site.call("acme", "worker", f"tasks/{task['id']}/nack", {"reason": "still no disk"})
+    expect(page.locator("[data-state]")).to_contain_text("stopped: too many canaries died", timeout=SEEN)
+    expect(page.locator("[data-count='Canaries that died']")).to_have_text("1")
+    expect(page.locator("[data-count=Done]")).to_have_text("2")
+    until(lambda: len(site.dead("acme", "risky")) == 11, 10)
+
+
+@pytest.mark.spec("ADM-2", "Dead letters are taken away from the page, as many as match, with whole payloads")
+def test_dead_letters_are_saved_as_files(site: Site, log_in: LogIn, acme: str) -> None:
+    ids = site.die("acme", "kept", [{"n": n, "long": "x" * 1000} for n in range(3)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="kept")
+    for name, file in (("CSV", "dead-letters.csv"), ("JSON Lines", "dead-letters.jsonl")):
+        with page.expect_download() as started:
+            page.get_by_role("link", name=name, exact=True).click()
+        assert started.value.suggested_filename == file
+        text = started.value.path().read_text()
+        assert all(task_id in text for task_id in ids)
+        assert text.count("x" * 1000) == 3
+
+
 @pytest.mark.spec("ADM-2", "Selected dead letters are replayed or deleted")
 def test_the_selected_are_replayed_and_deleted(site: Site, log_in: LogIn, acme: str) -> None:
     ids = site.die("acme", "picked", [{"n": n} for n in range(3)], "no disk")
@@ -337,6 +370,25 @@ def test_a_queue_is_paused_with_the_keyboard_alone(site: Site, log_in: LogIn) ->
     page.keyboard.type("there is room again")
     page.keyboard.press("Enter")
     expect(page.get_by_text("keys goes on.")).to_be_visible()
+
+
+@pytest.mark.spec("ADM-3", "The console can be used with the keyboard alone")
+def test_a_dead_letter_is_replayed_with_the_keyboard_alone(site: Site, log_in: LogIn, acme: str) -> None:
+    [first, second] = site.die("acme", "typed", [{"n": n} for n in range(2)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="typed")
+    tab_to(page, f"Select {first}")
+    page.keyboard.press("Space")
+    for _ in range(20):  # back to what became possible
+        page.keyboard.press("Shift+Tab")
+        if "Replay selected" in (page.evaluate("document.activeElement.innerText") or ""):
+            break
+    page.keyboard.press("Enter")
+    page.keyboard.type("the disk is back")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 replayed")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text(second)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
