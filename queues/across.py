@@ -25,8 +25,8 @@ from queues.task import NewTask, Status, Task
 from tenants.tenant import Tenant
 
 # Tenants whose live tasks are looked at, their queues, the leases of one queue, and of all.
-TENANTS = 2_000
-QUEUES = 5_000
+TENANTS = 5_000
+QUEUES = 20_000
 LEASES = 500
 ALL_LEASES = 20_000
 # Scripts in one round trip, each of them short: others are served between them.

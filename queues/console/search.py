@@ -143,7 +143,7 @@ def _of_all(tids: list[str] | None, slugs: dict[str, str], asked: Asked, cursor:
 def _tenants(count: int, *, of: int) -> str:
     if of > across.TENANTS:
         return f"the first {min(count, across.TENANTS):,} of your tenants"
-    return f"your {count} tenants" if count == of else f"the first {count} of your {of} tenants"
+    return f"your {count:,} tenants" if count == of else f"the first {count:,} of your {of:,} tenants"
 
 
 def _asked(query: dict[str, str]) -> Asked:
