@@ -407,6 +407,36 @@ def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, the
     ):
         go(page, path, **query)
         expect(page.locator(".cq")).to_be_visible()
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, path
+        assert wide(page) <= 0, path
         assert page.evaluate("document.documentElement.classList.contains('dark')") == (theme == "dark")
+    links = page.locator("#nav-sidebar-apps a").evaluate_all("each => each.map((link) => link.href)")
+    for link in links:
+        page.goto(link)
+        assert wide(page) <= 0, link
+    page.goto(f"{site.base}/admin/queues/auditedresult/{task_id}/change/")
+    assert wide(page) <= 0
+
+
+def wide(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def test_a_key_changes_between_light_and_dark(log_in: LogIn) -> None:
+    page = log_in(color_scheme="light")
+    is_dark = "document.documentElement.classList.contains('dark')"
+    assert not page.evaluate(is_dark)
+    for _ in range(2):  # from what the system says to light, and from light to dark
+        page.keyboard.press("Control+e")
+    page.wait_for_function(is_dark)
+    page.reload()
+    page.wait_for_function(is_dark)
+
+
+def test_a_page_says_that_the_server_does_not_answer(log_in: LogIn) -> None:
+    page = log_in()
+    live = page.locator(".cq-live")
+    expect(live).to_contain_text("Live")
+    page.route("**/overview.json*", lambda route: route.fulfill(status=200, body="not JSON"))
+    expect(live).to_contain_text("No answer, trying again", timeout=SEEN)
+    page.unroute("**/overview.json*")
+    expect(live).to_contain_text("Live", timeout=SEEN)
