@@ -154,8 +154,7 @@ class AuditedResultAdmin(AuditAdmin):
 @admin.register(Attempt)
 class AttemptAdmin(AuditAdmin):
     list_display = (
-        "task", "number", "ended_at", "tenant_slug", "command", "outcome_label", "status_label", "worker",
-        "error_start",
+        "task", "number", "ended_at", "tenant_slug", "command", "outcome_label", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("outcome", TenantFilter)
     readonly_fields = ("task_page", "tenant_slug")

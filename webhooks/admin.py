@@ -84,8 +84,7 @@ class AttemptInline(TabularInline):
 @admin.register(Delivery)
 class DeliveryAdmin(WrittenBySystem):
     list_display = (
-        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "tries", "last_status",
-        "error_start",
+        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
@@ -131,9 +130,9 @@ class DeliveryAdmin(WrittenBySystem):
     def status_label(self, row: Delivery) -> str:
         return row.status
 
-    @display(description="Error")
-    def error_start(self, row: Delivery) -> str:
-        return row.last_error[:80]
+    @display(description="Last answer")
+    def last_answer(self, row: Delivery) -> str:
+        return " ".join(str(each) for each in (row.last_status, row.last_error[:80]) if each)
 
     def has_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request.user, self.tid_of(obj), Role.OPERATOR)
