@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -213,7 +216,15 @@ class QuarantineAdmin(PlatformAdmin):
     @action(description="Try to store these again", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
         asked = queryset.count()
-        stored = audit.retry(queryset)
+        with transaction.atomic():
+            stored = audit.retry(queryset)
+            LogEntry.objects.create(
+                user_id=request.user.pk or 0,
+                content_type=ContentType.objects.get_for_model(Quarantine),
+                object_repr=f"{asked} entries",
+                action_flag=CHANGE,
+                change_message=f"Tried to store {asked} quarantined entries again: {stored} stored",
+            )
         self.message_user(
             request,
             f"{stored} stored, {asked - stored} still cannot be stored.",

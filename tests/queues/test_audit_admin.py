@@ -7,8 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client, RequestFactory
@@ -164,3 +166,14 @@ def test_quarantine_and_beat_are_the_platforms(root: Client, staff_of_acme: Clie
         listed = reverse(f"admin:queues_{model}_changelist")
         assert text in root.get(listed).content.decode()
         assert staff_of_acme.get(listed).status_code == 403
+
+
+@pytest.mark.spec("ADM-4", "Who tried to store quarantined entries again is on record")
+def test_a_retry_of_the_quarantine_is_on_record(root: Client) -> None:
+    raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
+    row = Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=raw)
+    form = {"action": "retry", "_selected_action": [row.pk]}
+    shown = root.post(reverse("admin:queues_quarantine_changelist"), form, follow=True).content.decode()
+    assert "0 stored, 1 still cannot be stored." in shown
+    assert Quarantine.objects.filter(pk=row.pk).exists()
+    assert LogEntry.objects.get().change_message == "Tried to store 1 quarantined entries again: 0 stored"

@@ -245,7 +245,7 @@ def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypat
     pieces.step(job.pk)
     real = pieces._send
 
-    def frozen(held: BulkJob) -> bulk.Answers:
+    def frozen(held: BulkJob) -> pieces.Answers:
         monkeypatch.setattr(pieces, "_send", real)
         pieces.step(job.pk)
         return real(held)
