@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
@@ -28,6 +28,7 @@ from queues.sampling import sample
 from queues.task import Status
 from queues.templatetags.console_words import ago, duration, gist, spark_line
 from tenants.models import Tenant as TenantRow
+from tenants.models import TenantIssuer
 from tests.queues.conftest import Queue
 from tests.queues.console.conftest import Login, die, drain, make_queue
 
@@ -458,6 +459,18 @@ def test_the_record_is_read_by_those_it_is_about(login: Login, acme: Queue, zeta
     assert login(None).get(listed).status_code == 403
     entry = LogEntry.objects.latest("pk")
     assert root.post(reverse("admin:admin_logentry_delete", args=[entry.pk]), {"post": "yes"}).status_code == 403
+
+
+def test_the_record_of_a_tenants_issuers_is_its_staffs_too(login: Login, acme: Queue, zeta: Queue) -> None:
+    root = User.objects.create(username="somebody")
+    for queue, issuer in ((acme, "https://mine.example.com"), (zeta, "https://kanarie.example.com")):
+        row = TenantIssuer.objects.create(tenant_id=queue.tenant.tid, issuer=issuer, jwks_url=issuer)
+        LogEntry.objects.log_actions(root.pk, [row], CHANGE, f"Changed keys of {issuer}", single_object=True)
+    listed = reverse("admin:admin_logentry_changelist")
+    shown = login("viewer").get(listed).content.decode()
+    assert "Changed keys of https://mine.example.com" in shown
+    assert "kanarie" not in shown
+    assert "kanarie" in login("root").get(listed).content.decode()
 
 
 def test_people_are_the_superusers_and_are_not_deleted(login: Login, acme: Queue) -> None:
