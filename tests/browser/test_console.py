@@ -54,6 +54,30 @@ def test_the_overview_updates_live(site: Site, log_in: LogIn) -> None:
         expect(page.locator(".cq-signs")).to_contain_text(name)
 
 
+@pytest.mark.spec("ADM-3", "The overview is filtered and sorted where it stands, its totals with it")
+def test_the_overview_is_filtered_and_sorted(site: Site, log_in: LogIn) -> None:
+    for command, count in (("sieve.a", 2), ("sieve.b", 5), ("sieve.c", 1)):
+        for _ in range(count):
+            site.enqueue("sifted", command, {})
+    site.die("sifted", "sieve.d", [{}], "no disk")
+    page = log_in()
+    rows, total = page.locator("tr[data-queue]"), page.locator("[data-total=ready]")
+    page.get_by_label("Tenant").fill("sift")
+    expect(rows).to_have_count(4)
+    expect(total).to_have_text("8")
+    page.get_by_role("button", name="Ready").click()
+    expect(rows.first).to_contain_text("sieve.b")
+    page.get_by_label("Command").fill("e.c")
+    expect(rows).to_have_count(1)
+    expect(total).to_have_text("1")
+    page.get_by_label("Command").fill("")
+    page.get_by_label("Show").select_option("with dead letters")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("sieve.d")
+    page.get_by_label("Show").select_option("paused")
+    expect(page.get_by_text("No queue is like that.")).to_be_visible()
+
+
 def test_a_page_that_nobody_sees_does_not_ask(log_in: LogIn) -> None:
     page = log_in()
     page.clock.install()
