@@ -39,7 +39,8 @@ class ReasonForm(BaseDialogForm):
 
 class RecoverForm(ReasonForm):
     since = forms.SplitDateTimeField(
-        widget=UnfoldAdminSplitDateTimeWidget, help_text="What it missed since then is sent."
+        widget=UnfoldAdminSplitDateTimeWidget,
+        help_text="What it missed since then is sent. As 2026-10-01 and 14:30:00, UTC.",
     )
 
 

@@ -354,6 +354,23 @@ def test_staff_sees_nothing_of_another_tenant(site: Site, log_in: LogIn) -> None
     assert CANARY in log_in().content()
 
 
+@pytest.mark.spec("ADM-4", "A new secret is shown once, in the dialog that asked why, and masked ever after")
+def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
+    page = log_in()
+    go(page, f"tenants/tenant/{acme}/change/")
+    page.get_by_text("New signing secret").first.click()
+    dialog = page.locator("#modal-content")
+    dialog.get_by_label("Reason").fill("the old one leaked")
+    dialog.get_by_role("button", name="Make it").click()
+    shown = dialog.locator("code")
+    expect(shown).to_contain_text("whsec_")
+    secret = shown.inner_text().strip()
+    for path in ("tenants/signingsecret/", "admin/logentry/", f"tenants/tenant/{acme}/history/"):
+        go(page, path)
+        expect(page.locator("body")).to_contain_text("the old one leaked" if "signing" not in path else "whsec_…")
+        assert secret not in page.content()
+
+
 # -- hands and eyes -------------------------------------------------------------------------------------------------
 
 
