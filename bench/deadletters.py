@@ -49,7 +49,7 @@ def fastest(work: Callable[[], Any], repeats: int = 3) -> float:
 def lists(tid: str, count: int) -> None:
     from django.db import connection
 
-    from queues import deadletters, pages
+    from queues import deadletters, failures, pages
     from queues.deadletters import Filter
 
     with connection.cursor() as cursor:
@@ -63,8 +63,8 @@ def lists(tid: str, count: int) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("VACUUM (ANALYZE) queues_auditedresult")
         asked: dict[str, Callable[[], Any]] = {
-            "groups with trends": lambda: deadletters.groups([tid]),
-            "groups of all tenants": lambda: deadletters.groups(None),
+            "groups with trends": lambda: failures.groups([tid]),
+            "groups of all tenants": lambda: failures.groups(None),
             "first page of a tenant": lambda: deadletters.page([tid], Filter()),
             "first page of a queue": lambda: deadletters.page([tid], Filter(command="command-1")),
             "a page in the middle": lambda: deadletters.page([tid], Filter(), cursor=middle),
@@ -105,7 +105,7 @@ def p99(took: list[float]) -> float:
 def replay(count: int) -> None:
     from codeq_site.conf import conf
     from codeq_site.redis import engine
-    from queues import beat, bulk
+    from queues import beat, bulk, pieces
     from queues.deadletters import Filter
     from queues.task import NewTask
     from tenants.directory import directory
@@ -142,7 +142,7 @@ def replay(count: int) -> None:
     busy = watched(count / 8_000)
     time.sleep(1)  # until it claims
     started = time.perf_counter()
-    while bulk.run(lambda: True, seconds=600):
+    while pieces.run(lambda: True, seconds=600):
         pass
     seconds = time.perf_counter() - started
     during = told.get()

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group, User
-from django.db.models import QuerySet
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import CharField, Count, Q, QuerySet
+from django.db.models.functions import Cast
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.paginator import InfinitePaginator
 
 from tenants import scoping
 from tenants.models import Tenant, TenantMembership
 
+# Besides the tenant itself: what staff of a tenant may change, and is told of who did.
+OF_TENANTS = ("tenants.TenantIssuer", "tenants.TenantMembership", "webhooks.Endpoint", "queues.QueuePolicy")
+
 admin.site.unregister(User)
+# What somebody may do comes from memberships alone: a group would promise what it does not give.
 admin.site.unregister(Group)
 
 
@@ -48,25 +55,38 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
-    list_display = ("username", "email", "is_active", "is_staff", "is_superuser", "last_login")
+    list_display = ("username", "email", "is_active", "is_staff", "sees", "last_login")
+    list_filter = ("is_staff", "is_superuser", "is_active")
+    filter_horizontal = ()
     inlines = (MembershipInline,)
+    fieldsets = (
+        (None, {"fields": ("username", "password")}),
+        ("Who it is", {"fields": ("first_name", "last_name", "email")}),
+        ("What they may do", {"fields": ("is_active", "is_staff", "is_superuser")}),
+        ("Record", {"fields": ("last_login", "date_joined")}),
+    )
+    readonly_fields = ("last_login", "date_joined")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        rows: QuerySet[User] = super().get_queryset(request)
+        return rows.annotate(memberships=Count("tenant_memberships"))
+
+    @display(description="Sees", label={"everything": "info"})
+    def sees(self, user: Any) -> str:
+        if user.is_superuser:
+            return "everything"
+        return f"{user.memberships} tenant{'' if user.memberships == 1 else 's'}"
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # With the person would go the record of what they did; they are made inactive instead.
         return False
 
 
-@admin.register(Group)
-class GroupAdmin(SuperusersOnly, DjangoGroupAdmin):
-    pass
-
-
 @admin.register(LogEntry)
 class LogEntryAdmin(ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
-    list_display = ("action_time", "user", "what", "object_repr", "content_type")
-    list_display_links = ("what",)
+    list_display = ("when", "who", "what", "whose", "kind")
     list_select_related = ("user", "content_type")
     search_fields = ("user__username", "object_repr", "change_message")
     search_help_text = "A person, a tenant, or words of what was done and why."
@@ -74,7 +94,8 @@ class LogEntryAdmin(ModelAdmin):
     ordering = ("-action_time",)
     list_per_page = 50
     show_full_result_count = False
-    fields = ("action_time", "user", "what", "object_repr", "content_type")
+    paginator = InfinitePaginator
+    fields = ("when", "who", "what", "whose", "kind")
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LogEntry]:
@@ -82,12 +103,30 @@ class LogEntryAdmin(ModelAdmin):
         tids = scoping.tids_of(request.user)
         if tids is None:
             return rows
-        meta = Tenant._meta
-        return rows.filter(
-            content_type__app_label=meta.app_label, content_type__model=meta.model_name, object_id__in=tids
-        )  # fmt: skip
+        theirs = Q(content_type=ContentType.objects.get_for_model(Tenant), object_id__in=tids)
+        for name in OF_TENANTS:
+            model = apps.get_model(name)
+            ids = model._default_manager.filter(tenant__in=tids).annotate(text=Cast("pk", CharField())).values("text")
+            theirs |= Q(content_type=ContentType.objects.get_for_model(model), object_id__in=ids)
+        return rows.filter(theirs)
 
-    @display(description="What was done, and why")
+    @display(description="When", ordering="action_time")
+    def when(self, entry: LogEntry) -> str:
+        return f"{entry.action_time:%Y-%m-%d %H:%M:%S}"
+
+    @display(description="Who", ordering="user__username")
+    def who(self, entry: LogEntry) -> str:
+        return entry.user.get_username()
+
+    @display(description="To which")
+    def whose(self, entry: LogEntry) -> str:
+        return entry.object_repr
+
+    @display(description="Kind")
+    def kind(self, entry: LogEntry) -> str:
+        return str(entry.content_type.name) if entry.content_type else ""
+
+    @display(description="What and why")
     def what(self, entry: LogEntry) -> str:
         return entry.get_change_message() or entry.get_action_flag_display()
 

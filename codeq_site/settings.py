@@ -22,9 +22,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
-# One way to write a moment, in every table and on every page.
-DATE_FORMAT = "Y-m-d"
-DATETIME_FORMAT = "Y-m-d H:i:s"
+# One way to write a moment, in every table and on every page: Django asks a language's formats, and not the settings.
+FORMAT_MODULE_PATH = ["codeq_site.formats"]
 
 INSTALLED_APPS = [
     "unfold",
@@ -147,6 +146,7 @@ UNFOLD = {
     "SITE_ICON": _mark,
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
     "SITE_URL": None,
+    "STYLES": [f"{STATIC_URL}queues/console.css"],
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
     "SHOW_BACK_BUTTON": True,

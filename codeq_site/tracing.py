@@ -158,4 +158,4 @@ def _route(path: str) -> str:
 def _views() -> list[Any]:
     from queues.api import urls
 
-    return list(dict.fromkeys(pattern.callback.cls for pattern in urls.urlpatterns))  # type: ignore[attr-defined]
+    return list(dict.fromkeys(pattern.callback.cls for pattern in urls.urlpatterns))

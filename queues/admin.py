@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from typing import Any
 
 import msgspec
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -18,6 +20,7 @@ from unfold.paginator import InfinitePaginator
 
 from queues import audit
 from queues.console.queue import url_of
+from queues.console.task import url_of_task
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from queues.task import Outcome, Status
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
@@ -25,6 +28,7 @@ from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
     Status.COMPLETED: "success", Status.FAILED: "danger", Status.CANCELLED: "warning", Status.PENDING: "info",
+    "DEAD LETTER": "danger",
 }  # fmt: skip
 OUTCOME_COLOURS = {
     Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",
@@ -75,12 +79,25 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
-        if not term:
-            return queryset, False
-        found = Q(worker=term)
-        with contextlib.suppress(ValueError):
-            found |= Q(task_id=uuid.UUID(term))
-        return queryset.filter(found), False
+        return (queryset.filter(self.found(term)) if term else queryset), False
+
+    def found(self, term: str) -> Q:
+        """What an index knows."""
+        worker = Q(worker=term)
+        try:
+            return worker | Q(task_id=uuid.UUID(term))
+        except ValueError:
+            return worker
+
+    @display(description="Task", ordering="task_id")
+    def task(self, row: Any) -> SafeString:
+        return format_html('<span class="cq-mono">{}</span>', row.task_id)
+
+    @display(description="Task")
+    def task_page(self, row: Any) -> SafeString:
+        return format_html(
+            '<a class="cq-more cq-mono" href="{}">{}</a>', url_of_task(row.tenant_id, row.task_id), row.task_id
+        )
 
     @display(description="Status", label=STATUS_COLOURS, ordering="status")
     def status_label(self, row: Any) -> str:
@@ -99,17 +116,20 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
 @admin.register(AuditedResult)
 class AuditedResultAdmin(AuditAdmin):
     list_display = (
-        "task_id", "tenant_slug", "command", "status_label", "is_dead", "deliveries", "worker", "error_start",
-        "ended_at",
+        "task", "ended_at", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("status", "is_dead", TenantFilter)
-    readonly_fields = ("payload_shown", "result_shown", "artifacts_shown")
+    readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
     fieldsets = (
-        (None, {"fields": ("task_id", "tenant_slug", "command", "priority", "status", "outcome", "is_dead", "error")}),
+        (None, {"fields": ("task_page", "tenant_slug", "command", "priority", "status_label", "outcome", "error")}),
         ("What was asked and answered", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
         ("How it went", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
         ("When", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
     )
+
+    @display(description="Status", label=STATUS_COLOURS, ordering="status")
+    def status_label(self, row: AuditedResult) -> str:
+        return "DEAD LETTER" if row.is_dead else str(row.status)
 
     @display(description="Error")
     def error_start(self, row: AuditedResult) -> str:
@@ -134,10 +154,11 @@ class AuditedResultAdmin(AuditAdmin):
 @admin.register(Attempt)
 class AttemptAdmin(AuditAdmin):
     list_display = (
-        "task_id", "number", "tenant_slug", "command", "outcome_label", "status_label", "worker", "error_start",
-        "ended_at",
+        "task", "number", "ended_at", "tenant_slug", "command", "outcome_label", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("outcome", TenantFilter)
+    readonly_fields = ("task_page", "tenant_slug")
+    exclude = ("task_id", "tenant")
 
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
@@ -192,7 +213,15 @@ class QuarantineAdmin(PlatformAdmin):
     @action(description="Try to store these again", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
         asked = queryset.count()
-        stored = audit.retry(queryset)
+        with transaction.atomic():
+            stored = audit.retry(queryset)
+            LogEntry.objects.create(
+                user_id=request.user.pk or 0,
+                content_type=ContentType.objects.get_for_model(Quarantine),
+                object_repr=f"{asked} entries",
+                action_flag=CHANGE,
+                change_message=f"Tried to store {asked} quarantined entries again: {stored} stored",
+            )
         self.message_user(
             request,
             f"{stored} stored, {asked - stored} still cannot be stored.",
@@ -207,7 +236,7 @@ class BeatJobAdmin(PlatformAdmin):
 
     @display(description="Took")
     def took(self, row: BeatJob) -> str:
-        return f"{row.duration_ms} ms"
+        return f"{row.duration_ms}\N{NO-BREAK SPACE}ms"
 
     @display(description="Next")
     def next_at(self, row: BeatJob) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, bulk, metrics, policies, sampling, stream, upkeep
+from queues import audit, metrics, pieces, policies, sampling, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def sample(turn: Turn) -> str:
 @job("queues.bulk")
 def carry_on(turn: Turn) -> str:
     """Carry on the bulk jobs that operators have asked for."""
-    return f"{bulk.run(turn.renew)} dealt with"
+    return f"{pieces.run(turn.renew)} dealt with"
 
 
 @job("queues.policies", turn_seconds=60.0)

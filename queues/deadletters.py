@@ -1,4 +1,4 @@
-"""Dead letters: found, grouped, looked at, replayed, deleted, exported. Lists come from PostgreSQL, never from Redis.
+"""Dead letters: found, grouped, looked at, replayed, deleted. Lists come from PostgreSQL, never from Redis.
 
 The audit marks a dead letter (`is_dead`) when the stream tells of its death, and unmarks it when the stream tells that
 it was replayed or removed; so a list is as late as the drain, a second. What is done here is unmarked at once.
@@ -7,9 +7,7 @@ it was replayed or removed; so a list is as late as the drain, a second. What is
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -30,15 +28,10 @@ from tenants.tenant import Tenant
 # The tenants a question is about: None = all there are, for the platform's own operators.
 Tids = Sequence[str] | None
 SHOWN_CHARS = 200
-GROUPS = 100
-TREND_HOURS = 24
 COUNT_MS = 3_000
 COUNT_LIMIT = 10_000_000
 
 Words = Annotated[str, Meta(min_length=1, max_length=200)]
-
-_WANTED = "unnest(%s::text[], %s::text[], %s::bigint[]) WITH ORDINALITY AS wanted (tid, cmd, failure, nr)"
-_OF_WANTED = "FROM queues_auditedresult WHERE is_dead AND tenant_id = tid AND command = cmd AND fingerprint = failure"
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
@@ -92,19 +85,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters that died of the same thing. `trend`: how many died in each of the last hours, the latest last."""
-
-    tid: str
-    command: str
-    failure: str
-    error: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    trend: list[int]
-
-
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a task's history."""
 
@@ -125,52 +105,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str
     attempts: list[Ended]
     live: Task | None
-
-
-def groups(tids: Tids, *, command: str | None = None, limit: int = GROUPS) -> list[Group]:
-    """The failures that dead letters died of, the most frequent first. Answered by an index, whatever their number."""
-    known = Condition("is_dead AND fingerprint IS NOT NULL")
-    condition = pages.all_of([known, *_command(command), *pages.of_tenants(_tuple(tids))])
-    group = "tenant_id, command, fingerprint"
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT {group}, count(*), min(ended_at), max(ended_at) FROM queues_auditedresult "  # noqa: S608
-            f"WHERE {condition.sql} GROUP BY {group} ORDER BY count(*) DESC, {group} LIMIT %s",
-            [*condition.params, limit],
-        )
-        found = cursor.fetchall()
-        # Only of those that are shown: the newest error of each, and how many died in each hour.
-        shown = _columns(found, 3)
-        cursor.execute(
-            f"SELECT newest.error FROM {_WANTED} LEFT JOIN LATERAL ("  # noqa: S608
-            f"SELECT left(error, 1000) AS error {_OF_WANTED} ORDER BY ended_at DESC LIMIT 1"
-            ") AS newest ON true ORDER BY nr",
-            shown,
-        )
-        newest = [error or "" for (error,) in cursor.fetchall()]
-        cursor.execute(
-            "SELECT nr, floor(extract(epoch FROM now() - died.ended_at) / 3600)::int AS ago, count(*) "  # noqa: S608
-            f"FROM {_WANTED} CROSS JOIN LATERAL ("
-            f"SELECT ended_at {_OF_WANTED} AND ended_at > now() - make_interval(hours => %s)"
-            ") AS died GROUP BY nr, ago",
-            [*shown, TREND_HOURS],
-        )
-        trends = [[0] * TREND_HOURS for _ in found]
-        for number, hours_ago, died in cursor.fetchall():
-            trends[number - 1][TREND_HOURS - 1 - min(max(hours_ago, 0), TREND_HOURS - 1)] += died
-    return [
-        Group(
-            tid=tid,
-            command=name,
-            failure=failures.to_text(failure),
-            error=error,
-            count=number,
-            first_at=first,
-            last_at=last,
-            trend=trend,
-        )
-        for (tid, name, failure, number, first, last), error, trend in zip(found, newest, trends, strict=True)
-    ]
 
 
 def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
@@ -317,58 +251,6 @@ def forget(tid: str, positions: Mapping[UUID, int]) -> None:
         )
 
 
-COLUMNS = (
-    "id", "tenant", "command", "priority", "error", "failure", "deliveries", "attempts", "max_attempts", "worker",
-    "created_at", "died_at", "payload",
-)  # fmt: skip
-
-
-def rows(tids: Tids, asked: Filter) -> Iterator[tuple[DeadLetter, str]]:
-    """Every dead letter that is meant, with its whole payload, the newest first; a piece at a time."""
-    meant, after = which(tids, asked), None
-    while True:
-        found, after = pages.keys(meant, after, pages.PAGE_LIMIT)
-        payloads = dict(
-            AuditedResult.objects.filter(pk__in=[key.task_id for key in found]).values_list("task_id", "payload")
-        )
-        for letter in letters(found):
-            yield letter, payloads.get(UUID(letter.id), "")
-        if after is None:
-            return
-
-
-def as_json_lines(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
-    """One JSON object a line, the payload as text."""
-    for letter, payload in found:
-        yield msgspec.json.encode(dict(zip(COLUMNS, _cells(letter, payload), strict=True))) + b"\n"
-
-
-def as_csv(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
-    """For a spreadsheet, which must not take what a producer wrote for a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for letter, payload in found:
-        writer.writerow([_harmless(cell) for cell in _cells(letter, payload)])
-        if text.tell() > 64 * 2**10:
-            yield text.getvalue().encode()
-            text.seek(0)
-            text.truncate()
-    yield text.getvalue().encode()
-
-
-def _cells(letter: DeadLetter, payload: str) -> list[Any]:
-    return [
-        letter.id, letter.tid, letter.command, letter.priority, letter.error, letter.failure, letter.deliveries,
-        letter.attempts, letter.max_attempts, letter.worker, letter.created_at.isoformat(), letter.died_at.isoformat(),
-        payload,
-    ]  # fmt: skip
-
-
-def _harmless(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
-
-
 _SHOWN = (
     "task_id", "tenant_id", "command", "priority", "error", "fingerprint", "deliveries", "attempts", "max_attempts",
     "worker", "created_at", "ended_at",
@@ -446,10 +328,6 @@ def _command(command: str | None) -> list[Condition]:
 
 def _tuple(tids: Tids) -> tuple[str, ...] | None:
     return None if tids is None else tuple(tids)
-
-
-def _columns(found: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    return [[row[at] for row in found] for at in range(width)]
 
 
 def _check_path(path: str) -> None:

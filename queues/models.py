@@ -18,6 +18,7 @@ from django.db import models
 from django.db.models import F, Func
 
 from codeq_site.conf import BackoffPolicy
+from codeq_site.dated import DatedQuerySet
 from queues.task import Outcome, Status
 
 
@@ -50,6 +51,8 @@ class Attempt(models.Model):
     error = models.TextField(blank=True)
     payload_bytes = models.BigIntegerField()
     result_bytes = models.BigIntegerField()
+
+    objects = DatedQuerySet.as_manager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["task_id", "number"], name="attempt_of_task")]
@@ -94,6 +97,8 @@ class AuditedResult(models.Model):
     position = models.BigIntegerField(
         help_text="Where in the events stream it was said. Decides which ending is the last one."
     )
+
+    objects = DatedQuerySet.as_manager()
 
     class Meta:
         verbose_name = "audited result"
@@ -227,7 +232,7 @@ class QueueSample(models.Model):
 
 
 class BulkJob(models.Model):
-    """Something done to many dead letters, a piece at a time: see queues/bulk.py."""
+    """Something done to many dead letters, a piece at a time: see queues/pieces.py."""
 
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"

@@ -86,8 +86,7 @@ class Spot(NamedTuple):
 
 def page(tenant: Tenant, asked: Asked, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
     """The next tasks: live ones by queue and place, then ended ones, the latest first."""
-    if asked.command is not None and not COMMAND.fullmatch(asked.command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
+    check(asked)
     spot, after = _read(cursor)
     found: list[Task] = []
     if asked.q is not None and cursor is None:
@@ -104,9 +103,15 @@ def page(tenant: Tenant, asked: Asked, *, cursor: str | None = None, limit: int 
             return Page(tasks=found, cursor=None)
         if len(found) >= limit:
             return Page(tasks=found, cursor="ended:")
-    ended, following = _ended(tenant, asked, after, limit - len(found))
+    over, following = _ended(tenant, asked, after, limit - len(found))
     cursor = None if following is None else f"ended:{pages.to_text(following)}"
-    return Page(tasks=found + ended, cursor=cursor)
+    return Page(tasks=found + over, cursor=cursor)
+
+
+def check(asked: Asked) -> None:
+    """InvalidRequest for what no task can be."""
+    if asked.command is not None and not COMMAND.fullmatch(asked.command):
+        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
 
 
 def _read(cursor: str | None) -> tuple[Spot | None, pages.Key | None]:
@@ -201,7 +206,7 @@ def _ended(
     """What the audit knows, but for those that live again."""
     if asked.q is not None and not pages.words_of(asked.q):
         return [], None
-    keys, following = pages.keys(_which(tenant, asked), after, room)
+    keys, following = pages.keys(ended((tenant.tid,), asked), after, room)
     rows = {row.pk: row for row in AuditedResult.objects.filter(pk__in=[key.task_id for key in keys])}
     found = [rows[key.task_id] for key in keys if key.task_id in rows]
     # Dead once, and no dead letter now: replayed perhaps, and then it is found among the live.
@@ -210,7 +215,8 @@ def _ended(
     return [archive.task_of(row, tenant) for row in found if str(row.pk) not in live], following
 
 
-def _which(tenant: Tenant, asked: Asked) -> Which:
+def ended(tids: Sequence[str] | None, asked: Asked) -> Which:
+    """What the audit knows of these tasks, of these tenants (None = of all)."""
     within: list[Condition] = []
     where: list[Condition] = []
     if asked.status in (Status.FAILED, Status.CANCELLED):
@@ -227,7 +233,7 @@ def _which(tenant: Tenant, asked: Asked) -> Which:
         within.append(Condition("ended_at >= %s", (created_after,)))
         where.append(Condition("created_at > %s", (created_after,)))
     words = pages.as_tsquery(asked.q, "q") if asked.q else ""
-    return Which(tids=(tenant.tid,), within=tuple(within), where=tuple(where), words=words)
+    return Which(tids=None if tids is None else tuple(tids), within=tuple(within), where=tuple(where), words=words)
 
 
 def _made_ms(task_id: str) -> int:

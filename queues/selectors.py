@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from codeq_site import errors
 from codeq_site.redis import engine
 from queues.engine import Call
+from queues.engine.call import together
 from queues.filters import filters
 from queues.services import _check_command, _check_id
 from queues.task import Answer, Peeked, Place, QueueStats, Result, Status, Task
@@ -59,17 +59,11 @@ def names(tenant: Tenant) -> Call[list[str]]:
 
 def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
     """The queues of many tenants, each one's by name, in one round trip."""
-    calls = [engine().stats(tid) for tid in tids]
-
-    def read(replies: list[Any]) -> dict[str, list[QueueStats]]:
-        found = {}
-        for tid, call, reply in zip(tids, calls, replies, strict=True):
-            queues = call.read([reply])
-            assert not isinstance(queues, Call)
-            found[tid] = sorted(queues, key=lambda queue: queue.command)
-        return found
-
-    return Call(engine().runner, [command for call in calls for command in call.commands], read)
+    return together(engine().runner, [engine().stats(tid) for tid in tids]).then(
+        lambda found: {
+            tid: sorted(queues, key=lambda queue: queue.command) for tid, queues in zip(tids, found, strict=True)
+        }
+    )
 
 
 def peek(tenant: Tenant, command: str, limit: int = 25) -> Call[Peeked]:

@@ -35,6 +35,7 @@ def dialog(title: str, description: str, submit: str) -> dict[str, Any]:
 
 @admin.register(Tenant)
 class TenantAdmin(TenantScopedAdmin):
+    show_full_result_count = True  # there are not so many
     tenant_path = "pk"
     change_role = None
     list_display = ("slug", "name", "status_label", "tid", "created_at")
@@ -56,6 +57,14 @@ class TenantAdmin(TenantScopedAdmin):
         ("Record", {"fields": ("created_at", "updated_at")}),
     )  # fmt: skip
 
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(field, forms.NullBooleanField):
+            field.label = str(db_field.verbose_name).removeprefix("is ").capitalize()
+            (nothing, _), *others = field.widget.choices
+            field.widget.choices = [(nothing, "as the installation says"), *others]
+        return field
+
     @display(description="Status", label={"active": "success", "suspended": "danger"}, ordering="status")
     def status_label(self, tenant: Tenant) -> str:
         return tenant.status
@@ -71,7 +80,14 @@ class TenantAdmin(TenantScopedAdmin):
             super().save_model(request, obj, form, change)
 
     def has_suspend_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return scoping.is_unlimited(request.user)
+        tid = self.tid_of(obj)
+        is_active = Tenant.objects.filter(pk=tid, status=Tenant.Status.ACTIVE).exists()
+        return scoping.is_unlimited(request.user) and is_active
+
+    def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        tid = self.tid_of(obj)
+        is_suspended = Tenant.objects.filter(pk=tid, status=Tenant.Status.SUSPENDED).exists()
+        return scoping.is_unlimited(request.user) and is_suspended
 
     def has_secrets_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return scoping.may(request.user, self.tid_of(obj), Role.ADMIN)
@@ -87,7 +103,7 @@ class TenantAdmin(TenantScopedAdmin):
         return self._done(request, tenant, f"{tenant} is suspended.")
 
     @action(
-        description="Resume", url_path="resume", icon="play_arrow", permissions=["suspend"],
+        description="Resume", url_path="resume", icon="play_arrow", permissions=["resume"],
         dialog=dialog("Resume", "The tenant's new work is accepted again.", "Resume"),
     )  # fmt: skip
     def resume(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
@@ -127,6 +143,7 @@ class TenantAdmin(TenantScopedAdmin):
 
 @admin.register(TenantMembership)
 class TenantMembershipAdmin(TenantScopedAdmin):
+    show_full_result_count = True  # there are not so many
     change_role = None
     list_display = ("user", "tenant", "role", "created_at")
     list_filter = (TenantFilter, "role")
@@ -135,13 +152,26 @@ class TenantMembershipAdmin(TenantScopedAdmin):
     autocomplete_fields = ("user", "tenant")
 
 
+class KeysField(forms.JSONField):
+    """Of no keys the form says nothing, and not `null`."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return "" if value is None else super().prepare_value(value)
+
+
 @admin.register(TenantIssuer)
 class TenantIssuerAdmin(TenantScopedAdmin):
+    show_full_result_count = True  # there are not so many
     list_display = ("issuer", "tenant", "jwks_url")
     list_filter = (TenantFilter,)
     list_select_related = ("tenant",)
     search_fields = ("issuer", "tenant__slug")
     fields = ("tenant", "issuer", "jwks", "jwks_url", "producer_audience", "worker_audience")
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "jwks":
+            kwargs["form_class"] = KeysField
+        return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         # The servers fetch that URL from inside the network, so only the operator of the network may name it.
@@ -152,6 +182,7 @@ class TenantIssuerAdmin(TenantScopedAdmin):
 class SigningSecretAdmin(TenantScopedAdmin):
     """The secrets in force, masked. New ones are made on the tenant's page."""
 
+    show_full_result_count = True
     view_role = Role.ADMIN
     list_display = ("masked", "tenant", "created_at", "retires_at", "active")
     list_filter = (TenantFilter,)

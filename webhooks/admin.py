@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -15,6 +15,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
@@ -22,7 +23,8 @@ from unfold.forms import ActionForm, BaseDialogForm
 from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
-from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may
+from tenants.models import Tenant
+from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
 from webhooks.record import disable
@@ -37,7 +39,8 @@ class ReasonForm(BaseDialogForm):
 
 class RecoverForm(ReasonForm):
     since = forms.SplitDateTimeField(
-        widget=UnfoldAdminSplitDateTimeWidget, help_text="What it missed since then is sent."
+        widget=UnfoldAdminSplitDateTimeWidget,
+        help_text="What it missed since then is sent. As 2026-10-01 and 14:30:00, UTC.",
     )
 
 
@@ -82,7 +85,7 @@ class AttemptInline(TabularInline):
 @admin.register(Delivery)
 class DeliveryAdmin(WrittenBySystem):
     list_display = (
-        "id", "tenant_slug", "command", "status_label", "address", "tries", "last_status", "error_start", "created_at",
+        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
@@ -90,7 +93,8 @@ class DeliveryAdmin(WrittenBySystem):
     ordering = ("-created_at",)
     search_fields = ("id",)
     search_help_text = "A delivery's or a task's id, or an endpoint's address without its query, in full."
-    exclude = ("reservation",)
+    exclude = ("reservation", "task_id")
+    readonly_fields = ("task",)
     inlines = (AttemptInline,)
     actions = ("replay",)
     action_form = ReasonedActions
@@ -101,10 +105,23 @@ class DeliveryAdmin(WrittenBySystem):
         term = search_term.strip()
         if not term:
             return queryset, False
-        found = Q(address=term)
-        with contextlib.suppress(ValueError):
-            found |= Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+        try:
+            found = Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+        except ValueError:
+            # An index knows addresses by their tenant.
+            found = Q(tenant__in=tenants_of(request.user).values("pk"), address=term)
         return queryset.filter(found), False
+
+    @display(description="Id", ordering="pk")
+    def shown_id(self, row: Delivery) -> SafeString:
+        return format_html('<span class="cq-mono">{}</span>', row.pk)
+
+    @display(description="Task")
+    def task(self, row: Delivery) -> SafeString:
+        query = urlencode({"tenant": row.tenant_id, "id": row.task_id})
+        return format_html(
+            '<a class="cq-more cq-mono" href="{}?{}">{}</a>', reverse("console:task"), query, row.task_id
+        )
 
     @display(description="Tenant")
     def tenant_slug(self, row: Delivery) -> str:
@@ -114,9 +131,9 @@ class DeliveryAdmin(WrittenBySystem):
     def status_label(self, row: Delivery) -> str:
         return row.status
 
-    @display(description="Error")
-    def error_start(self, row: Delivery) -> str:
-        return row.last_error[:80]
+    @display(description="Last answer")
+    def last_answer(self, row: Delivery) -> str:
+        return " ".join(str(each) for each in (row.last_status, row.last_error[:80]) if each)
 
     def has_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request.user, self.tid_of(obj), Role.OPERATOR)
@@ -131,9 +148,11 @@ class DeliveryAdmin(WrittenBySystem):
         tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
         allowed = {tid for tid in tids if may(request.user, tid, Role.OPERATOR)}
         with transaction.atomic():
-            asked = queryset.count()
-            sent = services.replay(queryset.filter(tenant_id__in=allowed), utc_now())
-            _log(request, Delivery, f"{sent} deliveries", f"Sent again: {reason}")
+            asked, sent = queryset.count(), 0
+            for tenant in Tenant.objects.filter(pk__in=allowed):
+                count = services.replay(queryset.filter(tenant_id=tenant.pk), utc_now())
+                _log(request, tenant, f"Sent {count} deliveries again: {reason}")
+                sent += count
         skipped = f", {asked - sent} skipped: under way, refused, or not yours to send" if asked > sent else ""
         self.message_user(request, f"{sent} will be sent again{skipped}.", messages.SUCCESS)
 
@@ -157,9 +176,9 @@ class EndpointAdmin(WrittenBySystem):
     def enabled(self, row: Endpoint) -> bool:
         return row.is_enabled
 
-    @display(description="Secret of its own", boolean=True)
-    def has_secret(self, row: Endpoint) -> bool:
-        return bool(row.sealed)
+    @display(description="Signed with")
+    def has_secret(self, row: Endpoint) -> str:
+        return "its own secret" if row.sealed else "the tenant's secret"
 
     def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request.user, self.tid_of(obj), Role.OPERATOR)
@@ -250,11 +269,12 @@ class CircuitAdmin(WrittenBySystem):
     ordering = ("-failures",)
 
 
-def _log(request: HttpRequest, model: type[Delivery], what: str, message: str) -> None:
+def _log(request: HttpRequest, tenant: Tenant, message: str) -> None:
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
-        content_type=ContentType.objects.get_for_model(model),
-        object_repr=what,
+        content_type=ContentType.objects.get_for_model(Tenant),
+        object_id=tenant.pk,
+        object_repr=tenant.slug[:200],
         action_flag=CHANGE,
         change_message=message,
     )

@@ -10,6 +10,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import MD5
 
+from codeq_site.dated import DatedQuerySet
+
 
 class Endpoint(models.Model):
     """A receiver of callbacks that something is known about: registered with a secret of its own, or in trouble.
@@ -93,6 +95,8 @@ class Delivery(models.Model):
     last_error = models.TextField(blank=True)
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
+
+    objects = DatedQuerySet.as_manager()
 
     class Meta:
         verbose_name_plural = "deliveries"

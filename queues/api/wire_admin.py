@@ -107,6 +107,7 @@ class BulkJob(View, kw_only=True):
     done: int
     skipped: Annotated[int, Meta(description="No dead letter any more when its turn came.")]
     failed: int
+    error: Annotated[str | None, Meta(description="Why the job as a whole could not go on.")] = None
     rate_per_second: int | None = None
     reason: str = ""
     created_at: Moment
@@ -140,6 +141,7 @@ def bulk_job(row: BulkJobRow) -> BulkJob:
         done=row.done,
         skipped=row.skipped,
         failed=row.failed,
+        error=row.error or None,
         rate_per_second=row.rate_per_second,
         reason=row.reason,
         created_at=row.created_at,

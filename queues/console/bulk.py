@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 from django.contrib import messages
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -26,9 +27,19 @@ from tenants.tenant import Tenant
 PAGE = 50
 ITEMS = 50
 VERBS: Final = {"replay": "Replay", "delete": "Delete"}
+TITLES: Final = {
+    "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "A replay taken back",
+}  # fmt: skip
 TONES = {
     "running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelling": "warn", "cancelled": "warn",
+    "failed": "bad",
 }  # fmt: skip
+
+
+WHY = {
+    errors.NotDead.code: "It was no dead letter any more when its turn came.",
+    errors.TaskNotFound.code: "Redis has let it go: there is nothing left to replay.",
+}
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +55,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     per_second: float | None
     seconds: float
     is_over: bool
+    error: str
+    may_be_undone: bool = False
 
 
 class NewPage(Page):
@@ -127,22 +140,26 @@ class JobPage(Page):
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         job = job_of(self.request)
         tid = str(job.tenant_id)
+        may_act = scoping.may(self.request.user, tid, Role.OPERATOR)
         return super().get_context_data(
-            title=f"{VERBS[job.kind]} of dead letters",
+            title=TITLES[job.kind],
             job=job,
+            undo_until=bulk.undo_until(job),
+            undone_by=undoing(job).first(),
             tenant=tenant_of(self.request, tid),
-            progress=msgspec.to_builtins(progress(job)),
+            progress=msgspec.to_builtins(watched(job)),
             criteria=_criteria(job),
-            items=list(problems(job)),
+            items=problems(job),
             fields={"tenant": tid, "id": str(job.pk)},
-            may_cancel=not job.is_over and scoping.may(self.request.user, tid, Role.OPERATOR),
+            may_cancel=may_act and not job.is_over,
+            may_undo=may_act and job.kind == BulkJob.Kind.REPLAY,
             **extra,
         )
 
 
 class JobData(Guarded):
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(msgspec.json.encode(progress(job_of(request))), content_type="application/json")
+        return HttpResponse(msgspec.json.encode(watched(job_of(request))), content_type="application/json")
 
 
 class CancelBulk(Act):
@@ -153,6 +170,25 @@ class CancelBulk(Act):
         with recorded(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
             bulk.cancel([tenant.tid], job_id)
         return "The job is cancelled. What is done stays done."
+
+
+class RecallBulk(Act):
+    """Takes a replay back. Answers with the page of the job that does it."""
+
+    back = "console:bulk"
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
+        if not (reason := self.reason()):
+            return self.leave()
+        job_id = request.POST.get("id", "")
+        try:
+            with recorded(request, tenant, f"Took back bulk replay {job_id}", reason):
+                job = bulk.recall([tenant.tid], job_id, actor=request.user.get_username(), reason=reason)
+        except errors.CodeqError as error:
+            messages.error(request, f"Nothing was done: {error}")
+            return self.leave()
+        return redirect(url_of_job(job))
 
 
 def meant(request: HttpRequest, values: Any = None) -> tuple[dead.Asked, str]:
@@ -217,12 +253,32 @@ def progress(job: BulkJob) -> Progress:
         per_second=job.handled / seconds if seconds > 1 else None,
         seconds=seconds,
         is_over=job.is_over,
+        error=job.error,
     )
 
 
-def problems(job: BulkJob) -> Any:
-    """The first of those that could not be done."""
-    return BulkItem.objects.filter(job=job, outcome__in=(bulk.SKIPPED, bulk.FAILED)).order_by("pk")[:ITEMS]
+def watched(job: BulkJob) -> Progress:
+    """With what its own page needs besides: whether there is something to undo."""
+    until = bulk.undo_until(job)
+    is_open = until is not None and datetime.now(UTC) < until
+    return msgspec.structs.replace(progress(job), may_be_undone=is_open and not undoing(job).exists())
+
+
+def undoing(job: BulkJob) -> QuerySet[BulkJob]:
+    """The job that takes this one back, or has done so: once it has gone through all, nothing is left to be taken."""
+    return job.recalled_by.filter(Q(ended_at=None) | Q(state=BulkJob.State.DONE)).order_by("-created_at")
+
+
+def problems(job: BulkJob) -> list[dict[str, Any]]:
+    """The first of those that could not be done, and why in words."""
+    items = BulkItem.objects.filter(job=job, outcome__in=(bulk.SKIPPED, bulk.FAILED)).order_by("pk")[:ITEMS]
+    return [{"task_id": item.task_id, "outcome": item.outcome, "why": _why(job, item.error)} for item in items]
+
+
+def _why(job: BulkJob, code: str) -> str:
+    if job.kind == BulkJob.Kind.RECALL and code == errors.Conflict.code:
+        return "A worker has claimed it since, or somebody else has replayed it."
+    return WHY.get(code, code)
 
 
 def url_of_job(job: BulkJob) -> str:

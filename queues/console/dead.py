@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from codeq_site import errors
 from pipeline.fingerprint import normalise
-from queues import deadletters
+from queues import deadletters, exports, failures
 from queues.console.acts import Act, recorded
 from queues.console.page import Guarded, Page, tenant_of
 from queues.console.task import url_of_task
@@ -25,7 +25,7 @@ from tenants.models import Tenant as TenantRow
 from tenants.scoping import Role
 from tenants.tenant import Tenant
 
-# More tenants than these are no list to choose from.
+# More tenants than these are no list to choose from: a name has to be written.
 TENANTS = 200
 AGES = {
     "hour": ("in the last hour", timedelta(hours=1), None),
@@ -57,7 +57,7 @@ class GroupsPage(Page):
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         asked = read(self.request)
-        found = deadletters.groups(asked.tids, command=asked.filter.command)
+        found = failures.groups(asked.tids, command=asked.filter.command)
         slugs = slugs_of(group.tid for group in found)
         groups = [
             {
@@ -72,7 +72,7 @@ class GroupsPage(Page):
         return super().get_context_data(
             groups=groups,
             total=sum(group.count for group in found),
-            is_cut=len(found) == deadletters.GROUPS,
+            is_cut=len(found) == failures.GROUPS,
             **form(self.request, asked),
             **extra,
         )
@@ -132,9 +132,9 @@ class Export(Guarded):
 
     def get(self, request: HttpRequest) -> StreamingHttpResponse:
         asked = read(request)
-        rows = deadletters.rows(asked.tids, asked.filter)
+        rows = exports.rows(asked.tids, asked.filter)
         is_csv = request.GET.get("format") == "csv"
-        lines = deadletters.as_csv(rows) if is_csv else deadletters.as_json_lines(rows)
+        lines = exports.as_csv(rows) if is_csv else exports.as_json_lines(rows)
         answer = StreamingHttpResponse(
             lines, content_type="text/csv; charset=utf-8" if is_csv else "application/x-ndjson"
         )  # fmt: skip
@@ -201,6 +201,8 @@ def read(request: HttpRequest, given: Any = None) -> Asked:
     if mine is not None and len(mine) == 1:
         query.setdefault("tenant", mine[0])
     tenant = tenant_of(request, query["tenant"]) if "tenant" in query else None
+    if tenant:
+        query["tenant"] = tenant.tid
     asked: dict[str, Any] = {name: query[name] for name in FILTERS if name in query}
     if age := AGES.get(query.get("age", "")):
         now = datetime.now(UTC)
@@ -215,11 +217,10 @@ def read(request: HttpRequest, given: Any = None) -> Asked:
 
 def form(request: HttpRequest, asked: Asked) -> dict[str, Any]:
     """What the filters on a page offer and say now."""
-    tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[:TENANTS])
-    if asked.tenant and asked.tenant.tid not in dict(tenants):
-        tenants.insert(0, (asked.tenant.tid, asked.tenant.slug))
+    tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[: TENANTS + 1])
     return {
-        "tenants": tenants,
+        "tenants": tenants if len(tenants) <= TENANTS else [],
+        "tenant": asked.tenant,
         "ages": [(key, words) for key, (words, _, _) in AGES.items()],
         "query": {**dict.fromkeys(NAMES, ""), **asked.query},
         "is_filtered": any(request.GET.get(name) for name in NAMES),

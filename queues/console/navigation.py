@@ -16,7 +16,6 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "History": {
         "queues.AuditedResult": "task_alt", "queues.Attempt": "history", "queues.QueuePolicy": "rule",
-        "queues.BulkJob": "fact_check",
     },
     "Webhooks": {
         "webhooks.Delivery": "outgoing_mail", "webhooks.Endpoint": "webhook", "webhooks.Subscription": "notifications",
@@ -28,7 +27,7 @@ TABLES: dict[str, dict[str, str]] = {
         "pipeline.WebhookHealth": "monitor_heart", "pipeline.RunLog": "play_circle",
     },
     "Platform": {
-        "queues.BeatJob": "timer", "queues.Quarantine": "report", "auth.User": "person", "auth.Group": "group",
+        "queues.BeatJob": "timer", "queues.Quarantine": "report", "auth.User": "person",
     },
 }  # fmt: skip
 # Where a model's own name says too little.

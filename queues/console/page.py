@@ -48,19 +48,15 @@ class Page(Guarded, TemplateView):
         return {**context, **super().get_context_data(**extra)}
 
 
-def tenant_of(request: HttpRequest, tid: str, least: Role = Role.VIEWER) -> Tenant:
-    """The tenant a request is about. One the person may not see is a 404, as one that does not exist; one they may
-    see and not act on is a 403."""
-    if not scoping.may(request.user, tid or "-"):
-        raise Http404("No such tenant.")
-    if not scoping.may(request.user, tid, least):
-        raise PermissionDenied("Your role does not allow this.")
-    tenant = directory.find_tid(tid)
+def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> Tenant:
+    """The tenant a request is about, by its id, or by its name as people write it. One the person may not see is a
+    404, as one that does not exist; one they may see and not act on is a 403."""
+    tenant = directory.find_tid(named) if named and scoping.may(request.user, named) else None
+    if tenant is None and named:
+        tid = scoping.tenants_of(request.user).filter(slug=named.lower()).values_list("tid", flat=True).first()
+        tenant = directory.find_tid(tid) if tid else None
     if tenant is None:
         raise Http404("No such tenant.")
+    if not scoping.may(request.user, tenant.tid, least):
+        raise PermissionDenied("Your role does not allow this.")
     return tenant
-
-
-def slugs_of(request: HttpRequest) -> dict[str, str]:
-    """tid -> slug of the tenants this person sees."""
-    return dict(scoping.tenants_of(request.user).values_list("tid", "slug"))

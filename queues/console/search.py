@@ -1,9 +1,10 @@
-"""One box for a task's id, an idempotency key, a worker, or words: of one tenant, or of those a person sees."""
+"""One box for a task's id, an idempotency key, a worker, or words: of one tenant, or of all that a person sees."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -12,7 +13,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from codeq_site import errors
-from queues import search, selectors
+from queues import across, search, selectors
+from queues.console import dead
 from queues.console.page import Page, tenant_of
 from queues.console.task import TONES, url_of_task
 from queues.models import AuditedResult
@@ -24,22 +26,28 @@ from tenants.tenant import Tenant
 
 CHARS = 500
 PAGE = 50
-# Each tenant's queues are walked for itself: of more than these, one has to be chosen.
+# Without a word to look for, each tenant's queues are walked for itself: of more than these, one has to be chosen.
 TENANTS = 10
-OFFERED = 200
 
 
 class Found(NamedTuple):
-    tenant: Tenant
+    tid: str
+    slug: str
     task: Task
 
     @property
     def url(self) -> str:
-        return url_of_task(self.tenant.tid, self.task.id)
+        return url_of_task(self.tid, self.task.id)
 
     @property
     def tone(self) -> str:
         return TONES.get(self.task.status, "")
+
+
+class Answer(NamedTuple):
+    found: Sequence[Found] = ()
+    cursor: str | None = None
+    looked_into: str = ""
 
 
 class SearchPage(Page):
@@ -56,26 +64,26 @@ class SearchPage(Page):
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         request = self.request
         query = {name: request.GET.get(name, "").strip()[:CHARS] for name in ("q", "tenant", "command", "status")}
-        offered = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[:OFFERED])
-        found: list[Found] = []
-        cursor, problem, is_cut = None, "", False
+        mine = scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")
+        slugs = dict(mine[: across.TENANTS + 1])
+        tenant = tenant_of(request, query["tenant"]) if query["tenant"] else None
+        answer, problem = Answer(), ""
         if any(query.values()):
             try:
-                tenants = _tenants(request, query["tenant"], [tid for tid, _ in offered])
-                is_cut = len(tenants) > TENANTS
-                found, cursor = _search(tenants[:TENANTS], _asked(query), request.GET.get("cursor"))
+                answer = _search(request, tenant, query, slugs, request.GET.get("cursor") or None)
             except errors.InvalidRequest as error:
                 problem = str(error)
+        more = urlencode({**query, "cursor": answer.cursor}) if answer.cursor else ""
         return super().get_context_data(
             query=query,
             is_asked=any(query.values()),
-            tenants=offered,
+            tenants=list(slugs.items()) if len(slugs) <= dead.TENANTS else [],
+            tenant=tenant,
             statuses=list(Status),
-            found=found,
+            found=answer.found,
+            looked_into=answer.looked_into,
             problem=problem,
-            is_cut=is_cut,
-            most=TENANTS,
-            next_url=f"{reverse('console:tasks')}?{urlencode({**query, 'cursor': cursor})}" if cursor else "",
+            next_url=f"{reverse('console:tasks')}?{more}" if more else "",
             **extra,
         )
 
@@ -93,20 +101,49 @@ def owner(request: HttpRequest, q: str) -> str | None:
     return tid if tid and scoping.may(request.user, tid) else None
 
 
-def _tenants(request: HttpRequest, tid: str, offered: Iterable[str]) -> list[Tenant]:
-    if tid:
-        return [tenant_of(request, tid)]
-    return [tenant for each in offered if (tenant := directory.find_tid(each))]
+def _search(
+    request: HttpRequest, tenant: Tenant | None, query: dict[str, str], slugs: dict[str, str], cursor: str | None
+) -> Answer:
+    """A page of one tenant's tasks; or of all tenants' where there is a word to look for; or the first of each."""
+    asked = _asked(query)
+    if tenant or len(slugs) == 1:
+        return _of_one(tenant or tenant_of(request, next(iter(slugs))), asked, cursor)
+    if asked.q is not None:
+        return _of_all(scoping.tids_of(request.user), slugs, asked, cursor)
+    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := directory.find_tid(tid))]
+    return Answer(
+        found=[
+            Found(tenant.tid, tenant.slug, task)
+            for tenant in tenants
+            for task in search.page(tenant, asked, limit=PAGE // TENANTS).tasks
+        ],
+        looked_into=f"The first {PAGE // TENANTS} of each of {_tenants(len(tenants), of=len(slugs))}: "
+        "choose a tenant for all of its tasks.",
+    )
 
 
-def _search(tenants: list[Tenant], asked: Asked, cursor: str | None) -> tuple[list[Found], str | None]:
-    """A page of one tenant's tasks, or the first of each of several."""
-    if len(tenants) == 1:
-        page = search.page(tenants[0], asked, cursor=cursor or None, limit=PAGE)
-        return [Found(tenants[0], task) for task in page.tasks], page.cursor
-    limit = PAGE // max(len(tenants), 1)
-    found = [Found(tenant, task) for tenant in tenants for task in search.page(tenant, asked, limit=limit).tasks]
-    return found, None
+def _of_one(tenant: Tenant, asked: Asked, cursor: str | None) -> Answer:
+    page = search.page(tenant, asked, cursor=cursor, limit=PAGE)
+    return Answer(found=[Found(tenant.tid, tenant.slug, task) for task in page.tasks], cursor=page.cursor)
+
+
+def _of_all(tids: list[str] | None, slugs: dict[str, str], asked: Asked, cursor: str | None) -> Answer:
+    page = across.page(tids, list(slugs), asked, cursor=cursor, limit=PAGE)
+    # An ended task may be of a tenant beyond those, or of one that has gone.
+    others = dead.slugs_of({each.tid for each in page.found} - slugs.keys())
+    looked = f"Looked among the live tasks of {_tenants(len(slugs), of=len(slugs))} for this key and this worker"
+    looked += ", but not at all of them: choose a tenant to see the rest" if page.is_cut else ""
+    return Answer(
+        found=[Found(tid, slugs.get(tid) or others.get(tid, tid), task) for tid, task in page.found],
+        cursor=page.cursor,
+        looked_into=f"{looked}; and among all that have ended for these words.",
+    )
+
+
+def _tenants(count: int, *, of: int) -> str:
+    if of > across.TENANTS:
+        return f"the first {min(count, across.TENANTS):,} of your tenants"
+    return f"your {count:,} tenants" if count == of else f"the first {count:,} of your {of:,} tenants"
 
 
 def _asked(query: dict[str, str]) -> Asked:

@@ -124,7 +124,7 @@ def raise_first(answers: list[Any]) -> None:
             raise answer
 
 
-def url_of_task(tid: str, task_id: str) -> str:
+def url_of_task(tid: str, task_id: object) -> str:
     return f"{reverse('console:task')}?tenant={tid}&id={task_id}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from queues.console.bulk import CancelBulk, JobData, JobPage, JobsPage, NewPage, StartBulk
+from queues.console.bulk import CancelBulk, JobData, JobPage, JobsPage, NewPage, RecallBulk, StartBulk
 from queues.console.dead import DeleteSelected, Export, GroupsPage, ListPage, ReplaySelected
 from queues.console.overview import OverviewData, OverviewPage
 from queues.console.page import inside
@@ -43,4 +43,5 @@ urlpatterns = [
     path("console/bulk/job/", inside(JobPage), name="bulk-job"),
     path("console/bulk/job/live.json", inside(JobData), name="bulk-job-data"),
     path("console/bulk/job/cancel/", inside(CancelBulk), name="bulk-cancel"),
+    path("console/bulk/job/recall/", inside(RecallBulk), name="bulk-recall"),
 ]

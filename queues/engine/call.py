@@ -74,3 +74,18 @@ class Call(Generic[R]):
                 raise
 
         return Call(self.runner, self.commands, read)
+
+
+def together(runner: Runner, calls: Sequence[Call[R]]) -> Call[list[R]]:
+    """Many calls in one round trip, their results in order. None of them may be followed by another."""
+
+    def read(replies: list[Any]) -> list[R]:
+        results, at = [], 0
+        for call in calls:
+            result = call.read(replies[at : at + len(call.commands)])
+            assert not isinstance(result, Call)
+            results.append(result)
+            at += len(call.commands)
+        return results
+
+    return Call(runner, [command for call in calls for command in call.commands], read)

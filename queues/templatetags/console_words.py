@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from django import template
+from django.apps import apps
+
+from queues.console.navigation import NAMES
 
 register = template.Library()
 
@@ -73,3 +76,10 @@ def gist(error: str, nothing: str = "(no message)") -> str:
 @register.filter
 def moment_ago(milliseconds: int) -> str:
     return ago(datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+@register.filter
+def as_in_sidebar(name: object) -> str:
+    """A table by the name that the sidebar gives it."""
+    ours = {str(apps.get_model(label)._meta.verbose_name_plural): said for label, said in NAMES.items()}
+    return ours.get(str(name), str(name))

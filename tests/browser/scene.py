@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
+import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -65,20 +67,145 @@ def main() -> None:
     for row in AuditedResult.objects.filter(is_dead=True):
         ago = timedelta(hours=20 * random.random() ** 2)
         AuditedResult.objects.filter(pk=row.pk).update(ended_at=row.ended_at - ago)
-    print(*_named(AuditedResult.objects.filter(tenant__slug="acme", is_dead=True, error__contains="502").first()))
+    _around(_tenant("acme"))
+    dead_letter = AuditedResult.objects.filter(tenant__slug="acme", is_dead=True, error__contains="502").first()
+    print(json.dumps({"dead": str(dead_letter.pk), **_worked(_tenant("acme")), **_mended()}))
 
 
-def _named(dead: Any) -> tuple[str, str, str]:
-    """What the pictures are taken of: a tenant, a dead letter of it, and a job that is half done."""
-    from queues import bulk
+def _mended() -> dict[str, str]:
+    """Jobs: one that is half done, one that is over and can be undone, one that could not go on."""
+    from queues import bulk, pages
     from queues.deadletters import Filter
+    from queues.models import BulkJob
     from tests.waiting import until
 
-    northwind = _tenant("northwind")
+    acme, northwind = _tenant("acme"), _tenant("northwind")
+    path = Filter(json_path='$.lines[*] ? (@.sku like_regex "(A-?)+$")')
+    failed = bulk.start(northwind, "replay", path, actor="nora", reason="orders of the old catalogue")
+    bulk.cancel(None, str(failed.pk))
+    began = failed.created_at - timedelta(seconds=31)
+    BulkJob.objects.filter(pk=failed.pk).update(
+        state="failed", error=pages.TOO_LONG, done=14, total=None, created_at=began, started_at=began
+    )
+    over = bulk.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
+    until(lambda: bulk.find(None, str(over.pk)).is_over, 30)
     asked = {"actor": "admin", "reason": "the import's disk is back"}
     job = bulk.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **asked)
-    until(lambda: bulk.find(None, str(job.pk)).done > 40, 30)
-    return dead.tenant_id, str(dead.pk), str(job.pk)
+    until(lambda: bulk.find(None, str(job.pk)).done > 40, 60)
+    return {"job": str(job.pk), "over": str(over.pk), "failed": str(failed.pk)}
+
+
+def _worked(acme: Any) -> dict[str, str]:
+    """A task that ended well at its third attempt, with artifacts and somebody to tell; and one that waits."""
+    from queues import services
+    from queues.models import AuditedResult
+    from queues.task import NewResult, NewTask, Status
+    from tests.waiting import until
+    from webhooks.models import Delivery
+
+    payload = '{"order":48117,"customer":{"id":412,"name":"Contoso"},"lines":[{"sku":"A-17","qty":2,"price":19.90}]}'
+    hook = "https://hooks.example.com/codeq?of=contoso"
+    new = NewTask(command="invoice.print", payload=payload, priority=9, webhook=hook)
+    [made] = services.enqueue(acme, [new]).now()
+    for worker, error in (("worker-3", "printer 2 is out of paper"), ("worker-9", "printer 2 is out of paper")):
+        [task] = services.claim(acme, ["invoice.print"], worker).now().tasks
+        services.nack(acme, task.id, worker, delay_seconds=0, reason=error).now()
+    [task] = services.claim(acme, ["invoice.print"], "worker-9").now().tasks
+    artifacts = (
+        b'[{"name":"invoice-48117.pdf","url":"https://files.example.com/48117.pdf","contentType":"application/pdf"}]'
+    )
+    result = NewResult(
+        task_id=task.id, status=Status.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
+    )  # fmt: skip
+    services.submit(acme, "worker-9", [result]).now()
+    until(lambda: AuditedResult.objects.filter(pk=task.id).exists(), 30)
+    until(lambda: Delivery.objects.filter(task_id=task.id).exists(), 30)
+    _told(acme, task.id)
+    [waiting] = services.enqueue(acme, [NewTask(command="mail.send", payload=payload, delay_ms=5_400_000)]).now()
+    delivery = Delivery.objects.get(task_id=task.id)
+    return {"acme": acme.tid, "done": made.task.id, "waiting": waiting.task.id, "delivery": str(delivery.pk)}
+
+
+def _told(acme: Any, task_id: str) -> None:
+    """Deliveries as they go: made at the second try, on their way, given up; and an endpoint in trouble."""
+    from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
+
+    now = datetime.now(UTC)
+    first = Delivery.objects.get(task_id=task_id)
+    Delivery.objects.filter(pk=first.pk).update(
+        status="delivered", tries=2, attempts=2, last_status=200, last_error="", ended_at=now, reservation=None
+    )
+    DeliveryAttempt.objects.filter(delivery=first).delete()
+    for number, code, error, answer in (
+        (1, 503, "503 Service Unavailable", "upstream is restarting"),
+        (2, 200, "", "ok"),
+    ):
+        DeliveryAttempt.objects.create(
+            delivery=first, number=number, started_at=now - (3 - number) * MINUTE, duration_ms=37 * number,
+            status_code=code, error=error, answer=answer,
+        )  # fmt: skip
+    for number in range(14):
+        status = ("delivered", "delivered", "delivered", "given up", "pending")[number % 5]
+        broken = "old" if status == "given up" else "hooks"
+        Delivery.objects.create(
+            tenant_id=acme.tid, task_id=uuid.uuid4(), command=("invoice.render", "mail.send")[number % 2],
+            url=f"https://{broken}.example.com/codeq", address=f"https://{broken}.example.com/codeq",
+            host=f"{broken}.example.com", body="{}", status=status, tries=1 + number % 3, attempts=1 + number % 3,
+            last_status=200 if status == "delivered" else None, due_at=now + timedelta(hours=1),
+            last_error="" if status == "delivered" else "connection refused", created_at=now - number * MINUTE,
+            ended_at=None if status == "pending" else now,
+        )  # fmt: skip
+    Endpoint.objects.create(
+        tenant_id=acme.tid, address="https://old.example.com/codeq", description="the former billing system",
+        failing_since=now - timedelta(days=2),
+    )  # fmt: skip
+    Endpoint.objects.create(
+        tenant_id=acme.tid, address="https://gone.example.com/codeq", is_enabled=False, disabled_at=now,
+        disabled_because="it answered 410 Gone",
+    )  # fmt: skip
+    Circuit.objects.create(
+        tenant_id=acme.tid, host="old.example.com", failures=12, paused_until=now + MINUTE, updated_at=now
+    )
+    for number, mode in enumerate(("fanout", "group", "hash")):
+        Subscription.objects.create(
+            tenant_id=acme.tid, worker=f"worker-{number + 3}", callback_url=f"https://w-{number + 3}.example.com/wake",
+            event_types=["invoice.render", "mail.send"], mode=mode, group="printers" if mode == "group" else "",
+            ttl_seconds=86_400, min_interval_seconds=5, expires_at=now + timedelta(days=1), notified=17 * number,
+            last_status=204 if number else None,
+        )  # fmt: skip
+
+
+def _around(acme: Any) -> None:
+    """Who looks after the tenant, who vouches for its callers, what was done to it, and what holds in its queues."""
+    from django.contrib.auth.models import User
+
+    from queues import policies
+    from queues.policies import Policy
+    from tenants import services
+    from tenants.models import TenantIssuer, TenantMembership
+
+    for name, role in (("ada", "admin"), ("oscar", "operator"), ("vera", "viewer")):
+        user = User.objects.create_user(name, f"{name}@example.com", is_staff=True)
+        TenantMembership.objects.create(user=user, tenant_id=acme.tid, role=role)
+        _log(user, acme, "Paused queue mail.send: the mail server is being moved")
+        _log(user, acme, "Resumed queue mail.send: it has been moved")
+    services.rotate_signing_secret(acme.slug)
+    issuer = "https://login.example.com/acme"
+    TenantIssuer.objects.create(tenant_id=acme.tid, issuer=issuer, jwks_url=f"{issuer}/jwks.json")
+    policies.put(acme, "invoice.render", Policy(max_consumers=40, priority_tiers=(0, 5, 9)), actor="ada")
+    policies.put(acme, "mail.send", Policy(max_attempts=8, backoff="fixed", backoff_base_seconds=30), actor="ada")
+
+
+def _log(user: Any, tenant: Any, message: str) -> None:
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from tenants.models import Tenant
+
+    LogEntry.objects.create(
+        user=user, content_type=ContentType.objects.get_for_model(Tenant), object_id=tenant.tid,
+        object_repr=tenant.slug, action_flag=CHANGE, change_message=message,
+    )  # fmt: skip
 
 
 def _tenant(slug: str) -> Any:

@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import LogIn
 from tests.browser.driving import PHONE, Site
 from tests.conftest import free_port
+from tests.waiting import until
 
 CANARY = "kanarie"
 SEEN = 10_000
@@ -51,6 +52,30 @@ def test_the_overview_updates_live(site: Site, log_in: LogIn) -> None:
     assert page.evaluate("window.isTheSame")
     for name in ("Beat", "Audit", "Deliveries", "Memory", "Durability"):
         expect(page.locator(".cq-signs")).to_contain_text(name)
+
+
+@pytest.mark.spec("ADM-3", "The overview is filtered and sorted where it stands, its totals with it")
+def test_the_overview_is_filtered_and_sorted(site: Site, log_in: LogIn) -> None:
+    for command, count in (("sieve.a", 2), ("sieve.b", 5), ("sieve.c", 1)):
+        for _ in range(count):
+            site.enqueue("sifted", command, {})
+    site.die("sifted", "sieve.d", [{}], "no disk")
+    page = log_in()
+    rows, total = page.locator("tr[data-queue]"), page.locator("[data-total=ready]")
+    page.get_by_label("Tenant").fill("sift")
+    expect(rows).to_have_count(4)
+    expect(total).to_have_text("8")
+    page.get_by_role("button", name="Ready").click()
+    expect(rows.first).to_contain_text("sieve.b")
+    page.get_by_label("Command").fill("e.c")
+    expect(rows).to_have_count(1)
+    expect(total).to_have_text("1")
+    page.get_by_label("Command").fill("")
+    page.get_by_label("Show").select_option("with dead letters")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("sieve.d")
+    page.get_by_label("Show").select_option("paused")
+    expect(page.get_by_text("No queue is like that.")).to_be_visible()
 
 
 def test_a_page_that_nobody_sees_does_not_ask(log_in: LogIn) -> None:
@@ -208,6 +233,62 @@ def test_a_bulk_replay_is_tried_watched_and_cancelled(site: Site, log_in: LogIn,
     expect(page.locator("tbody tr")).to_have_count(2)
 
 
+@pytest.mark.spec("ADM-2", "A bulk replay is undone from its page, with a reason")
+def test_a_bulk_replay_is_undone(site: Site, log_in: LogIn, acme: str) -> None:
+    site.die("acme", "undone", [{"n": n} for n in range(4)], "no disk")
+    page = log_in()
+    go(page, "console/bulk/new/", tenant=acme, command="undone")
+    page.get_by_label("Why?").fill("the disk is back")
+    page.get_by_role("button", name="Replay 4").click()
+    undo = page.get_by_role("button", name="Undo the replay")
+    expect(undo.first).to_be_visible(timeout=SEEN)  # without a reload, when the job is over
+    taken = site.claim("acme", "undone")["id"]
+    undo.first.click()
+    why(page, "recall", "it is not, after all")
+    expect(page.get_by_role("heading", name="A replay taken back")).to_be_visible()
+    expect(page.locator("[data-count=Done]")).to_have_text("3", timeout=SEEN)
+    until(lambda: len(site.dead("acme", "undone")) == 3, 10)
+    assert taken not in site.dead("acme", "undone")
+    page.get_by_role("link", name="the replay", exact=True).click()
+    expect(page.get_by_role("link", name="by admin")).to_be_visible()
+    expect(undo).to_have_count(0)
+    go(page, "admin/logentry/")
+    expect(page.locator("#result_list")).to_contain_text("it is not, after all")
+
+
+@pytest.mark.spec("ADM-2", "Canaries go first, and when too many of them die again the rest stays where it is")
+def test_a_bulk_replay_stops_when_its_canaries_die(site: Site, log_in: LogIn, acme: str) -> None:
+    site.die("acme", "risky", [{"n": n} for n in range(12)], "no disk")
+    page = log_in()
+    go(page, "console/bulk/new/", tenant=acme, command="risky")
+    page.get_by_label("Canaries: so many first").fill("2")
+    page.get_by_label("Stop if more % die again").fill("0")
+    page.get_by_label("Watched for, seconds").fill("60")
+    page.get_by_label("Why?").fill("perhaps")
+    page.get_by_role("button", name="Replay 12").click()
+    expect(page.locator("[data-state]")).to_contain_text("watching the canaries", timeout=SEEN)
+    task = site.claim("acme", "risky")
+    site.call("acme", "worker", f"tasks/{task['id']}/nack", {"reason": "still no disk"})
+    expect(page.locator("[data-state]")).to_contain_text("stopped: too many canaries died", timeout=SEEN)
+    expect(page.locator("[data-count='Canaries that died']")).to_have_text("1")
+    expect(page.locator("[data-count=Done]")).to_have_text("2")
+    until(lambda: len(site.dead("acme", "risky")) == 11, 10)
+
+
+@pytest.mark.spec("ADM-2", "Dead letters are taken away from the page, as many as match, with whole payloads")
+def test_dead_letters_are_saved_as_files(site: Site, log_in: LogIn, acme: str) -> None:
+    ids = site.die("acme", "kept", [{"n": n, "long": "x" * 1000} for n in range(3)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="kept")
+    for name, file in (("CSV", "dead-letters.csv"), ("JSON Lines", "dead-letters.jsonl")):
+        with page.expect_download() as started:
+            page.get_by_role("link", name=name, exact=True).click()
+        assert started.value.suggested_filename == file
+        text = started.value.path().read_text()
+        assert all(task_id in text for task_id in ids)
+        assert text.count("x" * 1000) == 3
+
+
 @pytest.mark.spec("ADM-2", "Selected dead letters are replayed or deleted")
 def test_the_selected_are_replayed_and_deleted(site: Site, log_in: LogIn, acme: str) -> None:
     ids = site.die("acme", "picked", [{"n": n} for n in range(3)], "no disk")
@@ -273,6 +354,23 @@ def test_staff_sees_nothing_of_another_tenant(site: Site, log_in: LogIn) -> None
     assert CANARY in log_in().content()
 
 
+@pytest.mark.spec("ADM-4", "A new secret is shown once, in the dialog that asked why, and masked ever after")
+def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
+    page = log_in()
+    go(page, f"tenants/tenant/{acme}/change/")
+    page.get_by_text("New signing secret").first.click()
+    dialog = page.locator("#modal-content")
+    dialog.get_by_label("Reason").fill("the old one leaked")
+    dialog.get_by_role("button", name="Make it").click()
+    shown = dialog.locator("code")
+    expect(shown).to_contain_text("whsec_")
+    secret = shown.inner_text().strip()
+    for path in ("tenants/signingsecret/", "admin/logentry/", f"tenants/tenant/{acme}/history/"):
+        go(page, path)
+        expect(page.locator("body")).to_contain_text("the old one leaked" if "signing" not in path else "whsec_…")
+        assert secret not in page.content()
+
+
 # -- hands and eyes -------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +413,25 @@ def test_a_queue_is_paused_with_the_keyboard_alone(site: Site, log_in: LogIn) ->
     expect(page.get_by_text("keys goes on.")).to_be_visible()
 
 
+@pytest.mark.spec("ADM-3", "The console can be used with the keyboard alone")
+def test_a_dead_letter_is_replayed_with_the_keyboard_alone(site: Site, log_in: LogIn, acme: str) -> None:
+    [first, second] = site.die("acme", "typed", [{"n": n} for n in range(2)], "no disk")
+    page = log_in()
+    go(page, "console/dead/list/", tenant=acme, command="typed")
+    tab_to(page, f"Select {first}")
+    page.keyboard.press("Space")
+    for _ in range(20):  # back to what became possible
+        page.keyboard.press("Shift+Tab")
+        if "Replay selected" in (page.evaluate("document.activeElement.innerText") or ""):
+            break
+    page.keyboard.press("Enter")
+    page.keyboard.type("the disk is back")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 replayed")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text(second)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, theme: str) -> None:
     [task_id] = site.die("acme", "x" * 100, [{"long": "y" * 300}], "z" * 300)
@@ -331,6 +448,36 @@ def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, the
     ):
         go(page, path, **query)
         expect(page.locator(".cq")).to_be_visible()
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, path
+        assert wide(page) <= 0, path
         assert page.evaluate("document.documentElement.classList.contains('dark')") == (theme == "dark")
+    links = page.locator("#nav-sidebar-apps a").evaluate_all("each => each.map((link) => link.href)")
+    for link in links:
+        page.goto(link)
+        assert wide(page) <= 0, link
+    page.goto(f"{site.base}/admin/queues/auditedresult/{task_id}/change/")
+    assert wide(page) <= 0
+
+
+def wide(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def test_a_key_changes_between_light_and_dark(log_in: LogIn) -> None:
+    page = log_in(color_scheme="light")
+    is_dark = "document.documentElement.classList.contains('dark')"
+    assert not page.evaluate(is_dark)
+    for _ in range(2):  # from what the system says to light, and from light to dark
+        page.keyboard.press("Control+e")
+    page.wait_for_function(is_dark)
+    page.reload()
+    page.wait_for_function(is_dark)
+
+
+def test_a_page_says_that_the_server_does_not_answer(log_in: LogIn) -> None:
+    page = log_in()
+    live = page.locator(".cq-live")
+    expect(live).to_contain_text("Live")
+    page.route("**/overview.json*", lambda route: route.fulfill(status=200, body="not JSON"))
+    expect(live).to_contain_text("No answer, trying again", timeout=SEEN)
+    page.unroute("**/overview.json*")
+    expect(live).to_contain_text("Live", timeout=SEEN)

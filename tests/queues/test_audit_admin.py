@@ -8,11 +8,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
-from django.db.models import Model
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -77,13 +78,16 @@ def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited:
     assert "not json &lt;b&gt;" in detail
 
 
-@pytest.mark.parametrize("term", ["blender-7", str(uuid.uuid4())], ids=["worker", "task id"])
+@pytest.mark.spec("ADM-1", "A search of the audit is answered by an index")
 @pytest.mark.parametrize(
-    ("model", "index"), [(AuditedResult, "audited_worker"), (Attempt, "attempt_worker")], ids=["results", "attempts"]
-)
-def test_a_search_is_answered_by_an_index(model: type[Model], index: str, term: str) -> None:
+    ("model", "term", "index"),
+    [(AuditedResult, "blender-7", "audited_worker"), (AuditedResult, str(uuid.uuid4()), "audited_worker"),
+     (Attempt, str(uuid.uuid4()), "attempt_of_task")],
+    ids=["worker", "task id", "attempts of a task id"],
+)  # fmt: skip
+def test_a_search_is_answered_by_an_index(model: Any, term: str, index: str) -> None:
     searching = admin.site._registry[model]
-    found, _ = searching.get_search_results(RequestFactory().get("/"), model._default_manager.all(), term)
+    found, _ = searching.get_search_results(RequestFactory().get("/"), model.objects.all(), term)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
     assert index in found.explain()
@@ -99,7 +103,22 @@ def test_the_list_neither_counts_the_table_nor_asks_per_row(root: Client, audite
     with CaptureQueriesContext(connection) as many:
         root.get(reverse(RESULTS))
     assert len(many) == len(few)
-    assert not [query for query in many if "COUNT(" in query["sql"] and "auditedresult" in query["sql"]]
+    ours = [query["sql"] for query in many if "auditedresult" in query["sql"]]
+    assert not [sql for sql in ours if "COUNT(" in sql or "DISTINCT" in sql]
+
+
+def test_the_days_to_choose_from_are_those_between_the_first_and_the_last(root: Client, audited: Audited) -> None:
+    audited(ended_at=NOON - timedelta(days=2))
+    audited(ended_at=NOON)
+    with CaptureQueriesContext(connection) as asked:
+        shown = root.get(reverse(RESULTS), {"ended_at__year": "2026"}).content.decode()
+    assert "September 2026" in shown
+    assert "October 2026" in shown
+    assert "August 2026" not in shown
+    assert not [query for query in asked if "DISTINCT" in query["sql"]]
+    shown = root.get(reverse(RESULTS), {"ended_at__year": "2026", "ended_at__month": "9"}).content.decode()
+    assert "September 29" in shown
+    assert "September 28" not in shown
 
 
 def test_the_row_of_a_tenant_that_has_gone_is_still_listed(root: Client, audited: Audited) -> None:
@@ -161,3 +180,14 @@ def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
     for words in ("12:17 p.m.", "1234 ms", "7 stored, 0 in quarantine", "12:18:33", "OperationalError", " 41 2 "):
         assert words in shown, words
     assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403
+
+
+@pytest.mark.spec("ADM-4", "Who tried to store quarantined entries again is on record")
+def test_a_retry_of_the_quarantine_is_on_record(root: Client) -> None:
+    raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
+    row = Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=raw)
+    form = {"action": "retry", "_selected_action": [row.pk]}
+    shown = root.post(reverse("admin:queues_quarantine_changelist"), form, follow=True).content.decode()
+    assert "0 stored, 1 still cannot be stored." in shown
+    assert Quarantine.objects.filter(pk=row.pk).exists()
+    assert LogEntry.objects.get().change_message == "Tried to store 1 quarantined entries again: 0 stored"

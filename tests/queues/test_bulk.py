@@ -19,7 +19,7 @@ from django.db import connection
 from codeq_site import errors
 from codeq_site.celery import app
 from codeq_site.redis import client, engine
-from queues import beat, bulk, deadletters, pages, selectors, services
+from queues import beat, bulk, deadletters, pages, pieces, selectors, services
 from queues.bulk import Canary
 from queues.deadletters import Filter
 from queues.engine import keys
@@ -73,7 +73,7 @@ def finished(job: BulkJob) -> BulkJob:
         job.refresh_from_db()
         if job.state not in ("running", "cancelling"):
             return job
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     raise AssertionError("the job does not come to an end")
 
 
@@ -88,13 +88,13 @@ def counts(job: BulkJob) -> tuple[int, int, int]:
 
 @pytest.mark.spec("ADM-2", "All dead letters that match are replayed as a job with progress, the oldest first")
 def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PIECE", 100)
+    monkeypatch.setattr(pieces, "PIECE", 100)
     ids = dead(tenant, 450)
     others = dead(tenant, 3, command="mail")
     job = start(tenant, reason="the gateway is back")
     progress = []
     while not job.is_over:
-        bulk.step(job.pk)
+        pieces.step(job.pk)
         job.refresh_from_db()
         progress.append(job.done)
     assert (job.state, job.total, counts(job)) == ("done", 450, (450, 0, 0))
@@ -142,7 +142,7 @@ def test_named_tasks_are_replayed_and_the_others_are_told(tenant: Tenant, other_
 def test_everything_that_matches_is_deleted(tenant: Tenant) -> None:
     first, second, *rest = dead(tenant, 5)
     job = start(tenant, kind="delete")
-    bulk.step(job.pk)  # the piece is chosen, and not yet sent
+    pieces.step(job.pk)  # the piece is chosen, and not yet sent
     services.replay(tenant, [first]).now()
     services.purge(tenant, [second]).now()
     finished(job)
@@ -168,7 +168,7 @@ def test_a_poison_task_is_replayed_once_by_a_job(tenant: Tenant) -> None:
     ids = dead(tenant, 300)
     job = start(tenant)
     for _ in range(2):
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     assert len(die(tenant)) == 250
     beat.run_drain(lambda: True)
     finished(job)
@@ -180,7 +180,7 @@ def test_a_poison_task_is_replayed_once_by_a_job(tenant: Tenant) -> None:
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
     """The next call of it is the last thing that happens: before it, or after it."""
-    real, over = getattr(bulk, name), []
+    real, over = getattr(pieces, name), []
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         result = real(*args, **kwargs) if after or over else None
@@ -189,7 +189,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
             raise RuntimeError("killed")
         return result
 
-    monkeypatch.setattr(bulk, name, broken)
+    monkeypatch.setattr(pieces, name, broken)
 
 
 @pytest.mark.spec("ADM-2", "A job that dies anywhere goes on: each item is done once and counted once")
@@ -200,13 +200,13 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
 def test_a_job_that_dies_goes_on_where_it_was(
     tenant: Tenant, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, drained: bool, kind: str
 ) -> None:
-    monkeypatch.setattr(bulk, "PIECE", 10)
+    monkeypatch.setattr(pieces, "PIECE", 10)
     dead(tenant, 35)
     job = start(tenant, kind=kind)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     fail_at(monkeypatch, place, after=after)
     with pytest.raises(RuntimeError):
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     if drained:
         beat.run_drain(lambda: True)
     finished(job)
@@ -227,10 +227,10 @@ def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_
     """Why a script must know the job: to a second asking, a task that has died since looks like one never replayed."""
     dead(tenant, 5)
     job = start(tenant)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     fail_at(monkeypatch, "_send", after=True)
     with pytest.raises(RuntimeError):
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     assert len(die(tenant)) == 5
     finished(job)
     assert counts(job) == (5, 0, 0)
@@ -240,18 +240,18 @@ def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_
 def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was frozen wakes up and goes on with a piece that another one has sent meanwhile."""
     dead(tenant, 30)
-    monkeypatch.setattr(bulk, "PIECE", 10)
+    monkeypatch.setattr(pieces, "PIECE", 10)
     job = start(tenant)
-    bulk.step(job.pk)
-    real = bulk._send
+    pieces.step(job.pk)
+    real = pieces._send
 
-    def frozen(held: BulkJob) -> bulk.Answers:
-        monkeypatch.setattr(bulk, "_send", real)
-        bulk.step(job.pk)
+    def frozen(held: BulkJob) -> pieces.Answers:
+        monkeypatch.setattr(pieces, "_send", real)
+        pieces.step(job.pk)
         return real(held)
 
-    monkeypatch.setattr(bulk, "_send", frozen)
-    assert bulk.step(job.pk) == 0
+    monkeypatch.setattr(pieces, "_send", frozen)
+    assert pieces.step(job.pk) == 0
     job.refresh_from_db()
     assert job.done == 10
     finished(job)
@@ -267,7 +267,7 @@ def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Te
     database = connection.settings_dict
     url = f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "codeq_site.settings"}
-    code = "import django; django.setup(); from queues import bulk; bulk.run(lambda: True, seconds=60)"
+    code = "import django; django.setup(); from queues import pieces; pieces.run(lambda: True, seconds=60)"
     kills = 0
     try:
         while job.state == "running":
@@ -297,12 +297,12 @@ def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Te
 def test_a_job_keeps_its_rate(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     dead(tenant, 120)
     now = datetime.now(UTC)
-    monkeypatch.setattr(bulk, "_now", lambda: now)
+    monkeypatch.setattr(pieces, "_now", lambda: now)
     job = start(tenant, rate_per_second=50)
     sent = []
     for _ in range(40):
-        bulk.step(job.pk)
-        bulk.step(job.pk)
+        pieces.step(job.pk)
+        pieces.step(job.pk)
         job.refresh_from_db()
         sent.append(job.handled + len(job.sending))
         now += timedelta(seconds=0.1)
@@ -315,12 +315,12 @@ def test_a_job_keeps_its_rate(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -
 def test_a_pause_is_no_credit(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     dead(tenant, 100)
     now = datetime.now(UTC)
-    monkeypatch.setattr(bulk, "_now", lambda: now)
+    monkeypatch.setattr(pieces, "_now", lambda: now)
     job = start(tenant, rate_per_second=10)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     now += timedelta(hours=1)
     for _ in range(5):
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     job.refresh_from_db()
     assert job.handled + len(job.sending) == 20
 
@@ -333,7 +333,7 @@ def watched(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bu
         dead(tenant, 50)
         job = start(tenant, canary=Canary(**({"count": 10, "percent": 20, "seconds": 30} | canary)))
         for _ in range(3):
-            bulk.step(job.pk)
+            pieces.step(job.pk)
         job.refresh_from_db()
         assert (job.state, job.done) == ("watching", 10)
         return job
@@ -356,13 +356,13 @@ def some_die(tenant: Tenant, count: int) -> None:
 def test_the_rest_stays_dead_when_too_many_canaries_die(tenant: Tenant, watched: Callable[..., BulkJob]) -> None:
     job = watched()
     some_die(tenant, 3)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     job.refresh_from_db()
     assert (job.state, job.canaries_died, counts(job)) == ("stopped", 3, (10, 0, 0))
     assert job.is_over
     assert bulk.items(job).filter(is_canary=True).count() == 10
     assert stats(tenant) == (0, 43)
-    assert bulk.run(lambda: True) == 0
+    assert pieces.run(lambda: True) == 0
 
 
 def test_the_rest_follows_when_the_canaries_live(
@@ -370,16 +370,16 @@ def test_the_rest_follows_when_the_canaries_live(
 ) -> None:
     job = watched()
     some_die(tenant, 2)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     job.refresh_from_db()
     assert job.state == "watching"  # few enough have died, and their time is not over
     later = datetime.now(UTC) + timedelta(seconds=31)
-    monkeypatch.setattr(bulk, "_now", lambda: later)
-    bulk.step(job.pk)
+    monkeypatch.setattr(pieces, "_now", lambda: later)
+    pieces.step(job.pk)
     job.refresh_from_db()
     assert job.state == "watching"  # the audit cannot have heard of all that happened until then
     BulkJob.objects.update(watched_until=datetime.now(UTC) - timedelta(seconds=1))
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     finished(job)
     assert (job.state, job.canaries_died, counts(job)) == ("done", 2, (50, 0, 0))
 
@@ -395,22 +395,22 @@ def test_canaries_that_the_audit_has_not_heard_of_are_waited_for(
     services.nack(tenant, waiting.task.id, "w").now()
     BulkJob.objects.update(watched_until=datetime.now(UTC) + timedelta(milliseconds=50))
     time.sleep(0.06)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     job.refresh_from_db()
     assert job.state == "watching"
     beat.run_drain(lambda: True)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     job.refresh_from_db()
     assert job.state == "running"
 
 
 @pytest.mark.spec("ADM-2", "A job is cancelled: nothing more is chosen, and what was on its way is counted")
 def test_a_cancelled_job_does_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PIECE", 10)
+    monkeypatch.setattr(pieces, "PIECE", 10)
     dead(tenant, 50)
     job = start(tenant)
-    bulk.step(job.pk)
-    bulk.step(job.pk)
+    pieces.step(job.pk)
+    pieces.step(job.pk)
     assert bulk.cancel([tenant.tid], str(job.pk)).state == "cancelling"
     finished(job)
     assert (job.state, job.is_over, counts(job)) == ("cancelled", True, (20, 0, 0))
@@ -424,7 +424,7 @@ def test_a_job_that_has_not_begun_is_cancelled_at_once(tenant: Tenant) -> None:
     dead(tenant, 5)
     job = start(tenant)
     assert bulk.cancel([tenant.tid], str(job.pk)).state == "cancelled"
-    assert bulk.run(lambda: True) == 0
+    assert pieces.run(lambda: True) == 0
     assert stats(tenant) == (0, 5)
 
 
@@ -476,13 +476,13 @@ def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_t
     with pytest.raises(errors.TooMany):
         start(tenant)
     start(other_tenant)
-    bulk.run(lambda: True)
+    pieces.run(lambda: True)
     start(tenant)
 
 
 def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PIECE", 10)
-    monkeypatch.setattr(bulk, "NOTED", 20)
+    monkeypatch.setattr(pieces, "PIECE", 10)
+    monkeypatch.setattr(pieces, "NOTED", 20)
     ids = dead(tenant, 45)
     job = start(tenant)
     services.replay(tenant, ids).now()
@@ -500,7 +500,7 @@ def test_the_schedule_runs_jobs_every_second() -> None:
 @pytest.mark.spec("ADM-2", "A replay is taken back: what nobody has claimed yet is a dead letter again")
 @pytest.mark.parametrize("by_ids", [False, True], ids=["filter", "ids"])
 def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
-    monkeypatch.setattr(bulk, "PIECE", 10)
+    monkeypatch.setattr(pieces, "PIECE", 10)
     ids = dead(tenant, 25)
     other = dead(tenant, 1, command="mail")
     replayed = finished(start(tenant, ids if by_ids else RENDER))
@@ -550,10 +550,10 @@ def test_a_taken_back_replay_that_dies_goes_on_where_it_was(tenant: Tenant, monk
     beat.run_drain(lambda: True)
     job = bulk.recall([tenant.tid], str(replayed.pk), actor="root")
     assert bulk.recall([tenant.tid], str(replayed.pk), actor="root") == job
-    bulk.step(job.pk)
+    pieces.step(job.pk)
     fail_at(monkeypatch, "_send", after=True)
     with pytest.raises(RuntimeError):
-        bulk.step(job.pk)
+        pieces.step(job.pk)
     finished(job)
     assert (counts(job), stats(tenant)) == ((5, 0, 0), (0, 5))
     # A second time there is nothing left to take back.
@@ -567,6 +567,9 @@ def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_te
     with pytest.raises(errors.Conflict):
         bulk.recall([tenant.tid], str(running.pk), actor="root")
     finished(running)
+    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk.UNDO)
+    with pytest.raises(errors.Conflict, match="longer than 24 hours"):
+        bulk.recall([tenant.tid], str(running.pk), actor="root")
     with pytest.raises(errors.NotFound):
         bulk.recall([other_tenant.tid], str(running.pk), actor="root")
     deleted = finished(start(tenant, kind="delete"))
@@ -597,6 +600,6 @@ def test_a_job_that_cannot_go_on_says_so_and_holds_up_nobody(
             raise errors.InvalidRequest(pages.TOO_LONG) from None
 
     monkeypatch.setattr(pages, "upwards", told)
-    assert bulk.run(lambda: True) == 3
+    assert pieces.run(lambda: True) == 3
     assert (finished(fine).state, finished(endless).state, endless.error) == ("done", "failed", pages.TOO_LONG)
     assert (stats(tenant), stats(other_tenant)) == ((0, 3), (3, 0))

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from codeq_site import errors
 from codeq_site.redis import client
-from queues import beat, deadletters, failures, pages, selectors, services
+from queues import beat, deadletters, exports, failures, pages, selectors, services
 from queues.deadletters import Filter
 from queues.models import AuditedResult
 from queues.task import Status
@@ -84,7 +84,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     made(2, error="no such customer", at=NOW - timedelta(days=3))
     made(error="timeout after 5 ms", command="mail")
     made(error="timeout after 5 ms", is_dead=False)
-    groups = deadletters.groups([tenant.tid])
+    groups = failures.groups([tenant.tid])
     assert [(group.command, group.error, group.count) for group in groups] == [
         ("render", "timeout after 0 ms", 3),
         ("render", "no such customer", 2),
@@ -92,7 +92,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     ]
     assert (groups[0].last_at, groups[0].first_at) == (NOW, NOW - timedelta(hours=10))
     assert (sum(groups[0].trend), groups[0].trend[-1], sum(groups[1].trend)) == (3, 1, 0)
-    assert [group.command for group in deadletters.groups([tenant.tid], command="mail")] == ["mail"]
+    assert [group.command for group in failures.groups([tenant.tid], command="mail")] == ["mail"]
     assert len(found(tenant, command="render", failure=groups[0].failure)) == 3
     assert len(found(tenant, failure=groups[0].failure)) == 3
 
@@ -216,13 +216,13 @@ def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: Tenant, made
 def test_nobody_sees_another_tenants_dead_letters(tenant: Tenant, other_tenant: Tenant, made: Made) -> None:
     made(error="canary of acme")
     theirs = made(tid=other_tenant.tid, error="canary of acme")
-    [group] = deadletters.groups([other_tenant.tid])
+    [group] = failures.groups([other_tenant.tid])
     assert (group.tid, group.count) == (other_tenant.tid, 1)
     for asked in ({}, {"text": "canary"}, {"failure": group.failure}, {"command": "render", "failure": group.failure}):
         assert found(other_tenant, **asked) == theirs
         assert deadletters.count([other_tenant.tid], Filter(**asked)) == 1
     assert deadletters.page([], Filter()).letters == []
-    assert deadletters.groups([]) == []
+    assert failures.groups([]) == []
     assert deadletters.count([], Filter()) == 0
     with pytest.raises(errors.TaskNotFound):
         deadletters.inspect([tenant.tid], theirs[0])
@@ -327,8 +327,8 @@ def plan(work: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("asked", "index"),
     [
-        (lambda tid: deadletters.groups([tid]), "audited_dead_failure"),
-        (lambda tid: deadletters.groups([tid], command="render"), "audited_dead_failure"),
+        (lambda tid: failures.groups([tid]), "audited_dead_failure"),
+        (lambda tid: failures.groups([tid], command="render"), "audited_dead_failure"),
         (lambda tid: deadletters.page([tid], Filter(command="render"), limit=50), "audited_dead"),
         (lambda tid: deadletters.page([tid], Filter(), limit=50), "audited_dead_tenant"),
         (lambda tid: deadletters.page([tid, "zeta0002"], Filter(), limit=50), "audited_dead_tenant"),
@@ -481,17 +481,17 @@ def test_an_export_has_every_letter_and_runs_nothing(
 ) -> None:
     monkeypatch.setattr(pages, "PAGE_LIMIT", 4)
     expected = made(9, error="=HYPERLINK(1)", payload='"+1"')
-    rows = list(deadletters.rows([tenant.tid], Filter(error="hyperlink")))
-    lines = [json.loads(line) for line in b"".join(deadletters.as_json_lines(rows)).splitlines()]
+    rows = list(exports.rows([tenant.tid], Filter(error="hyperlink")))
+    lines = [json.loads(line) for line in b"".join(exports.as_json_lines(rows)).splitlines()]
     assert [line["id"] for line in lines] == expected
     assert (lines[0]["payload"], lines[0]["error"]) == ('"+1"', "=HYPERLINK(1)")
-    table = list(csv.DictReader(io.StringIO(b"".join(deadletters.as_csv(rows)).decode())))
+    table = list(csv.DictReader(io.StringIO(b"".join(exports.as_csv(rows)).decode())))
     assert [row["id"] for row in table] == expected
     assert (table[0]["error"], table[0]["payload"]) == ("'=HYPERLINK(1)", '"+1"')
 
 
 def test_an_empty_list_is_exported_with_its_header_alone(tenant: Tenant) -> None:
-    assert b"".join(deadletters.as_csv(deadletters.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
+    assert b"".join(exports.as_csv(exports.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
 
 
 @pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])

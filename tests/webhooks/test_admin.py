@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -56,7 +58,7 @@ def test_a_replay_answers_with_a_count_and_leaves_a_row(login: Login, make_deliv
     assert "3 will be sent again, 1 skipped" in page
     assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "tries")) == {("pending", 0)}
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("3 deliveries", "Sent again: they asked")
+    assert (entry.object_repr, entry.change_message) == ("acme", "Sent 3 deliveries again: they asked")
 
 
 def test_without_a_reason_nothing_is_sent(login: Login, make_delivery: MakeDelivery) -> None:
@@ -165,3 +167,14 @@ def test_a_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> N
     endpoint.refresh_from_db()
     for secret in (former, endpoint.sealed, "whsec_"):
         assert secret not in page
+
+
+@pytest.mark.parametrize("term", ["https://hooks.example.com/a", str(uuid.uuid4())], ids=["address", "id"])
+def test_a_search_for_deliveries_is_answered_by_an_index(login: Login, term: str) -> None:
+    login("root")
+    request = RequestFactory().get("/")
+    request.user = User.objects.get(username="staff-root")
+    found, _ = admin.site._registry[Delivery].get_search_results(request, Delivery.objects.all(), term)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
+    assert "Seq Scan on webhooks_delivery" not in found.explain()

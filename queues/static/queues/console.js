@@ -95,8 +95,8 @@ const live = {
 
 // Told apart by people who see few colours, too: they also differ in lightness.
 const SERIES = {
-  light: { indigo: "#4f46e5", cyan: "#0891b2", amber: "#d97706", red: "#dc2626", green: "#059669", grey: "#94a3b8" },
-  dark: { indigo: "#818cf8", cyan: "#22d3ee", amber: "#fbbf24", red: "#f87171", green: "#34d399", grey: "#64748b" },
+  light: { indigo: "#4f46e5", cyan: "#0891b2", amber: "#d97706", red: "#dc2626", pink: "#db2777", green: "#059669", grey: "#94a3b8" },
+  dark: { indigo: "#818cf8", cyan: "#22d3ee", amber: "#fbbf24", red: "#f87171", pink: "#f472b6", green: "#34d399", grey: "#64748b" },
 };
 const PAPER = {
   light: { text: "#64748b", grid: "#e2e8f0", tip: "#0f172a" },
@@ -110,7 +110,7 @@ const CHARTS = {
   },
   outcomes: {
     type: "bar",
-    series: [["completed", "Completed", "green"], ["returned", "To be tried again", "amber"], ["failed", "Failed", "red"], ["died", "Died", "indigo"], ["cancelled", "Cancelled", "grey"]],
+    series: [["completed", "Completed", "green"], ["returned", "To be tried again", "amber"], ["failed", "Failed", "pink"], ["died", "Died", "red"], ["cancelled", "Cancelled", "grey"]],
     of: (course, key) => course[key],
     write: (value) => write.count(value),
   },
@@ -133,7 +133,7 @@ function whenThemeChanges(tell) {
 // One way to write a moment everywhere: the tables of the admin are in UTC as well.
 function moment(ms, withDay) {
   const text = new Date(ms).toISOString();
-  return withDay ? `${text.slice(8, 10)}.${text.slice(5, 7)}. ${text.slice(11, 16)}` : text.slice(11, 16);
+  return withDay ? `${text.slice(5, 10)} ${text.slice(11, 16)}` : text.slice(11, 16);
 }
 
 function hasNothing(kind, course) {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codeq_site import offloop
-from queues import beat, bulk
+from queues import beat, pieces
 from queues.models import BulkJob
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
@@ -94,7 +94,7 @@ async def test_a_moment_may_be_of_any_zone(producer: Client, admin: Client, mome
         assert (answer.status, answer.json) == (200, {"count": 0, "sample": []})
         job = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}})
         assert job.status == 202
-    await offloop.run(bulk.run, lambda: True, seconds=2)
+    await offloop.run(pieces.run, lambda: True, seconds=2)
     assert (await admin.get(job.headers["location"])).json["state"] == "done"
     assert (await admin.post(f"{ADMIN}/tasks/cleanup", {"before": moment})).json["deleted"] == 0
 
@@ -117,7 +117,7 @@ async def test_replaying_what_a_filter_means(producer: Client, worker: Client, a
     assert (started.status, started.json["state"], started.json["done"]) == (202, "running", 0)
     path = started.headers["location"]
     assert path == f"{ADMIN}/bulk/{started.json['id']}"
-    await offloop.run(bulk.run, lambda: True, seconds=2)
+    await offloop.run(pieces.run, lambda: True, seconds=2)
     job = (await admin.get(path)).json
     assert (job["state"], job["total"], job["done"], job["reason"]) == ("done", 3, 3, "it is larger now")
     found = set()
@@ -133,7 +133,7 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
     stopped = await admin.delete(started.headers["location"])
     assert (stopped.status, stopped.json["state"]) == (200, "cancelled")
     again = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [second]})
-    await offloop.run(bulk.run, lambda: True, seconds=2)
+    await offloop.run(pieces.run, lambda: True, seconds=2)
     assert (await admin.get(again.headers["location"])).json["done"] == 1
     assert (await claimed(worker))["id"] == second
 

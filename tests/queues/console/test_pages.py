@@ -9,23 +9,28 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from codeq_site import errors
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import engine
-from queues import policies, selectors, services, vitals
-from queues.console import overview, search
+from queues import across, bulk, pieces, policies, selectors, services, vitals
+from queues.console import dead, overview, search
+from queues.deadletters import Filter
 from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
 from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Status
 from queues.templatetags.console_words import ago, duration, gist, spark_line
+from tenants.models import Tenant as TenantRow
+from tenants.models import TenantIssuer
 from tests.queues.conftest import Queue
-from tests.queues.console.conftest import Login, die, drain
+from tests.queues.console.conftest import Login, die, drain, make_queue
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 10, 1, 12, tzinfo=UTC)
@@ -318,6 +323,48 @@ def test_a_job_that_cannot_be_is_not_started(root: Client, acme: Queue, wrong: d
     assert not LogEntry.objects.exists()
 
 
+@pytest.mark.spec("ADM-2", "What a replay brought back is taken back again, for a day, by an operator who says why")
+def test_a_replay_is_undone_from_its_page(root: Client, acme: Queue) -> None:
+    die(acme, 3)
+    asked = {"tenant": acme.tenant.tid, "command": "render", "kind": "replay"}
+    root.post(url("bulk-start"), {**asked, "reason": "go"})
+    job = BulkJob.objects.get()
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    pieces.run(lambda: True)
+    drain()
+    assert root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    acme.claim()
+    answer = root.post(url("bulk-recall"), {"tenant": acme.tenant.tid, "id": job.pk, "reason": "too early"})
+    undo = BulkJob.objects.get(kind="recall")
+    assert answer["Location"].endswith(f"?id={undo.pk}")
+    pieces.run(lambda: True)
+    shown = root.get(url("bulk-job"), {"id": undo.pk}).content.decode()
+    assert "A replay taken back" in shown
+    assert "A worker has claimed it since" in shown
+    assert (selectors.queue_stats(acme.tenant, "render").now().dlq, undo.recalls_id) == (2, job.pk)
+    # Once all of it is taken back there is nothing left to undo.
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    assert f"?id={undo.pk}" in root.get(url("bulk-job"), {"id": job.pk}).content.decode()
+
+
+def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
+    die(acme)
+    job = bulk.start(acme.tenant, "replay", Filter(), actor="x")
+    pieces.run(lambda: True)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk.UNDO)
+    assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
+    assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
+    assert not LogEntry.objects.exists()
+
+
+def test_a_job_that_failed_says_why(root: Client, acme: Queue) -> None:
+    die(acme)
+    job = bulk.start(acme.tenant, "replay", Filter(), actor="x")
+    BulkJob.objects.update(state="failed", error="This takes too long to find.", ended_at=datetime.now(UTC))
+    assert "This takes too long to find." in root.get(url("bulk")).content.decode()
+    assert root.get(url("bulk-job-data"), {"id": job.pk}).json()["error"] == "This takes too long to find."
+
+
 def test_a_job_needs_one_tenant(root: Client, acme: Queue, zeta: Queue) -> None:
     answer = root.get(url("bulk-new"), follow=True)
     assert "Choose the tenant first" in answer.content.decode()
@@ -332,11 +379,64 @@ def test_a_search_looks_into_so_many_tenants(
     mine, theirs = acme.enqueue(idempotency_key="k-1"), zeta.enqueue(idempotency_key="k-1")
     found = root.get(url("tasks"), {"q": "k-1"}).context["found"]
     assert {each.task.id for each in found} == {mine.id, theirs.id}
-    monkeypatch.setattr(search, "TENANTS", 1)
-    answer = root.get(url("tasks"), {"q": "k-1"})
+    with monkeypatch.context() as few:
+        few.setattr(across, "TENANTS", 1)
+        answer = root.get(url("tasks"), {"q": "k-1"})
     assert [each.task.id for each in answer.context["found"]] == [mine.id]
-    assert "Looked into the first 1 tenants only" in answer.content.decode()
+    assert "the first 1 of your tenants" in answer.content.decode()
+    assert "not at all of them: choose a tenant" in answer.content.decode()
+    monkeypatch.setattr(search, "TENANTS", 1)
+    answer = root.get(url("tasks"), {"status": "PENDING"})
+    assert [each.task.id for each in answer.context["found"]] == [mine.id]
+    assert "The first 50 of each of the first 1 of your 2 tenants" in answer.content.decode()
     assert root.get(url("tasks"), {"q": theirs.id})["Location"].endswith(theirs.id)
+
+
+@pytest.mark.spec("ADM-3", "Whosever it is: a key, a worker and words are looked for in all the tenants a person sees")
+def test_a_search_without_a_tenant_finds_it_in_any(root: Client, acme: Queue, login: Login) -> None:
+    others = [make_queue(f"many-{number:02}", "send") for number in range(30)]
+    last = others[-1]
+    ended = last.enqueue('{"customer":"wintermute"}')
+    last.complete(last.claim("host-1"), "host-1")
+    drain()
+    held = last.enqueue(idempotency_key="order-4711")
+    last.claim("host-7")
+
+    viewer = login("viewer")
+
+    def found(client: Client, **asked: str) -> list[tuple[str, str]]:
+        answer = client.get(url("tasks"), asked)
+        assert not answer.context["problem"]
+        return [(each.slug, each.task.id) for each in answer.context["found"]]
+
+    for words, task in (("order-4711", held), ("host-7", held), ("wintermute", ended), ("host-1", ended)):
+        assert found(root, q=words) == [("many-29", task.id)], words
+        assert found(root, q=words, status=str(Status.FAILED)) == []
+        assert found(viewer, q=words) == []
+
+
+def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: Client, acme: Queue) -> None:
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert root.get(url("tasks"), {"q": "nobody"}).status_code == 200
+        return len(queries)
+
+    make_queue("one", "send")
+    cost()
+    few = cost()
+    TenantRow.objects.bulk_create(TenantRow(slug=f"many-{number}") for number in range(198))
+    assert cost() == few
+
+
+def test_of_very_many_tenants_one_is_chosen_by_its_name(
+    root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "TENANTS", 1)
+    [theirs], _ = die(zeta), die(acme)
+    shown = root.get(url("dead-list"), {"tenant": zeta.tenant.slug})
+    assert [row["letter"].id for row in shown.context["rows"]] == [theirs]
+    assert f'name="tenant" value="{zeta.tenant.slug}"' in shown.content.decode()
+    assert root.get(url("dead-list"), {"tenant": "nobody"}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -366,12 +466,27 @@ def test_the_record_is_read_by_those_it_is_about(login: Login, acme: Queue, zeta
     assert root.post(reverse("admin:admin_logentry_delete", args=[entry.pk]), {"post": "yes"}).status_code == 403
 
 
+def test_the_record_of_a_tenants_issuers_is_its_staffs_too(login: Login, acme: Queue, zeta: Queue) -> None:
+    root = User.objects.create(username="somebody")
+    for queue, issuer in ((acme, "https://mine.example.com"), (zeta, "https://kanarie.example.com")):
+        row = TenantIssuer.objects.create(tenant_id=queue.tenant.tid, issuer=issuer, jwks_url=issuer)
+        LogEntry.objects.log_actions(root.pk, [row], CHANGE, f"Changed keys of {issuer}", single_object=True)
+    listed = reverse("admin:admin_logentry_changelist")
+    shown = login("viewer").get(listed).content.decode()
+    assert "Changed keys of https://mine.example.com" in shown
+    assert "Operators&#x27; actions" in shown  # above the table, as in the sidebar
+    assert "Log entries" not in shown
+    assert "kanarie" not in shown
+    assert "kanarie" in login("root").get(listed).content.decode()
+
+
 def test_people_are_the_superusers_and_are_not_deleted(login: Login, acme: Queue) -> None:
     root, staff, person = login("root"), login("admin"), User.objects.create(username="somebody")
-    for model in ("user", "group"):
-        listed = reverse(f"admin:auth_{model}_changelist")
-        assert root.get(listed).status_code == 200
-        assert staff.get(listed).status_code == 403
+    listed = reverse("admin:auth_user_changelist")
+    shown = root.get(listed).content.decode()
+    assert "everything" in shown
+    assert "1 tenant" in shown
+    assert staff.get(listed).status_code == 403
     assert root.get(reverse("admin:auth_user_change", args=[person.pk])).status_code == 200
     assert root.post(reverse("admin:auth_user_delete", args=[person.pk]), {"post": "yes"}).status_code == 403
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +62,11 @@ class World:
         sample(lambda: True, datetime.now(UTC))
         policies.put(queue.tenant, queue.command, Policy(retention_seconds=7200), actor=f"{word}-actor")
         self.job = bulk.start(queue.tenant, "replay", Filter(), actor=f"{word}-actor", reason=f"{word}-reason")
+        now = datetime.now(UTC)
+        self.replayed = BulkJob.objects.create(
+            id=uuid.uuid4(), tenant_id=queue.tenant.tid, kind="replay", state="done", filter="{}", done=1,
+            actor=f"{word}-actor", before=now, created_at=now, started_at=now, ended_at=now,
+        )  # fmt: skip
         Delivery.objects.get_or_create(
             task_id=self.done.id,
             defaults={
@@ -108,6 +114,7 @@ ACTS: dict[str, Callable[[World], dict[str, Any]]] = {
     "dead-delete": lambda w: {"ids": [f"{w.queue.tenant.tid}:{task_id}" for task_id in w.dead]},
     "bulk-start": lambda w: {**w.named, "kind": "delete"},
     "bulk-cancel": lambda w: w.of(str(w.job.pk)),
+    "bulk-recall": lambda w: w.of(str(w.replayed.pk)),
 }
 # What other pages need is not asked of those who may only look.
 OPERATORS = {"bulk-new"}

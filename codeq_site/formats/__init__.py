@@ -1,0 +1,1 @@
+"""How moments are written, by language, as Django asks for it."""

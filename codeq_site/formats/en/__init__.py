@@ -1,0 +1,1 @@
+"""English is what the console speaks."""
