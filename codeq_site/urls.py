@@ -20,5 +20,6 @@ urlpatterns = [
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
     # First: its overview is the admin's front page.
     path("admin/", include("queues.console.urls")),
+    path("admin/", include("pipeline.console")),
     path("admin/", admin.site.urls),
 ]

@@ -65,7 +65,18 @@ def main() -> None:
     for row in AuditedResult.objects.filter(is_dead=True):
         ago = timedelta(hours=20 * random.random() ** 2)
         AuditedResult.objects.filter(pk=row.pk).update(ended_at=row.ended_at - ago)
+    _history()
     print(*_named(AuditedResult.objects.filter(tenant__slug="acme", is_dead=True, error__contains="502").first()))
+
+
+def _history() -> None:
+    """A month for the charts, by the pipeline itself."""
+    from django.core.management import call_command
+
+    first = (datetime.now(UTC) - timedelta(days=29)).date()
+    quiet = {"stdout": open(os.devnull, "w")}  # noqa: SIM115 - for the life of this process
+    call_command("pipeline", "generate", "--tasks", "60000", "--days", "30", "--first-day", str(first), **quiet)
+    call_command("pipeline", "run", **quiet)
 
 
 def _named(dead: Any) -> tuple[str, str, str]:

@@ -30,6 +30,7 @@ class Shot(NamedTuple):
 def shots(acme: str, dead: str, job: str) -> list[Shot]:
     queue = {"tenant": acme, "command": "invoice.render"}
     task = {"tenant": acme, "id": dead}
+    insights = {"tenant": acme, "command": "sync-crm"}
     return [
         Shot("overview-light", "light", "desktop", "", {}),
         Shot("overview-dark-phone", "dark", "phone", "", {}),
@@ -39,6 +40,10 @@ def shots(acme: str, dead: str, job: str) -> list[Shot]:
         Shot("dead-letters-light", "light", "desktop", "console/dead/", {}),
         Shot("dead-letters-dark-phone", "dark", "phone", "console/dead/", {}),
         Shot("bulk-job-dark", "dark", "desktop", "console/bulk/job/", {"id": job}),
+        Shot("insights-light", "light", "desktop", "console/insights/", insights),
+        Shot("insights-dark", "dark", "desktop", "console/insights/", insights | {"days": "30"}),
+        Shot("insights-light-phone", "light", "phone", "console/insights/", insights),
+        Shot("insights-dark-phone", "dark", "phone", "console/insights/", insights | {"days": "30"}),
     ]
 
 

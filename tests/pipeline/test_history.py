@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
 from pipeline.spark import cli, jobs, schemas, sinks, sources
 from pipeline.spark.jobs.running import HORIZON_DAYS
-from pipeline.spark.lake import Lake, files
+from pipeline.spark.lake import Damaged, Lake, files
 from pipeline.spark.synthetic import Shape, history, to_audit
 from tests.pipeline.history import DAY, Audit, attempt, counts, digests
 from tests.pipeline.test_transforms import dead, retried
@@ -230,18 +232,62 @@ def broken(file: Path, damage: str) -> None:
         (file.parent / f".{file.name}.crc").unlink()
 
 
-def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(run: Any, lake: Lake, audit: Audit) -> None:
-    audit.add(mixed(50, random.Random(6)))
-    run("ingest")
-    manifest = lake.manifest("raw")
+def spots(size: int) -> list[int]:
+    """Bytes of a Parquet file to flip: its ends, the length of its footer, and all over it."""
+    return sorted({0, 3, 4, size - 1, size - 5, size - 8, size - 9, *range(7, size, max(size // 60, 1))})
+
+
+@pytest.mark.spec("PIP-2", "A file of the lake in which any byte has changed is an error that names it")
+def test_any_flipped_byte_of_the_lake_is_found(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(mixed(30, random.Random(6)))
+    run("ingest", "attempts", "usage")
+    manifest = lake.manifest("attempts")
     (path, *_) = lake.paths(manifest, manifest.partitions)
-    broken(Path(path.removeprefix("file://")), "flipped")
+    file = Path(path.removeprefix("file://"))
+    (file.parent / f".{file.name}.crc").unlink()
+    whole = file.read_bytes()
+    silent = 0
+    for spot in spots(len(whole)):
+        file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
+        with pytest.raises(Damaged, match=file.name):
+            lake.check(manifest, manifest.partitions)
+        with contextlib.suppress(Exception):
+            pq.read_table(file, partitioning=None)
+            silent += 1
+    # Without this Parquet itself would have found them all, and nobody would need the checksums.
+    assert silent > 0
+    for torn in (whole[:-1], whole + b"x", b""):
+        file.write_bytes(torn)
+        with pytest.raises(Damaged, match=file.name):
+            files(lake.url, "attempts", checked=True)
+    file.unlink()
+    with pytest.raises(Damaged, match=file.name):
+        files(lake.url, "attempts", checked=True)
+    file.write_bytes(whole)
+    assert path in files(lake.url, "attempts", checked=True)
+
+
+@pytest.mark.parametrize(("table", "reader"), [("raw", "attempts"), ("attempts", "usage"), ("usage", "publish")])
+def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(
+    run: Any, lake: Lake, audit: Audit, table: str, reader: str
+) -> None:
+    audit.add(mixed(50, random.Random(6)))
+    before = jobs.chosen(["ingest", "attempts", "usage", "publish"])
+    run(*before[: before.index(reader)])
+    manifest = lake.manifest(table)
+    (path, *_) = lake.paths(manifest, manifest.partitions)
+    file = Path(path.removeprefix("file://"))
+    data = file.read_bytes()
+    # In the footer, whose bytes Parquet does not check.
+    file.write_bytes(data[:-30] + bytes([data[-30] ^ 0x40]) + data[-29:])
+    (file.parent / f".{file.name}.crc").unlink()
     number = lake.root().number
-    with pytest.raises(Exception, match=Path(path).name):
-        run("attempts")
+    with pytest.raises(Damaged, match=file.name):
+        run(reader)
     assert lake.root().number == number
-    run("ingest", "attempts", since=DAY.date())
+    run("ingest", "attempts", "usage", "publish", since=DAY.date())
     assert counts(lake) == audit.totals()
+    assert audit.ask("SELECT sum(attempts) FROM pipeline_usage")[0][0] == 50
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {

@@ -34,9 +34,10 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
     if not changed:
         return Report(table.name)
     there = sorted(changed & wanted.keys())
+    lake.check(raw, there, context.checked)
     sinks.check_files(spark, lake, source, raw, there)
     rows = {key: raw.partitions[key].rows for key in there}
-    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there), table, rows))
+    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there, context.checked), table, rows))
     staged = sinks.stage(facts, lake, table, new_run())
     context.told(table.name, f"staged {len(staged)} partitions")
     fresh = sinks.counted(spark, lake, table, staged, digest=True)

@@ -11,25 +11,20 @@ from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
-from django.db import connection, models
+from django.db import connection
 
 from codeq_site import offloop
 from pipeline.models import MARTS, Failure, Latency, LeaseAdvice, Mart
 from pipeline.selectors import MOST_DAYS
 from tenants.directory import directory
+from tests.pipeline import rows
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH
 
 MakeClient = Callable[..., Client]
 PATH = "/v1/codeq/insights"
-DAY = date(2026, 3, 10)
+DAY = rows.DAY
 CANARY = "kanarie"
-VALUES: dict[type[models.Field[Any, Any]], Any] = {
-    models.TextField: "render",
-    models.IntegerField: 7,
-    models.BigIntegerField: 2**40,
-    models.FloatField: 0.125,
-}
 
 
 def tid(slug: str) -> str:
@@ -38,25 +33,16 @@ def tid(slug: str) -> str:
     return tenant.tid
 
 
-def row(mart: type[Mart], slug: str = NORTH, **said: Any) -> Mart:
-    """A row with a value in every column."""
-    said = {"date": DAY, "tenant_id": tid(slug)} | said
-    for column in mart._meta.fields:
-        if isinstance(column, models.DateTimeField):
-            said.setdefault(
-                column.name, datetime(said["date"].year, said["date"].month, said["date"].day, 9, tzinfo=UTC)
-            )
-        elif type(column) in VALUES:
-            said.setdefault(column.name, VALUES[type(column)])
-    return mart(**said)
+def row(mart: type[Mart], slug: str = NORTH, **said: Any) -> Any:
+    return rows.row(mart, tid(slug), **said)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def write(_room: None) -> AsyncIterator[Callable[..., Any]]:
     """Committed, as the threads that read have connections of their own; and taken away."""
 
-    def create(rows: list[Mart]) -> None:
-        for each in rows:
+    def create(new: list[Mart]) -> None:
+        for each in new:
             each.save()
 
     yield lambda *rows: offloop.run(create, list(rows))
@@ -123,14 +109,14 @@ async def test_without_days_the_last_ones_with_today(producer: Client, write: An
     today = datetime.now(UTC).date()
     days = [today - timedelta(days=n) for n in (0, 6, 7)]
     await write(*(row(Latency, date=day) for day in days))
-    rows = (await producer.get(f"{PATH}/latency")).json["rows"]
-    assert [each["date"] for each in rows] == [days[1].isoformat(), days[0].isoformat()]
+    told = (await producer.get(f"{PATH}/latency")).json["rows"]
+    assert [each["date"] for each in told] == [days[1].isoformat(), days[0].isoformat()]
 
 
 async def test_one_command(producer: Client, write: Any) -> None:
     await write(*(row(Latency, command=command) for command in ("mail.send", "render", "render.big")))
-    rows = (await ask(producer, "latency", command="render")).json["rows"]
-    assert [each["command"] for each in rows] == ["render"]
+    told = (await ask(producer, "latency", command="render")).json["rows"]
+    assert [each["command"] for each in told] == ["render"]
 
 
 @pytest.mark.spec("PIP-4", "Pages of a mart hold every row once, whatever is in its key")
@@ -210,15 +196,15 @@ async def test_a_page_is_found_by_the_keys_index(producer: Client, write: Any, c
 
     def fill() -> None:
         hours = [datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=n) for n in range(24 * 20)]
-        rows = [
+        filled = [
             row(Latency, date=hour.date(), hour=hour, command=command)
             for hour in hours
             for command in ("mail.send", "render")
         ]
         for name in (south, *others):
-            for each in rows:
-                each.pk, each.tenant_id = None, name  # type: ignore[attr-defined]
-            Latency.objects.bulk_create(rows)
+            for each in filled:
+                each.pk, each.tenant_id = None, name
+            Latency.objects.bulk_create(filled)
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE pipeline_latency")
 
