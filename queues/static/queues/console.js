@@ -398,8 +398,9 @@ document.addEventListener("alpine:init", () => {
 
       redraw() {
         if (!course) return;
-        this.empty = Object.keys(CHARTS).filter((kind) => hasNothing(kind, course));
-        for (const canvas of this.$root.querySelectorAll("canvas[data-chart]")) {
+        const canvases = [...this.$root.querySelectorAll("canvas[data-chart]")];
+        this.empty = canvases.map((canvas) => canvas.dataset.chart).filter((kind) => hasNothing(kind, course));
+        for (const canvas of canvases) {
           charts.get(canvas)?.destroy();
           charts.set(canvas, draw(canvas, canvas.dataset.chart, course));
         }
