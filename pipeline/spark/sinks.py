@@ -74,12 +74,12 @@ def spread(frame: DataFrame, table: schemas.Table, rows: Mapping[str, int]) -> D
     return frame.withColumn(FILE, file).repartition(*table.partitions, FILE)
 
 
-def stage(frame: DataFrame, lake: Lake, table: schemas.Table, run: str) -> dict[str, Partition]:
+def stage(frame: DataFrame, lake: Lake, table: schemas.Table, run: str, under: str = "") -> dict[str, Partition]:
     """Write a frame that was `spread` as this table's partitions, the rows of each file in the order of the table's
-    keys: equal rows make equal files."""
+    keys: equal rows make equal files. `under` is a folder inside the run's."""
     order = [*table.partitions, *(name for name in frame.columns if name == FILE), *table.keys]
     ordered = frame.sortWithinPartitions(*dict.fromkeys(order))
-    return write(table.select(ordered), lake, f"{table.name}/run={run}", table)
+    return write(table.select(ordered), lake, f"{table.name}/run={run}{under}", table)
 
 
 def write(frame: DataFrame, lake: Lake, folder: str, table: schemas.Table, *more: str) -> dict[str, Partition]:
