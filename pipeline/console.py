@@ -19,9 +19,9 @@ OFFERED = 200
 USUAL_DAYS = 7
 CHARTS = (
     ("ended", "How attempts ended", "attempts"),
-    ("waited", "Wait for a worker", "worst hour of each step"),
-    ("ran", "Run time", "worst hour of each step"),
-    ("workers", "Workers for a mean wait of at most", "busiest hour of each step"),
+    ("waited", "Wait for a worker", "{worst}"),
+    ("ran", "Run time", "{worst}"),
+    ("workers", "Workers for a mean wait of at most", "{worst}"),
     ("worked", "Worker time", "all commands, a day"),
     ("answered", "Webhooks", "all commands, deliveries tried"),
 )
@@ -55,6 +55,7 @@ class InsightsPage(Page):
         days = Days(until - dt.timedelta(days=span), until)
         commands = courses.commands(tid, days)
         command = command or (commands[0] if commands else "")
+        worst = "by hour" if courses.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
         groups, is_cut = courses.failures(tid, command, days)
         return {
             "tenant": tenant,
@@ -62,7 +63,7 @@ class InsightsPage(Page):
             "commands": commands,
             "days": days,
             "last": last,
-            "charts": [{"name": name, "title": title, "unit": unit} for name, title, unit in CHARTS],
+            "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
             "courses": msgspec.to_builtins(courses.charts(tid, command, days)),
             "totals": courses.totals(tid, command, days),
             "groups": [(group, _task_url(tid, group.example)) for group in groups],

@@ -134,7 +134,7 @@ def totals(tid: str, command: str, days: Days) -> dict[str, int]:
     """Of the command, what ended how; of the tenant, what it used."""
     ended = _of(Throughput, tid, days).filter(command=command)
     names = ("attempts", "completed", "ended", "dead", "retries")
-    used = ("tasks", "compute_ms", "payload_bytes", "result_bytes", "delivered_bytes")
+    used = ("tasks", "payload_bytes")
     found = ended.aggregate(**{name: Sum(name) for name in names})
     found |= _of(Usage, tid, days).aggregate(**{f"all_{name}": Sum(name) for name in used})
     return {name: value or 0 for name, value in found.items()}

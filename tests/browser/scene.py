@@ -75,7 +75,7 @@ def _history() -> None:
 
     first = (datetime.now(UTC) - timedelta(days=29)).date()
     quiet = {"stdout": open(os.devnull, "w")}  # noqa: SIM115 - for the life of this process
-    call_command("pipeline", "generate", "--tasks", "60000", "--days", "30", "--first-day", str(first), **quiet)
+    call_command("pipeline", "generate", "--tasks", "400000", "--days", "30", "--first-day", str(first), **quiet)
     call_command("pipeline", "run", **quiet)
 
 
