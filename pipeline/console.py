@@ -13,6 +13,7 @@ from django.urls import path, reverse
 from pipeline import courses
 from pipeline.selectors import Days
 from queues.console.page import Page, inside, tenant_of
+from queues.engine.keys import COMMAND
 from tenants import scoping
 
 OFFERED = 200
@@ -34,43 +35,49 @@ class InsightsPage(Page):
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         asked = {name: self.request.GET.get(name, "").strip() for name in ("tenant", "command", "days")}
         offered = list(scoping.tenants_of(self.request.user).order_by("slug").values_list("tid", "slug")[:OFFERED])
+        if asked["command"] and COMMAND.fullmatch(asked["command"]) is None:
+            raise Http404("No such queue.")
         tid = asked["tenant"] or (offered[0][0] if offered else "")
+        tenant = tenant_of(self.request, tid) if tid else None
+        if tenant and tid not in dict(offered):
+            offered.append((tid, tenant.slug))
         context = super().get_context_data(
             tenants=offered,
+            tenant=tenant,
             spans=list(courses.SPANS),
             span=_span(asked["days"]),
             last_run=courses.last_run(),
             tid=tid,
             **extra,
         )
-        return context | self._of_tenant(tid, asked["command"], context["span"]) if tid else context
+        return context | _of_tenant(tid, asked["command"], context["span"]) if tid else context
 
-    def _of_tenant(self, tid: str, command: str, span: int) -> dict[str, Any]:
-        tenant = tenant_of(self.request, tid)
-        last = courses.latest(tid)
-        if last is None:
-            return {"tenant": tenant}
-        # Up to where there is history: an installation whose pipeline stands still shows what it knows.
-        until = last + dt.timedelta(days=1)
-        days = Days(until - dt.timedelta(days=span), until)
-        commands = courses.commands(tid, days)
-        command = command or (commands[0] if commands else "")
-        worst = "by hour" if courses.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
-        groups, is_cut = courses.failures(tid, command, days)
-        return {
-            "tenant": tenant,
-            "command": command,
-            "commands": commands,
-            "days": days,
-            "last": last,
-            "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
-            "courses": msgspec.to_builtins(courses.charts(tid, command, days)),
-            "totals": courses.totals(tid, command, days),
-            "groups": [(group, _task_url(tid, group.example)) for group in groups],
-            "is_cut": is_cut,
-            "leases": courses.leases(tid, days),
-            "endpoints": courses.endpoints(tid, days),
-        }
+
+def _of_tenant(tid: str, command: str, span: int) -> dict[str, Any]:
+    """What there is to see of it; nothing where there is no history."""
+    last = courses.latest(tid)
+    if last is None:
+        return {}
+    # Up to where there is history: an installation whose pipeline stands still shows what it knows.
+    until = last + dt.timedelta(days=1)
+    days = Days(until - dt.timedelta(days=span), until)
+    commands = courses.commands(tid, days)
+    command = command or (commands[0] if commands else "")
+    worst = "by hour" if courses.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
+    groups, is_cut = courses.failures(tid, command, days)
+    return {
+        "command": command,
+        "commands": commands,
+        "days": days,
+        "last": last,
+        "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
+        "courses": msgspec.to_builtins(courses.charts(tid, command, days)),
+        "totals": courses.totals(tid, command, days),
+        "groups": [(group, _task_url(tid, group.example)) for group in groups],
+        "is_cut": is_cut,
+        "leases": courses.leases(tid, days),
+        "endpoints": courses.endpoints(tid, days),
+    }
 
 
 def _span(text: str) -> int:

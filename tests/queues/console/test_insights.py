@@ -12,6 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from pipeline import console
 from pipeline.models import (
     Capacity,
     Failure,
@@ -157,9 +158,33 @@ def test_staff_see_their_tenants_charts_only(login: Login, acme: Queue, zeta: Qu
     assert Client().get(reverse("insights:page")).status_code == 302
 
 
+def test_a_tenant_behind_the_list_is_found_by_its_link(
+    root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "OFFERED", 1)
+    fill(zeta.tenant.tid)
+    shown = look(root, tenant=zeta.tenant.tid)
+    assert [slug for _, slug in shown.context["tenants"]] == ["acme", zeta.tenant.slug]
+    assert shown.context["totals"]["attempts"] == 15
+
+
 @pytest.mark.parametrize("days", ["0", "2", "-1", "x", "²", "99999999999"])
 def test_another_time_is_not_there(root: Client, acme: Queue, days: str) -> None:
     assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid, "days": days}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "asked", [{"command": "a\x00b"}, {"command": "x" * 129}, {"tenant": "\x00"}, {"tenant": "nobody"}]
+)
+def test_what_cannot_be_is_not_there(root: Client, acme: Queue, asked: dict[str, str]) -> None:
+    fill(acme.tenant.tid)
+    assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid} | asked).status_code == 404
+
+
+def test_a_row_from_the_future_does_not_hide_the_present(root: Client, acme: Queue) -> None:
+    fill(acme.tenant.tid)
+    fill(acme.tenant.tid, day=date(2190, 1, 1))
+    assert look(root, tenant=acme.tenant.tid).context["last"] == DAY
 
 
 def test_however_much_there_is_the_database_is_asked_the_same(root: Client, acme: Queue) -> None:
