@@ -10,6 +10,7 @@ from codeq_site import health
 
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
+    path("v1/codeq/", include("pipeline.api.urls")),
     path("healthz", health.HealthView.as_view(), name="healthz"),
     path("readyz", health.ReadyView.as_view(), name="readyz"),
     path("metrics", health.MetricsView.as_view(), name="metrics"),
@@ -19,5 +20,6 @@ urlpatterns = [
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
     # First: its overview is the admin's front page.
     path("admin/", include("queues.console.urls")),
+    path("admin/", include("pipeline.console")),
     path("admin/", admin.site.urls),
 ]

@@ -15,27 +15,41 @@ LENGTH: Final = 200  # of a normalised message
 READ: Final = 4_000  # of a message, from its beginning
 
 # All of a traceback but its last line that is not indented: that line says what happened.
+TRACEBACK_HOLDS: Final = "Traceback "
 TRACEBACK: Final = r"^[\x00-\x20]{0,100}Traceback [^\x00]*\n(?=[^\x00-\x20])"
-STEPS: Final[tuple[tuple[str, str], ...]] = (
-    (r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Za-z])", "<uuid>"),
-    (r"(?<![0-9A-Za-z])https?://[^\x00-\x20\"'<>]{1,2000}", "<url>"),
-    (r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}", "<email>"),
+# Pattern, what it is replaced by, and what every match of it holds: where that is not, Spark need not look for more.
+# The lookaheads in front say nothing new; they are cheaper to fail on than what follows them.
+STEPS: Final[tuple[tuple[str, str, str], ...]] = (
+    (r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Za-z])", "<uuid>", "-"),
+    (r"(?<![0-9A-Za-z])https?://[^\x00-\x20\"'<>]{1,2000}", "<url>", "://"),
+    (r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,255}", "<email>", "@"),
     (
         r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?"
         r"(?:Z|[+-][0-9]{2}:?[0-9]{2})?",
         "<time>",
+        ":",
     ),
-    (r"(?<![0-9.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?::[0-9]{1,5})?(?![0-9.])", "<ip>"),
-    (r"(?<![0-9A-Za-z_])0[xX][0-9A-Fa-f]{1,64}", "<hex>"),
-    (r"(?<![0-9A-Za-z_])(?=[A-Fa-f]{0,64}[0-9])(?=[0-9]{0,64}[A-Fa-f])[0-9A-Fa-f]{8,128}(?![0-9A-Za-z_])", "<hex>"),
-    (r"(?<![A-Za-z0-9._/<-])(?:/[A-Za-z0-9._-]{1,255}){2,64}", "<path>"),
+    (r"(?<![0-9.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?::[0-9]{1,5})?(?![0-9.])", "<ip>", "."),
+    (r"(?=0[xX])(?<![0-9A-Za-z_])0[xX][0-9A-Fa-f]{1,64}", "<hex>", "0"),
+    (
+        r"(?=[0-9A-Fa-f]{8})(?<![0-9A-Za-z_])(?=[A-Fa-f]{0,64}[0-9])(?=[0-9]{0,64}[A-Fa-f])[0-9A-Fa-f]{8,128}"
+        r"(?![0-9A-Za-z_])",
+        "<hex>",
+        "",
+    ),
+    (r"(?<![A-Za-z0-9._/<-])(?:/[A-Za-z0-9._-]{1,255}){2,64}", "<path>", "/"),
     # A status or error number is what the failure is; every other number is an occurrence of it.
-    (r"(?<![0-9])(?<![Hh][Tt][Tt][Pp] )(?<![Ss]tatus )(?<![Cc]ode )(?<![Ee]rrno )[0-9]{1,400}", "<n>"),
-    (r"<n>(?:[.,:]<n>){1,64}", "<n>"),
-    (r"[\x00-\x20]{1,4000}", " "),
+    (
+        r"(?=[0-9])(?<![0-9])(?<![Hh][Tt][Tt][Pp] )(?<![Ss]tatus )(?<![Cc]ode )(?<![Ee]rrno )[0-9]{1,400}",
+        "<n>",
+        "",
+    ),
+    (r"<n>(?:[.,:]<n>){1,64}", "<n>", "<n>"),
+    # One space alone is what it would become.
+    (r"[\x00-\x20]{2,4000}|[\x00-\x1f]", " ", ""),
 )
 _TRACEBACK = re.compile(TRACEBACK)
-_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in STEPS)
+_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement, _ in STEPS)
 NOTHING_SAID: Final = "(no message)"
 
 

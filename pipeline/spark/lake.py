@@ -6,8 +6,11 @@
 
 A run writes data, then manifests, then creates the next number in `_log`; creating it fails if somebody else has
 that number. So a reader who takes the highest number sees every table as one run left it, a crash at any point
-leaves only files that nobody refers to, and of two runs at once the second learns that the ground has moved. The
-lake is a copy: what a power failure tears is noticed by checksums and read again from the audit (`--since`).
+leaves only files that nobody refers to, and of two runs at once the second learns that the ground has moved.
+
+The pointer knows the checksum of each manifest and of itself, a manifest that of each file: whoever reads through
+here reads what was written, or an error that names the file. Parquet's own checksums leave out its footer, without
+which a byte may turn into another number. The lake is a copy: what is damaged is read again from the audit (`--since`).
 """
 
 from __future__ import annotations
@@ -16,15 +19,22 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pipeline.spark.store import Store, open_store
+from pipeline.spark.store import Store, checksum, open_store
 
 KEEP_ROOTS = 20
 KEEP_SECONDS = 24 * 3600
 KEEP_LOADS_SECONDS = 7 * 24 * 3600
+
+
+class Damaged(RuntimeError):
+    """This file is not as it was written: read its day again from the audit (`--since`), or bring it back."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(f"{file}: {self.__doc__}")
 
 
 class Conflict(RuntimeError):
@@ -38,6 +48,7 @@ class Partition:
     files: tuple[str, ...]
     rows: int
     digest: str = ""
+    sums: tuple[str, ...] = ()  # of the files, as the store says them
 
     @property
     def identity(self) -> str:
@@ -63,7 +74,11 @@ class Manifest:
     def load(cls, data: bytes) -> Manifest:
         plain = json.loads(data)
         return cls(
-            {k: Partition(tuple(p["files"]), p["rows"], p["digest"]) for k, p in plain["partitions"].items()},
+            {
+                # A manifest that was written before there were sums has none.
+                key: Partition(tuple(each["files"]), each["rows"], each["digest"], tuple(each.get("sums", ())))
+                for key, each in plain["partitions"].items()
+            },
             plain["sources"],
             plain["state"],
         )
@@ -71,10 +86,27 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Root:
-    """The lake at one moment: every table's manifest by name."""
+    """The lake at one moment: every table's manifest by name, and its checksum by that."""
 
     number: int = 0
     tables: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+
+    def dump(self) -> bytes:
+        plain = json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({"root": plain, "sum": checksum(plain.encode())}).encode()
+
+    @classmethod
+    def load(cls, data: bytes, name: str) -> Root:
+        try:
+            plain = json.loads(data)
+            if "root" in plain:
+                if checksum(plain["root"].encode()) != plain["sum"]:
+                    raise Damaged(name)
+                plain = json.loads(plain["root"])
+            return cls(plain["number"], plain["tables"], plain.get("sums", {}))
+        except (ValueError, KeyError) as error:
+            raise Damaged(name) from error
 
 
 def new_run() -> str:
@@ -93,17 +125,19 @@ class Lake:
         for name in reversed(numbers):
             data = self.store.read(f"_log/{name}")
             if data is not None:
-                plain = json.loads(data)
-                return Root(plain["number"], plain["tables"])
+                return Root.load(data, f"{self.url}/_log/{name}")
         return Root()
 
     def manifest(self, table: str, root: Root | None = None) -> Manifest:
-        name = (root or self.root()).tables.get(table)
+        root = root or self.root()
+        name = root.tables.get(table)
         if name is None:
             return Manifest()
         data = self.store.read(name)
         if data is None:
             raise FileNotFoundError(f"{self.url}/{name}: the manifest of {table} is gone")
+        if root.sums.get(name, checksum(data)) != checksum(data):
+            raise Damaged(f"{self.url}/{name}")
         return Manifest.load(data)
 
     def commit(self, base: Root, changes: Mapping[str, Manifest], read: Iterable[str] = ()) -> Root:
@@ -112,24 +146,43 @@ class Lake:
         Raises Conflict where, since `base`, another run has changed one of them or one of `read`.
         """
         run = new_run()
-        written = {}
+        written, sums = {}, {}
         for table, manifest in changes.items():
-            written[table] = f"_manifests/{table}-{run}.json"
-            if not self.store.put_new(written[table], manifest.dump()):
-                raise Conflict(f"{written[table]} exists")
+            name, data = f"_manifests/{table}-{run}.json", manifest.dump()
+            written[table], sums[name] = name, checksum(data)
+            if not self.store.put_new(name, data):
+                raise Conflict(f"{name} exists")
         guarded = {*changes, *read}
         while True:
             latest = self.root()
             moved = [table for table in guarded if latest.tables.get(table) != base.tables.get(table)]
             if moved:
                 raise Conflict(f"another run has published {', '.join(sorted(moved))}")
-            root = replace(latest, number=latest.number + 1, tables={**latest.tables, **written})
-            if self.store.put_new(f"_log/{root.number:012d}.json", json.dumps(asdict(root)).encode()):
+            tables = {**latest.tables, **written}
+            known = {name: sum_ for name, sum_ in {**latest.sums, **sums}.items() if name in tables.values()}
+            root = Root(latest.number + 1, tables, known)
+            if self.store.put_new(f"_log/{root.number:012d}.json", root.dump()):
                 return root
 
     def paths(self, manifest: Manifest, keys: Iterable[str]) -> list[str]:
         """Where the rows of these partitions are, for Spark."""
         return [f"{self.url}/{file}" for key in sorted(keys) for file in manifest.partitions[key].files]
+
+    def check(self, manifest: Manifest, keys: Iterable[str], known: set[str] | None = None) -> None:
+        """Hold the files of these partitions against what was written. Raises Damaged with the first that differs.
+        `known` are files that this run has checked before, and will be those it has now."""
+        known = set() if known is None else known
+        wanted = {
+            file: sum_
+            for key in keys
+            for file, sum_ in zip(manifest.partitions[key].files, manifest.partitions[key].sums, strict=False)
+            if file not in known
+        }
+        found = self.store.sums(sorted(wanted))
+        for file in wanted:
+            if found.get(file) != wanted[file]:
+                raise Damaged(f"{self.url}/{file}")
+        known |= wanted.keys()
 
     def vacuum(self, keep: timedelta = timedelta(seconds=KEEP_SECONDS)) -> int:
         """Remove what no kept root refers to and is older than any run or reader could be. Returns how many."""
@@ -139,7 +192,7 @@ class Lake:
         kept = 0
         for name in reversed(roots):
             data = self.store.read(f"_log/{name}")
-            tables = json.loads(data)["tables"] if data else {}
+            tables = Root.load(data, name).tables if data else {}
             # Each manifest's name ends with its run, and a run's name begins with its time.
             newest = max((_run_of(m) for m in tables.values()), default="")
             if kept < KEEP_ROOTS or newest >= before:
@@ -183,12 +236,15 @@ def _run_of(manifest: str) -> str:
     return "-".join(manifest.removesuffix(".json").split("-")[-2:])
 
 
-def files(url: str, table: str, *, tenant: str | None = None, spark: Any = None) -> list[str]:
+def files(url: str, table: str, *, tenant: str | None = None, spark: Any = None, checked: bool = False) -> list[str]:
     """The Parquet files of a table as it is now, for any reader: pandas, DuckDB, Polars, Spark.
 
-    `tenant` narrows a table that is partitioned by tenant; a mart holds its tenants side by side.
+    `tenant` narrows a table that is partitioned by tenant; a mart holds its tenants side by side. With `checked` each
+    file is held against its checksum: Damaged names one that differs.
     """
     lake = Lake(url, spark)
     manifest = lake.manifest(table)
     keys = [key for key in manifest.partitions if tenant is None or "/" not in key or key.split("/")[1] == tenant]
+    if checked:
+        lake.check(manifest, keys)
     return lake.paths(manifest, keys)

@@ -44,6 +44,11 @@ LOCAL = {
     # The default of 200 costs a scheduling round per task and buys nothing on a handful of cores.
     "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
     "spark.driver.memory": "2g",
+    # On few cores a collector that runs beside the work takes a tenth of it.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    # Lists of a group's values are gathered in a table of groups; with more than 128 of them, Spark's default, it would
+    # sort all rows first. A list and its group are a few kilobytes.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.ui.enabled": "false",
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
 }

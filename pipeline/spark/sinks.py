@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,9 +23,19 @@ from pipeline.spark.transforms.common import FILE
 ROWS_PER_FILE = 1_000_000
 
 
-def load(spark: SparkSession, lake: Lake, table: schemas.Table, manifest: Manifest, keys: Iterable[str]) -> DataFrame:
-    """The rows of these partitions; empty where there are none."""
-    paths = lake.paths(manifest, [key for key in keys if key in manifest.partitions])
+def load(
+    spark: SparkSession,
+    lake: Lake,
+    table: schemas.Table,
+    manifest: Manifest,
+    keys: Iterable[str],
+    known: set[str] | None = None,
+) -> DataFrame:
+    """The rows of these partitions; empty where there are none. Raises Damaged where a file is not what was written;
+    files in `known` have been looked at."""
+    there = [key for key in keys if key in manifest.partitions]
+    lake.check(manifest, there, known)
+    paths = lake.paths(manifest, there)
     if not paths:
         return spark.createDataFrame([], table.struct)
     base = f"{lake.url}/{paths[0].removeprefix(lake.url + '/').split('/')[0]}"
@@ -63,35 +74,41 @@ def spread(frame: DataFrame, table: schemas.Table, rows: Mapping[str, int]) -> D
     return frame.withColumn(FILE, file).repartition(*table.partitions, FILE)
 
 
-def stage(frame: DataFrame, lake: Lake, table: schemas.Table, run: str) -> dict[str, Partition]:
+def stage(frame: DataFrame, lake: Lake, table: schemas.Table, run: str, under: str = "") -> dict[str, Partition]:
     """Write a frame that was `spread` as this table's partitions, the rows of each file in the order of the table's
-    keys: equal rows make equal files."""
+    keys: equal rows make equal files. `under` is a folder inside the run's."""
     order = [*table.partitions, *(name for name in frame.columns if name == FILE), *table.keys]
     ordered = frame.sortWithinPartitions(*dict.fromkeys(order))
-    return write(table.select(ordered), lake, f"{table.name}/run={run}", table)
+    return write(table.select(ordered), lake, f"{table.name}/run={run}{under}", table)
 
 
 def write(frame: DataFrame, lake: Lake, folder: str, table: schemas.Table, *more: str) -> dict[str, Partition]:
-    """Write the frame as it is spread and read it back: what is published has been read once.
+    """Write the frame as it is spread, and take the checksums of its files.
 
     Returns its partitions. With `more` partition columns in front, their values come first in each key.
     """
     frame.write.mode("errorifexists").partitionBy(*more, *table.partitions).parquet(f"{lake.url}/{folder}")
-    names = lake.store.sizes(folder)
+    names = list(lake.store.sizes(folder))
+    sums = lake.store.sums(names)
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         parts = [part.partition("=") for part in name.removeprefix(folder + "/").split("/")[:-1]]
         found["/".join(unquote(value) for _, _, value in parts)].append(name)
-    return {key: Partition(tuple(files), 0) for key, files in sorted(found.items())}
+    return {
+        key: Partition(tuple(files), 0, sums=tuple(sums[file] for file in files))
+        for key, files in sorted(found.items())
+    }
 
 
 def counted(
     spark: SparkSession, lake: Lake, table: schemas.Table, staged: Mapping[str, Partition], *, digest: bool
 ) -> dict[str, Partition]:
-    """The staged partitions with the number of rows their files hold, and a digest of those rows."""
+    """The staged partitions with the number of rows their files hold, and a digest of those rows: what is published
+    has been read once."""
     if not staged:
         return {}
-    rows = load(spark, lake, table, Manifest(staged), staged)
+    fresh = {file for part in staged.values() for file in part.files}
+    rows = load(spark, lake, table, Manifest(staged), staged, fresh)
     columns = [F.col(name) for name in table.partitions]
     sums = _digest(table) if digest else []
     result = {}
@@ -99,7 +116,7 @@ def counted(
         key = "/".join(str(row[name]) for name in table.partitions)
         words = "".join(f"{row[f'_digest{i}'] & (2**64 - 1):016x}" for i in range(len(sums)))
         text = f"{row['_rows']}-{words}" if digest else ""
-        result[key] = Partition(staged[key].files, row["_rows"], text)
+        result[key] = replace(staged[key], rows=row["_rows"], digest=text)
     missing = staged.keys() - result.keys()
     if missing:
         raise RuntimeError(f"{table.name}: nothing was read back of {', '.join(sorted(missing))}")

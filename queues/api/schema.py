@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from drf_spectacular.openapi import AutoSchema
@@ -66,7 +66,11 @@ class ApiSchema(AutoSchema):
             "tags": [declared.tag],
             "summary": declared.summary,
             "description": " ".join((handler.__doc__ or "").split()),
-            "parameters": [*self._path_parameters(path), *self._query(declared.query), self._request_id()]
+            "parameters": [
+                *self._path_parameters(path, self.view.path_schemas),
+                *self._query(declared.query),
+                self._request_id(),
+            ]
             + [
                 {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
                 for name, text in declared.headers.items()
@@ -88,11 +92,11 @@ class ApiSchema(AutoSchema):
         registry.register_on_missing(_bearer())
         return said
 
-    def _path_parameters(self, path: str) -> Iterator[dict[str, Any]]:
+    def _path_parameters(self, path: str, own: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for part in path.split("/"):
             if part.startswith("{"):
                 name = part.strip("{}")
-                schema = PATH_SCHEMAS[name]
+                schema = {**PATH_SCHEMAS, **own}[name]
                 yield {"name": name, "in": "path", "required": True, "schema": schema}
 
     def _query(self, kind: Any) -> Iterator[dict[str, Any]]:
@@ -151,10 +155,14 @@ class ApiSchema(AutoSchema):
         return {"$ref": f"#/components/{kind}/{name}"}
 
     def _reference(self, kind: Any) -> dict[str, Any]:
-        """Register a struct and those inside it; a reference to it."""
-        for name, schema in _components([kind]).items():
+        """Register a struct and those inside it; a reference to it. Of a union, which is of tagged ones, to each."""
+        kinds = get_args(kind) or (kind,)
+        for name, schema in _components(kinds).items():
             self._component(name, ResolvedComponent.SCHEMA, schema)
-        return {"$ref": REF.format(name=kind.__name__)}
+        references = [{"$ref": REF.format(name=each.__name__)} for each in kinds]
+        if len(references) == 1:
+            return references[0]
+        return {"oneOf": references, "discriminator": {"propertyName": kinds[0].__struct_config__.tag_field}}
 
 
 def declared_errors(declared: Any) -> list[type[CodeqError]]:

@@ -96,6 +96,8 @@ class ApiView(APIView):
     schema = ApiSchema()
     operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponseBase]]]]] = {}
     allow: ClassVar[str] = ""
+    # What the schema says of this path's own parameters.
+    path_schemas: ClassVar[dict[str, dict[str, Any]]] = {}
 
     request: LeanRequest  # type: ignore[assignment]
 

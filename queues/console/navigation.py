@@ -42,6 +42,8 @@ PAGES = (
     ("Dead letters", "console:dead", "skull", ()),
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
+# Above the tables of a group.
+CHARTS = {"Insights": ("Charts", "insights:page", "insights", ())}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
@@ -55,6 +57,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"title": "Live", "items": [_page(request, *page) for page in PAGES]}]
     for title, icons in TABLES.items():
         items = [_table(request, tables.pop(label), icon) for label, icon in icons.items() if label in tables]
+        if title in CHARTS:
+            items.insert(0, _page(request, *CHARTS[title]))
         groups.append({"title": title, "separator": True, "items": items})
     others: dict[str, list[dict[str, Any]]] = {}
     for model in tables.values():

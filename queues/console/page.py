@@ -51,6 +51,9 @@ class Page(Guarded, TemplateView):
 def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> Tenant:
     """The tenant a request is about, by its id, or by its name as people write it. One the person may not see is a
     404, as one that does not exist; one they may see and not act on is a 403."""
+    # PostgreSQL takes no NUL, and what it refuses would look as if it were away.
+    if "\0" in named:
+        raise Http404("No such tenant.")
     tenant = directory.find_tid(named) if named and scoping.may(request.user, named) else None
     if tenant is None and named:
         tid = scoping.tenants_of(request.user).filter(slug=named.lower()).values_list("tid", flat=True).first()

@@ -51,6 +51,11 @@ def duration(seconds: float | None) -> str:
 
 
 @register.filter
+def milliseconds(value: float | None) -> str:
+    return duration(None if value is None else value / 1000)
+
+
+@register.filter
 def thousands(count: int) -> str:
     return f"{count:,}"
 

@@ -68,8 +68,19 @@ def main() -> None:
         ago = timedelta(hours=20 * random.random() ** 2)
         AuditedResult.objects.filter(pk=row.pk).update(ended_at=row.ended_at - ago)
     _around(_tenant("acme"))
+    _history()
     dead_letter = AuditedResult.objects.filter(tenant__slug="acme", is_dead=True, error__contains="502").first()
     print(json.dumps({"dead": str(dead_letter.pk), **_worked(_tenant("acme")), **_mended()}))
+
+
+def _history() -> None:
+    """A month for the charts, by the pipeline itself."""
+    from django.core.management import call_command
+
+    first = (datetime.now(UTC) - timedelta(days=29)).date()
+    quiet = {"stdout": open(os.devnull, "w")}  # noqa: SIM115 - for the life of this process
+    call_command("pipeline", "generate", "--tasks", "400000", "--days", "30", "--first-day", str(first), **quiet)
+    call_command("pipeline", "run", **quiet)
 
 
 def _mended() -> dict[str, str]:

@@ -51,6 +51,7 @@ def pages(found: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
         "task-waiting": ("console/task/", {**acme, "id": found["waiting"]}),
         "dead-letters": ("console/dead/", {}),
         "dead-letters-list": ("console/dead/list/", acme),
+        "insights": ("console/insights/", {**acme, "command": "sync-crm", "days": "30"}),
         "tenants": ("tenants/tenant/", {}),
         "tenant": (f"tenants/tenant/{found['acme']}/change/", {}),
         "tenant-history": (f"tenants/tenant/{found['acme']}/history/", {}),

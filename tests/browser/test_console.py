@@ -374,6 +374,65 @@ def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
 # -- hands and eyes -------------------------------------------------------------------------------------------------
 
 
+HISTORY = """
+from datetime import UTC, datetime, timedelta
+from pipeline.models import Capacity, Failure, Latency, LeaseAdvice, Throughput, Usage, WebhookHealth
+from tests.pipeline.rows import row
+today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+for n in range(3):
+    at = today - timedelta(days=n)
+    day = {"date": at.date()}
+    row(Usage, TID, **day).save()
+    for command in ("render", "resize", "x" * 100):
+        told = day | {"command": command}
+        for mart in (Throughput, Latency, Capacity):
+            for hour in range(24):
+                row(mart, TID, hour=at + timedelta(hours=hour), **told).save()
+        row(Failure, TID, fingerprint=f"{command}: <img src=x onerror=alert(1)> {'z' * 80}", **told).save()
+        row(LeaseAdvice, TID, **told).save()
+    row(WebhookHealth, TID, endpoint="https://a.example/" + "y" * 120, hour=at, **day).save()
+"""
+
+
+@pytest.fixture(scope="package")
+def history(site: Site, acme: str) -> None:
+    site.manage("shell", "-v0", "-c", f"TID = {acme!r}\n{HISTORY}")
+
+
+def drawn(page: Page, chart: str) -> int:
+    """How many points of its canvas have a colour."""
+    return int(
+        page.evaluate(
+            "name => { const c = document.querySelector(`canvas[data-chart=${name}]`);"
+            " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
+            " return data.filter((value, at) => at % 4 == 3 && value).length; }",
+            chart,
+        )
+    )
+
+
+@pytest.mark.spec("PIP-4", "The marts are seen as charts, by tenant, command and time, in the light and in the dark")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_history_is_seen_as_charts(log_in: LogIn, acme: str, history: None, theme: str) -> None:
+    page = log_in(color_scheme=theme)
+    page.get_by_role("link", name="Charts").click()
+    page.wait_for_url(re.compile("/console/insights/"))
+    page.get_by_label("Tenant").select_option("acme")
+    page.wait_for_url(re.compile(f"tenant={acme}"))
+    page.get_by_label("Command").select_option("resize")
+    page.wait_for_url(re.compile("command=resize"))
+    for chart in ("ended", "waited", "ran", "workers", "worked", "answered"):
+        expect(page.locator(f"canvas[data-chart={chart}]")).to_be_visible()
+        assert drawn(page, chart) > 500, chart
+    expect(page.get_by_role("region", name="Failures")).to_contain_text("resize: <img src=x onerror=alert(1)>")
+    expect(page.get_by_role("region", name="Leases")).to_contain_text("render")
+    expect(page.get_by_role("region", name="Endpoints")).to_contain_text("https://a.example/")
+    page.locator("select[name=days]").select_option("30")
+    page.wait_for_url(re.compile("days=30"))
+    assert "command=resize" in page.url
+    assert drawn(page, "waited") > 500
+
+
 def tab_to(page: Page, name: str) -> None:
     """Press Tab until the element of that name has the focus, and see that it shows."""
     for _ in range(120):
@@ -433,7 +492,7 @@ def test_a_dead_letter_is_replayed_with_the_keyboard_alone(site: Site, log_in: L
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, theme: str) -> None:
+def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, history: None, theme: str) -> None:
     [task_id] = site.die("acme", "x" * 100, [{"long": "y" * 300}], "z" * 300)
     page = log_in(viewport=PHONE, color_scheme=theme)
     for path, query in (
@@ -445,6 +504,7 @@ def test_no_page_is_wider_than_a_phone(site: Site, log_in: LogIn, acme: str, the
         ("console/bulk/", {}),
         ("console/tasks/", {"q": "z" * 60}),
         ("console/bulk/new/", {"tenant": acme, "command": "x" * 100}),
+        ("console/insights/", {"tenant": acme, "command": "x" * 100}),
     ):
         go(page, path, **query)
         expect(page.locator(".cq")).to_be_visible()

@@ -9,7 +9,6 @@ import uuid
 from typing import Any
 
 import pytest
-from pyspark.sql import functions as F
 
 from pipeline.fingerprint import LENGTH, fingerprint, normalise
 from pipeline.spark.transforms.failures import fingerprinted
@@ -88,8 +87,8 @@ def test_spark_and_python_give_thousands_of_messages_the_same_names(spark: Any) 
     rng = random.Random(20260310)
     messages = [made_up(rng) for _ in range(6000)]
     messages += [("x" * n) + "7" for n in (198, 199, 200, 201)] + ["🙂" * 250, "7" * 5000, "/a" * 3000]
-    frame = spark.createDataFrame([(message,) for message in messages], "message string")
-    named = frame.select("message", fingerprinted(F.lit("render"), F.col("message")).alias("name")).collect()
+    frame = spark.createDataFrame([("render", message) for message in messages], "command string, message string")
+    named = fingerprinted(frame).withColumnRenamed("fingerprint", "name").collect()
     differing = [(row["message"], row["name"]) for row in named if row["name"] != fingerprint("render", row["message"])]
     assert differing == []
     assert len(named) == len(messages)

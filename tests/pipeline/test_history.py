@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
 from pipeline.spark import cli, jobs, schemas, sinks, sources
+from pipeline.spark.jobs import compact
 from pipeline.spark.jobs.running import HORIZON_DAYS
-from pipeline.spark.lake import Lake, files
+from pipeline.spark.lake import Damaged, Lake, files
+from pipeline.spark.store import HadoopStore
 from pipeline.spark.synthetic import Shape, history, to_audit
 from tests.pipeline.history import DAY, Audit, attempt, counts, digests
 from tests.pipeline.test_transforms import dead, retried
@@ -104,6 +108,39 @@ def test_attempts_fed_three_times_in_any_order_count_once(
     assert digests(lake, "attempts", *CHEAP) == digests(somewhere, "attempts", *CHEAP)
 
 
+@pytest.fixture(params=["renamed into place", "created in place, as on an object store"])
+def elsewhere(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A lake under a URL with a scheme and a host, which only Hadoop's file systems can reach."""
+    host = f"bucket-{'object' if 'object' in request.param else 'files'}"
+    (tmp_path / "mounted").mkdir()
+    link = f"fs.viewfs.mounttable.{host}.link./history"
+    spark.sparkContext._jsc.hadoopConfiguration().set(link, (tmp_path / "mounted").as_uri())
+    if "object" in request.param:
+        monkeypatch.setattr(HadoopStore, "OBJECTS", (*HadoopStore.OBJECTS, "viewfs"))
+    return Lake(f"viewfs://{host}/history/codeq", spark)
+
+
+@pytest.mark.spec("PIP-3", "The lake may be under any URL that Hadoop's file systems know")
+def test_a_lake_by_url_holds_what_a_local_one_does(
+    run: Any, spark: Any, lake: Lake, elsewhere: Lake, audit: Audit, tmp_path: Path
+) -> None:
+    for seed in (7, 8):
+        audit.add(mixed(40, random.Random(seed)))
+        run("ingest", "attempts", "usage", lake=elsewhere)
+    run("ingest", "attempts", "usage")
+    assert (tmp_path / "mounted" / "codeq" / "_log").is_dir()
+    assert digests(elsewhere, "attempts", "usage") == digests(lake, "attempts", "usage")
+    named = files(elsewhere.url, "attempts", spark=spark, checked=True)
+    assert named
+    assert all(name.startswith(f"{elsewhere.url}/attempts/run=") for name in named)
+    assert spark.read.parquet(*named).count() == 80
+    damaged = next((tmp_path / "mounted" / "codeq" / "usage").rglob("part-*.parquet"))
+    broken(damaged, "flipped without checksum file")
+    day = damaged.parent.name.removeprefix("date=")
+    with pytest.raises(Damaged, match="usage"):
+        elsewhere.check(elsewhere.manifest("usage"), [day])
+
+
 LATENESS = [timedelta(seconds=1), timedelta(minutes=10), timedelta(hours=5), timedelta(days=1), timedelta(days=40)]
 
 
@@ -148,6 +185,34 @@ def test_a_run_touches_only_the_days_and_tenants_that_changed(run: Any, lake: La
     after = lake.manifest("attempts").partitions
     assert [key for key in after if after[key] != before[key]] == ["2026-03-10/beta0002"]
     assert counts(lake, "usage") == {"2026-03-10": 2, "2026-03-11": 1}
+
+
+def test_what_came_in_pieces_is_one_file_when_its_day_is_over(
+    run: Any, lake: Lake, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact, "MOST_FILES", 1)
+    tomorrow, pieces = DAY + timedelta(days=1), 2
+    for number in range(pieces):
+        audit.add([attempt(), attempt(), attempt(day=tomorrow), attempt(tenant_id=f"once{number:04}")])
+        run("ingest")
+    # Before there are facts of the pieces, nobody may say that they are of the one file.
+    assert run("compact")["compact"].partitions == 0
+    run("attempts", "usage")
+    before = digests(lake, "attempts", "usage")
+    report = run("compact")["compact"]
+    assert (report.partitions, report.rows_in, report.rows_out) == (1, 2 * pieces, 2 * pieces)
+    raw = lake.manifest("raw").partitions
+    assert {key: len(raw[key].files) for key in raw if "acme" in key} == {
+        "2026-03-10/acme0001": 1, "2026-03-11/acme0001": pieces,
+    }  # fmt: skip
+    again = run("ingest", "attempts", "compact", "usage")
+    assert [again[name].partitions for name in ("attempts", "compact", "usage")] == [0, 0, 0]
+    # A late row still reopens the day.
+    audit.add([attempt()])
+    assert run("ingest", "attempts", "usage")["attempts"].partitions == 1
+    assert counts(lake) == audit.totals()
+    after = digests(lake, "attempts", "usage")
+    assert {key for key in after if before[key] != after[key]} == {"attempts/2026-03-10/acme0001", "usage/2026-03-10"}
 
 
 @pytest.mark.spec("PIP-2", "Totals per tenant and day equal the audit exactly")
@@ -230,18 +295,62 @@ def broken(file: Path, damage: str) -> None:
         (file.parent / f".{file.name}.crc").unlink()
 
 
-def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(run: Any, lake: Lake, audit: Audit) -> None:
-    audit.add(mixed(50, random.Random(6)))
-    run("ingest")
-    manifest = lake.manifest("raw")
+def spots(size: int) -> list[int]:
+    """Bytes of a Parquet file to flip: its ends, the length of its footer, and all over it."""
+    return sorted({0, 3, 4, size - 1, size - 5, size - 8, size - 9, *range(7, size, max(size // 60, 1))})
+
+
+@pytest.mark.spec("PIP-2", "A file of the lake in which any byte has changed is an error that names it")
+def test_any_flipped_byte_of_the_lake_is_found(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(mixed(30, random.Random(6)))
+    run("ingest", "attempts", "usage")
+    manifest = lake.manifest("attempts")
     (path, *_) = lake.paths(manifest, manifest.partitions)
-    broken(Path(path.removeprefix("file://")), "flipped")
+    file = Path(path.removeprefix("file://"))
+    (file.parent / f".{file.name}.crc").unlink()
+    whole = file.read_bytes()
+    silent = 0
+    for spot in spots(len(whole)):
+        file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
+        with pytest.raises(Damaged, match=file.name):
+            lake.check(manifest, manifest.partitions)
+        with contextlib.suppress(Exception):
+            pq.read_table(file, partitioning=None)
+            silent += 1
+    # Without this Parquet itself would have found them all, and nobody would need the checksums.
+    assert silent > 0
+    for torn in (whole[:-1], whole + b"x", b""):
+        file.write_bytes(torn)
+        with pytest.raises(Damaged, match=file.name):
+            files(lake.url, "attempts", checked=True)
+    file.unlink()
+    with pytest.raises(Damaged, match=file.name):
+        files(lake.url, "attempts", checked=True)
+    file.write_bytes(whole)
+    assert path in files(lake.url, "attempts", checked=True)
+
+
+@pytest.mark.parametrize(("table", "reader"), [("raw", "attempts"), ("attempts", "usage"), ("usage", "publish")])
+def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(
+    run: Any, lake: Lake, audit: Audit, table: str, reader: str
+) -> None:
+    audit.add(mixed(50, random.Random(6)))
+    before = jobs.chosen(["ingest", "attempts", "usage", "publish"])
+    run(*before[: before.index(reader)])
+    manifest = lake.manifest(table)
+    (path, *_) = lake.paths(manifest, manifest.partitions)
+    file = Path(path.removeprefix("file://"))
+    data = file.read_bytes()
+    # In the footer, whose bytes Parquet does not check.
+    file.write_bytes(data[:-30] + bytes([data[-30] ^ 0x40]) + data[-29:])
+    (file.parent / f".{file.name}.crc").unlink()
     number = lake.root().number
-    with pytest.raises(Exception, match=Path(path).name):
-        run("attempts")
+    with pytest.raises(Damaged, match=file.name):
+        run(reader)
     assert lake.root().number == number
-    run("ingest", "attempts", since=DAY.date())
+    run("ingest", "attempts", "usage", "publish", since=DAY.date())
     assert counts(lake) == audit.totals()
+    assert audit.ask("SELECT sum(attempts) FROM pipeline_usage")[0][0] == 50
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {

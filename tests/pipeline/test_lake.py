@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark.lake import Conflict, Lake, Manifest, Partition, files
+from pipeline.spark.lake import Conflict, Damaged, Lake, Manifest, Partition, files
 from pipeline.spark.store import HadoopStore, LocalStore, Store, open_store
 
 OLD = "20200101T000000-0a0b0c0d"
@@ -36,6 +36,7 @@ def test_a_store_creates_a_file_once(store: Store) -> None:
     assert store.names("a") == ["b.json", "c.json"]
     assert store.names("none") == []
     assert store.sizes("a") == {"a/b.json": 5, "a/c.json": 0}
+    assert store.sums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
     store.delete("a")
     assert store.names("a") == []
     assert store.sizes("a") == {}
@@ -172,3 +173,31 @@ def test_vacuum_forgets_loads_that_nobody_resumes(lake: Lake) -> None:
         lake.store.put_new(f"_loads/{name}/rows/part.parquet", b"payloads")
     assert lake.vacuum() == 1
     assert lake.store.names("_loads") == ["new"]
+
+
+def test_a_pointer_or_manifest_in_which_a_byte_has_changed_is_an_error_that_names_it(lake: Lake) -> None:
+    lake.commit(lake.root(), {"raw": one("raw/run=x/date=2026-03-10/p", 7), "usage": one("u")})
+    lake.commit(lake.root(), {"usage": one("v")})
+    folder = Path(lake.url.removeprefix("file://"))
+    pointer = max((folder / "_log").iterdir())
+    manifest = folder / lake.root().tables["raw"]
+    for file in (pointer, manifest):
+        whole = file.read_bytes()
+        for spot in range(len(whole)):
+            file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
+            with pytest.raises(Damaged, match=file.name):
+                lake.manifest("raw")
+        file.write_bytes(whole)
+    assert lake.manifest("raw").rows == 7
+
+
+def test_a_lake_of_an_earlier_release_is_read(lake: Lake) -> None:
+    """One without checksums."""
+    lake.store.put_new("_manifests/raw-1.json", b'{"partitions":{"2026-03-10/a":{"digest":"","files":["f"],"rows":3}},'
+                       b'"sources":{},"state":{}}')  # fmt: skip
+    lake.store.put_new("_log/000000000001.json", b'{"number": 1, "tables": {"raw": "_manifests/raw-1.json"}}')
+    manifest = lake.manifest("raw")
+    assert manifest.rows == 3
+    lake.check(manifest, manifest.partitions)
+    lake.commit(lake.root(), {"usage": one("u")})
+    assert lake.manifest("raw").rows == 3

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pipeline.spark.jobs import facts, ingest, marts, publish
+from pipeline.spark.jobs import compact, facts, ingest, marts, publish
 from pipeline.spark.jobs.running import Context, Job, Report
 from pipeline.spark.lake import Conflict
 
@@ -17,6 +17,7 @@ JOBS: dict[str, Job] = {
     "ingest": ingest.ingest,
     "attempts": facts.attempts,
     "deliveries": facts.deliveries,
+    "compact": compact.compact,
     **{name: marts.job(name) for name in marts.TRANSFORMS},
     "publish": publish.publish,
 }

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 
 from pipeline.spark import schemas, sinks
 from pipeline.spark.jobs.running import Context, Report
-from pipeline.spark.lake import Manifest, new_run
+from pipeline.spark.lake import Manifest, Partition, new_run
 from pipeline.spark.transforms.attempts import attempts as to_attempts
 from pipeline.spark.transforms.webhooks import deliveries as to_deliveries
 
@@ -25,7 +25,7 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
     lake, spark, root = context.lake, context.spark, context.lake.root()
     source = schemas.TABLES[table.fact]
     raw, before = lake.manifest(source.name, root), lake.manifest(table.name, root)
-    wanted = {key: f"{table.version}:{part.identity}" for key, part in raw.partitions.items()}
+    wanted = {key: source_of(table, part) for key, part in raw.partitions.items()}
     changed = {
         key
         for key in wanted.keys() | before.sources.keys()
@@ -34,9 +34,10 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
     if not changed:
         return Report(table.name)
     there = sorted(changed & wanted.keys())
+    lake.check(raw, there, context.checked)
     sinks.check_files(spark, lake, source, raw, there)
     rows = {key: raw.partitions[key].rows for key in there}
-    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there), table, rows))
+    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there, context.checked), table, rows))
     staged = sinks.stage(facts, lake, table, new_run())
     context.told(table.name, f"staged {len(staged)} partitions")
     fresh = sinks.counted(spark, lake, table, staged, digest=True)
@@ -49,3 +50,8 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
         rows_out=sum(part.rows for part in fresh.values()),
         partitions=len(fresh),
     )
+
+
+def source_of(table: schemas.Table, raw: Partition) -> str:
+    """What the facts of a day and tenant are computed from, as one word."""
+    return f"{table.version}:{raw.identity}"

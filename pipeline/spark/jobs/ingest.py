@@ -129,7 +129,9 @@ def _merged(context: Context, before: Manifest, new: Mapping[str, Partition]) ->
         result = {key: part for key, part in result.items() if not context.is_asked_for(key)}
     for key, part in new.items():
         old = result.get(key, Partition((), 0))
-        result[key] = Partition(old.files + part.files, old.rows + part.rows)
+        # The sums stand beside the files; files from before there were sums have none, and then none has.
+        sums = old.sums + part.sums if len(old.sums) == len(old.files) else ()
+        result[key] = Partition(old.files + part.files, old.rows + part.rows, sums=sums)
     return result
 
 

@@ -42,12 +42,14 @@ def _mart(context: Context, table: schemas.Table, transform: Callable[[DataFrame
         return Report(table.name)
     read = {fact_key for key in changed for fact_key in _window(table, key) if fact_key in facts.partitions}
     days = {key.split("/")[0] for key in changed}
-    fresh = transform(sinks.load(spark, lake, fact, facts, read))
+    fresh = transform(sinks.load(spark, lake, fact, facts, read, context.checked))
     if table.lookahead_days:
         fresh = sinks.only(fresh, changed)
     stay = before.sources.keys() - changed
     if any(key.split("/")[0] in days for key in stay):
-        fresh = fresh.unionByName(sinks.only(sinks.load(spark, lake, table, before, days), changed, but=True))
+        fresh = fresh.unionByName(
+            sinks.only(sinks.load(spark, lake, table, before, days, context.checked), changed, but=True)
+        )
     staged = sinks.stage(sinks.spread(fresh, table, {}), lake, table, new_run())
     context.told(table.name, f"staged {len(staged)} days")
     new = sinks.counted(spark, lake, table, staged, digest=True)

@@ -39,6 +39,7 @@ class Context:
     since: date | None = None
     until: date | None = None
     horizon_days: int = HORIZON_DAYS
+    checked: set[str] = field(default_factory=set)  # files that this run has held against their checksums
     told: Callable[[str, str], None] = field(default=lambda job, stage: None)
 
     @property

@@ -54,16 +54,20 @@ RULES: dict[str, Callable[[], list[tuple[str, Column]]]] = {
 
 
 def attempts(raw: DataFrame) -> DataFrame:
-    """The facts of whole days: one row per (task, number), the one the audit wrote first.
+    """The facts of whole days: one row per (task, number), the one the audit wrote first."""
+    return timed(once(raw, "task_id", "number", first=("id", "ended_at")))
+
+
+def timed(rows: DataFrame) -> DataFrame:
+    """Rows with how long each waited and ran.
 
     A wait is never negative: a Redis that failed over may have told the claim an earlier time than the enqueue.
     """
     wait = ms_between(F.col("visible_at"), F.col("claimed_at"))
-    facts = once(raw, "task_id", "number", first=("id", "ended_at")).select(
+    return rows.select(
         "date",
         *(c.name for c in schemas.SOURCE.columns),
         F.when(wait < 0, 0).otherwise(wait).alias("wait_ms"),
         ms_between(F.col("claimed_at"), F.col("ended_at")).alias("run_ms"),
-        *(name for name in raw.columns if name == FILE),
+        *(name for name in rows.columns if name == FILE),
     )
-    return facts

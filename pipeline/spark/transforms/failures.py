@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline import fingerprint
@@ -11,13 +11,19 @@ from pipeline.spark.transforms.common import count_where
 from pipeline.spark.transforms.throughput import is_dead
 
 
-def fingerprinted(command: Column, message: Column) -> Column:
-    """`pipeline.fingerprint.fingerprint` said in Spark's own functions, step by step the same."""
-    text = F.substring(F.regexp_replace(message, fingerprint.TRACEBACK, ""), 1, fingerprint.READ)
-    for pattern, replacement in fingerprint.STEPS:
-        text = F.regexp_replace(text, pattern, replacement)
-    text = F.substring(F.trim(text), 1, fingerprint.LENGTH)
-    return F.concat(command, F.lit(": "), F.when(text == "", fingerprint.NOTHING_SAID).otherwise(text))
+def fingerprinted(frame: DataFrame) -> DataFrame:
+    """The frame with `fingerprint`: `pipeline.fingerprint.fingerprint` of its `command` and `message`, said in Spark's
+    own functions, step by step the same. A pattern is only tried where what it cannot do without is there."""
+    steps = [(fingerprint.TRACEBACK, "", fingerprint.TRACEBACK_HOLDS), *fingerprint.STEPS]
+    frame = frame.withColumn("_text", F.col("message"))
+    for pattern, replacement, holds in steps:
+        text = F.col("_text")
+        replaced = F.regexp_replace(text, pattern, replacement)
+        text = F.when(F.contains(text, F.lit(holds)), replaced).otherwise(text) if holds else replaced
+        frame = frame.withColumn("_text", F.substring(text, 1, fingerprint.READ) if replacement == "" else text)
+    text = F.substring(F.trim("_text"), 1, fingerprint.LENGTH)
+    said = F.when(text == "", fingerprint.NOTHING_SAID).otherwise(text)
+    return frame.withColumn("fingerprint", F.concat("command", F.lit(": "), said)).drop("_text")
 
 
 def failures(attempts: DataFrame) -> DataFrame:
@@ -37,9 +43,10 @@ def failures(attempts: DataFrame) -> DataFrame:
         .groupBy("date", "tenant", "command", said.alias("message"))
         .agg(*counts)
     )
-    named = messages.withColumn("fingerprint", fingerprinted(F.col("command"), F.col("message")))
     return schemas.MARTS["failures"].select(
-        named.groupBy("date", "tenant", "command", "fingerprint").agg(
+        fingerprinted(messages)
+        .groupBy("date", "tenant", "command", "fingerprint")
+        .agg(
             F.sum("attempts").alias("attempts"),
             F.sum("dead").alias("dead"),
             F.min("first_at").alias("first_at"),

@@ -118,6 +118,32 @@ const CHARTS = {
   runs: { series: percentiles(), of: (course, at) => course.runs[at], write: (value) => write.duration(value) },
 };
 
+// Of the pipeline's marts.
+const INSIGHTS = {
+  ended: {
+    type: "bar",
+    series: [["completed", "Completed", "green"], ["nacked", "Given back", "amber"], ["abandoned", "Abandoned", "cyan"], ["expired", "Lease ran out", "indigo"], ["failed", "Failed", "red"], ["cancelled", "Cancelled", "grey"]],
+    write: (value) => write.count(value),
+  },
+  waited: { series: byName(percentiles()), write: (value) => write.duration(value) },
+  ran: { series: byName(percentiles()), write: (value) => write.duration(value) },
+  workers: {
+    series: [["within_60s", "60 s", "green"], ["within_10s", "10 s", "amber"], ["within_1s", "1 s", "red"], ["load", "Busy all the time", "grey"]],
+    write: (value) => (Number.isInteger(value) ? write.count(value) : value.toFixed(2)),
+  },
+  worked: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], write: (value) => write.duration(value) },
+  answered: {
+    type: "bar",
+    series: [["delivered", "Delivered", "green"], ["refused", "Refused", "amber"], ["unreachable", "Unreachable", "red"]],
+    write: (value) => write.count(value),
+  },
+};
+for (const [kind, chart] of Object.entries(INSIGHTS)) CHARTS[kind] = { ...chart, of: (course, key) => course.values[key] };
+
+function byName(series) {
+  return series.map(([, name, colour]) => [name, name, colour]);
+}
+
 function percentiles() {
   return [[0, "p50", "green"], [1, "p95", "amber"], [2, "p99", "red"]];
 }
@@ -136,6 +162,12 @@ function moment(ms, withDay) {
   return withDay ? `${text.slice(5, 10)} ${text.slice(11, 16)}` : text.slice(11, 16);
 }
 
+// A step of a day is that day; a shorter one is known by its end.
+function stepName(ms, course) {
+  if (course.step_seconds >= 86400) return moment(ms - 1, true).slice(0, 6);
+  return moment(ms, course.step_seconds * course.ends_ms.length > 86400);
+}
+
 function hasNothing(kind, course) {
   const { series, of } = CHARTS[kind];
   return series.every(([key]) => of(course, key).every((value) => !value));
@@ -149,12 +181,11 @@ function draw(canvas, kind, course) {
   const { type = "line", series, of, write: written } = CHARTS[kind];
   const theme = isDark() ? "dark" : "light";
   const paper = PAPER[theme];
-  const withDay = course.step_seconds > 3600;
   const isBar = type === "bar";
   return new Chart(canvas, {
     type,
     data: {
-      labels: course.ends_ms.map((ms) => moment(ms, withDay)),
+      labels: course.ends_ms.map((ms) => stepName(ms, course)),
       datasets: series.map(([key, label, colour]) => ({
         label,
         data: of(course, key),
@@ -367,8 +398,9 @@ document.addEventListener("alpine:init", () => {
 
       redraw() {
         if (!course) return;
-        this.empty = Object.keys(CHARTS).filter((kind) => hasNothing(kind, course));
-        for (const canvas of this.$root.querySelectorAll("canvas[data-chart]")) {
+        const canvases = [...this.$root.querySelectorAll("canvas[data-chart]")];
+        this.empty = canvases.map((canvas) => canvas.dataset.chart).filter((kind) => hasNothing(kind, course));
+        for (const canvas of canvases) {
           charts.get(canvas)?.destroy();
           charts.set(canvas, draw(canvas, canvas.dataset.chart, course));
         }
@@ -399,6 +431,28 @@ document.addEventListener("alpine:init", () => {
       until(ms) {
         return ms < this.nowMs ? `${write.age((this.nowMs - ms) / 1000)} ago` : write.age((ms - this.nowMs) / 1000);
       },
+    };
+  });
+
+  Alpine.data("insights", () => {
+    const charts = new Map();
+    const courses = given("courses");
+
+    return {
+      init() {
+        this.redraw();
+        whenThemeChanges(() => this.redraw());
+      },
+
+      redraw() {
+        for (const canvas of this.$root.querySelectorAll("canvas[data-chart]")) {
+          const kind = canvas.dataset.chart;
+          charts.get(canvas)?.destroy();
+          charts.set(canvas, draw(canvas, kind, courses[kind]));
+        }
+      },
+
+      isEmpty: (kind) => hasNothing(kind, courses[kind]),
     };
   });
 

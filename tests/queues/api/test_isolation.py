@@ -103,6 +103,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ("POST", "/v1/codeq/admin/queues/<str:command>/pause"): Row("admin", {}),
     ("POST", "/v1/codeq/admin/queues/<str:command>/resume"): Row("admin", {}),
     ("POST", "/v1/codeq/admin/tasks/cleanup"): Row("admin", {}),
+    ("GET", "/v1/codeq/insights/<str:mart>"): Row("producer"),
 }
 
 
@@ -144,6 +145,7 @@ async def call(client: Client, route: tuple[str, str], row: Row, task_id: str = 
         .replace("<str:job_id>", task_id)
         .replace("<str:name>", "OF_THE_ISOLATION_TESTS")
         .replace("<str:command>", "RENDER")
+        .replace("<str:mart>", "latency")
     )
     target = target.replace("<str:artifact_id>", "0" * 64)
     said = {} if row.body is None else {"body": with_id(row.body, task_id)}

@@ -1,0 +1,232 @@
+"""The marts over HTTP: a tenant's own rows, of the days and the command asked for, page by page."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import pytest_asyncio
+from django.db import connection
+
+from codeq_site import offloop
+from pipeline.models import MARTS, Failure, Latency, LeaseAdvice, Mart
+from pipeline.selectors import MOST_DAYS
+from tenants.directory import directory
+from tests.pipeline import rows
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import NORTH, SOUTH
+
+MakeClient = Callable[..., Client]
+PATH = "/v1/codeq/insights"
+DAY = rows.DAY
+CANARY = "kanarie"
+
+
+def tid(slug: str) -> str:
+    tenant = directory.find(slug)
+    assert tenant is not None
+    return tenant.tid
+
+
+def row(mart: type[Mart], slug: str = NORTH, **said: Any) -> Any:
+    return rows.row(mart, tid(slug), **said)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def write(_room: None) -> AsyncIterator[Callable[..., Any]]:
+    """Committed, as the threads that read have connections of their own; and taken away."""
+
+    def create(new: list[Mart]) -> None:
+        for each in new:
+            each.save()
+
+    yield lambda *rows: offloop.run(create, list(rows))
+    for mart in MARTS.values():
+        await offloop.run(mart._default_manager.all().delete)
+
+
+async def ask(client: Client, mart: str, **asked: Any) -> Any:
+    return await client.get(f"{PATH}/{mart}?{urlencode({'from': DAY, 'to': DAY + timedelta(days=1)} | asked)}")
+
+
+@pytest.mark.spec("PIP-4", "A tenant reads its marts by API: every mart, every column")
+@pytest.mark.parametrize("mart", MARTS)
+async def test_every_mart_is_told(producer: Client, write: Any, mart: str) -> None:
+    model = MARTS[mart]
+    await write(row(model))
+    answer = await ask(producer, mart)
+    assert (answer.status, answer.json["mart"]) == (200, mart)
+    [told] = answer.json["rows"]
+    names = {column.name for column in model._meta.fields} - {"id", "tenant"}
+    assert {name.lower().replace("_", "") for name in names} == {name.lower() for name in told}
+    assert told["date"] == "2026-03-10"
+    assert all(value in ("2026-03-10", "2026-03-10T09:00:00Z", "render", 7, 2**40, 0.125) for value in told.values())
+
+
+async def test_what_nobody_knows_is_left_out(producer: Client, write: Any) -> None:
+    await write(row(LeaseAdvice, run_p50_ms=None, lease_advice_seconds=None))
+    [told] = (await ask(producer, "leases")).json["rows"]
+    assert "runP50Ms" not in told
+    assert "leaseAdviceSeconds" not in told
+    assert told["runP99Ms"] == 2**40
+
+
+@pytest.mark.spec("PIP-4", "No mart tells a tenant of another one")
+@pytest.mark.parametrize("mart", MARTS)
+async def test_another_tenants_rows_are_not_there(producer: Client, client: MakeClient, write: Any, mart: str) -> None:
+    model = MARTS[mart]
+    words = {name: CANARY for name in ("command", "endpoint", "fingerprint") if hasattr(model, name)}
+    await write(row(model, SOUTH, **words))
+    asked = [{}, {"limit": 1}] + ([{"command": CANARY}] if hasattr(model, "command") else [])
+    for each in asked:
+        answer = await ask(producer, mart, **each)
+        assert (answer.status, answer.json) == (200, {"mart": mart, "rows": []})
+    # A cursor of theirs leads to nothing of theirs either.
+    await write(row(model, SOUTH, date=DAY + timedelta(days=1), **words))
+    days = {"to": DAY + timedelta(days=2), "limit": 1}
+    theirs = await ask(client("producer", SOUTH), mart, **days)
+    answer = await ask(producer, mart, **days, cursor=theirs.json["cursor"])
+    assert (answer.status, answer.json["rows"]) == (200, [])
+    assert CANARY not in answer.body.decode()
+
+
+@pytest.mark.spec("PIP-4", "The days asked for are those answered: from the first to the one before `to`, in UTC")
+async def test_the_days_asked_for(producer: Client, write: Any) -> None:
+    days = [DAY + timedelta(days=n) for n in range(-2, 4)]
+    await write(*(row(Latency, date=day) for day in days))
+    answer = await ask(producer, "latency", **{"from": DAY, "to": DAY + timedelta(days=2)})
+    assert [each["date"] for each in answer.json["rows"]] == ["2026-03-10", "2026-03-11"]
+    only_to = await producer.get(f"{PATH}/latency?to={DAY}")
+    assert [each["date"] for each in only_to.json["rows"]] == ["2026-03-08", "2026-03-09"]
+
+
+async def test_without_days_the_last_ones_with_today(producer: Client, write: Any) -> None:
+    today = datetime.now(UTC).date()
+    days = [today - timedelta(days=n) for n in (0, 6, 7)]
+    await write(*(row(Latency, date=day) for day in days))
+    told = (await producer.get(f"{PATH}/latency")).json["rows"]
+    assert [each["date"] for each in told] == [days[1].isoformat(), days[0].isoformat()]
+
+
+async def test_one_command(producer: Client, write: Any) -> None:
+    await write(*(row(Latency, command=command) for command in ("mail.send", "render", "render.big")))
+    told = (await ask(producer, "latency", command="render")).json["rows"]
+    assert [each["command"] for each in told] == ["render"]
+
+
+@pytest.mark.spec("PIP-4", "Pages of a mart hold every row once, whatever is in its key")
+async def test_pages_hold_every_row_once(producer: Client, write: Any) -> None:
+    names = ["render: HTTP 503 é \u2028 \"'", "render: disk full", "z" * 300]
+    keys = [(DAY + timedelta(days=n), c, f) for n in range(2) for c in ("a", "b.c", "z") for f in names]
+    await write(*(row(Failure, date=d, command=c, fingerprint=f) for d, c, f in reversed(keys)))
+    found, cursor = [], None
+    for _ in range(len(keys)):
+        asked = {"to": DAY + timedelta(days=2), "limit": 4} | ({"cursor": cursor} if cursor else {})
+        page = (await ask(producer, "failures", **asked)).json
+        found += [(date.fromisoformat(r["date"]), r["command"], r["fingerprint"]) for r in page["rows"]]
+        cursor = page.get("cursor")
+        if cursor is None:
+            break
+    assert sorted(found) == sorted(keys)
+    assert [(d, c) for d, c, _ in found] == [(d, c) for d, c, _ in sorted(found)]
+
+
+def of(*values: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+REFUSED = [
+    "from=2026-03-10&to=2026-03-10",
+    "from=2026-03-11&to=2026-03-10",
+    "from=2026-03-10T00:00:00Z",
+    "from=10.03.2026",
+    "from=2026-02-30",
+    "from=",
+    "to=0001-01-01",
+    "to=9999-12-31",
+    "from=0001-01-01&to=0001-01-02",
+    f"from=2026-01-01&to={date(2026, 1, 1) + timedelta(days=MOST_DAYS + 1)}",
+    "command=",
+    "command=a%00b",
+    "command=a/b",
+    "limit=0",
+    "limit=1001",
+    "limit=x",
+    "cursor=",
+    "cursor=x",
+    "cursor=%00",
+    "cursor=%C3%A9",
+    f"cursor={of(1, 2, 3)}",
+    f"cursor={of('2026-03-10', 'a')}",
+    f"cursor={of('2026-03-10', 'a', '2026-03-10T00:00:00')}",
+    "cursor=" + of("2026-03-10", "a\x00", "2026-03-10T00:00:00Z"),
+    "tenant=acme",
+    "from=2026-03-10&from=2026-03-11",
+]
+
+
+@pytest.mark.parametrize("query", REFUSED)
+async def test_what_makes_no_sense_is_refused(producer: Client, query: str) -> None:
+    answer = await producer.get(f"{PATH}/latency?{query}")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("mart", ["usage", "webhooks"])
+async def test_a_mart_without_commands_says_so(producer: Client, mart: str) -> None:
+    answer = await ask(producer, mart, command="render")
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert "not by command" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "Latency", "runlog", "%00", "latency%20", "published"])
+async def test_there_is_no_other_mart(producer: Client, name: str) -> None:
+    answer = await producer.get(f"{PATH}/{name}")
+    assert (answer.status, answer.code) == (404, "not_found")
+
+
+@pytest.mark.parametrize("command", [None, "render"])
+async def test_a_page_is_found_by_the_keys_index(producer: Client, write: Any, command: str | None) -> None:
+    """However much history the others have: tenant and day lead the index, and nothing is sorted."""
+    south, others = tid(SOUTH), [f"t{n}" for n in range(20)]
+
+    def fill() -> None:
+        hours = [datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=n) for n in range(24 * 20)]
+        filled = [
+            row(Latency, date=hour.date(), hour=hour, command=command)
+            for hour in hours
+            for command in ("mail.send", "render")
+        ]
+        for name in (south, *others):
+            for each in filled:
+                each.pk, each.tenant_id = None, name
+            Latency.objects.bulk_create(filled)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE pipeline_latency")
+
+    def plan() -> str:
+        from pipeline import selectors
+
+        seen: list[str] = []
+
+        def explained(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            with connection.cursor() as cursor:
+                cursor.cursor.execute(f"EXPLAIN {sql}", params)
+                seen.extend(line for (line,) in cursor.cursor.fetchall())
+            return execute(sql, params, many, context)
+
+        with connection.execute_wrapper(explained):
+            selectors.page(
+                Latency, south, selectors.days(DAY, DAY + timedelta(days=3)), command=command,
+                cursor=of("2026-03-11", "render", "2026-03-11T05:00:00Z"), limit=50,
+            )  # fmt: skip
+        return "\n".join(seen)
+
+    await offloop.run(fill)
+    found = await offloop.run(plan)
+    assert "latency_key" in found or "latency_day" in found, found
+    assert "Seq Scan" not in found, found
