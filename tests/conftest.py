@@ -62,8 +62,12 @@ if settings.configured:
 _set_environment()
 atexit.register(_clean_up)
 django.setup()
-# xdist's workers inherit this environment, and must not load the settings before this file has run there.
-del os.environ["DJANGO_SETTINGS_MODULE"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """xdist's workers inherit this environment, and must not load the settings before this file has run there."""
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
 
 
 @pytest.fixture(scope="session")

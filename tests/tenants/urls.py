@@ -10,6 +10,7 @@ from tenants import views
 urlpatterns = [
     # The sidebar of every page of the admin leads there.
     path("admin/", include("queues.console.urls")),
+    path("admin/", include("pipeline.console")),
     path("admin/", admin.site.urls),
     path(".well-known/jwks.json", views.jwks),
 ]
