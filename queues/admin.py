@@ -23,6 +23,7 @@ from queues.console.queue import url_of
 from queues.console.task import url_of_task
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from queues.task import Outcome, Status
+from queues.templatetags.console_words import gist
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
@@ -133,7 +134,7 @@ class AuditedResultAdmin(AuditAdmin):
 
     @display(description="Error")
     def error_start(self, row: AuditedResult) -> str:
-        return row.error[:80]
+        return gist(row.error, "")[:80]
 
     @display(description="Payload")
     def payload_shown(self, row: AuditedResult) -> SafeString:
@@ -162,7 +163,7 @@ class AttemptAdmin(AuditAdmin):
 
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
-        return row.error[:80]
+        return gist(row.error, "")[:80]
 
 
 @admin.register(QueuePolicy)
