@@ -22,6 +22,7 @@ import redis
 
 from codeq_site.embedded import DURABLE, Valkey
 from queues.engine import Engine, Options
+from queues.engine.call import Call
 from queues.engine.runner import SyncRunner
 from queues.task import NewResult, NewTask, Status, Task
 
@@ -94,6 +95,8 @@ def verbs(w: World, count: int) -> None:
 
     base = w.script_us(return_one)
     row("EVALSHA return 1", f"{base:.2f} µs")
+    for verb, us in bare(w, count).items():
+        row(f"{verb}, its commands alone", f"{us:.2f} µs, {us / base:.1f}x")
     targets = {1: (12, 12, 8), 100: (7, 6, 5)}
     for batch, limits in targets.items():
         w.client.flushall()
@@ -121,6 +124,73 @@ def one_way(w: World, tid: str, count: int, batch: int) -> tuple[float, float, f
         w.script_us(claim, repeats=1),
         w.script_us(lambda: w.submit(tid, claims), repeats=1),
     )
+
+
+# What Redis itself must do for a call, on the same words: no check, no way back, no answer. No script does it for less.
+BARE = {
+    "enqueue": """
+        call('TIME')
+        call('EXISTS', ARGV[1] .. 'task:' .. ARGV[10])
+        call('HEXISTS', KEYS[4], 'send')
+        call('HSET', ARGV[1] .. 'task:' .. ARGV[10], 'spec', ARGV[11], 'queue', ARGV[3], 'priority', ARGV[4],
+          'max', ARGV[12], 'status', 'PENDING', 'created', '1234567890123')
+        call('LPUSH', KEYS[1], ARGV[10])""",
+    "claim": """
+        call('TIME')
+        call('HMGET', KEYS[2], ARGV[14])
+        call('ZSCORE', KEYS[1], 'bare:send')
+        local taken = call('LMPOP', 10, KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15],
+          KEYS[16], KEYS[17], 'RIGHT', 'COUNT', 1)
+        local id = taken[2][1]
+        local key = ARGV[1] .. 'task:' .. id
+        local task = call('HMGET', key, 'status', 'lease', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
+        call('HSET', key, 'status', 'IN_PROGRESS', 'lease', '1234567890123 ' .. ARGV[4] .. ' ' .. ARGV[3])
+        call('ZADD', ARGV[1] .. 'q:bare:send:inprog', '1234567890123', id)
+        return { 1, 2, 3, 4, 5, id, task[3], task[4], task[6] }""",
+    "submit": """
+        local id = ARGV[6]
+        local key = ARGV[1] .. 'task:' .. id
+        call('TIME')
+        local task = call('HMGET', key, 'status', 'attempts', 'error', 'ended', 'answer', 'queue', 'lease', 'priority',
+          'created', 'visible', 'past', 'awaited')
+        call('ZSCORE', ARGV[1] .. 'q:bare:send:inprog', id)
+        call('HSET', key, 'status', ARGV[7], 'ended', '1234567890123', 'answer', ARGV[9])
+        call('XADD', KEYS[1], '*', 'id', id, 'queue', task[6], 'attempt', 1, 'outcome', ARGV[7], 'status', ARGV[7],
+          'attempts', 0, 'priority', task[8], 'worker', ARGV[3], 'created', task[9], 'visible', task[9], 'claimed',
+          task[9], 'ended', '1234567890123', 'error', '')
+        call('ZREM', ARGV[1] .. 'q:bare:send:inprog', id)
+        call('ZADD', KEYS[2], '1234567890123', id)""",
+}
+
+
+def bare(w: World, count: int) -> dict[str, float]:
+    """Script time of each verb's commands alone."""
+    shas = {verb: w.client.script_load(f"#!lua flags=allow-oom\nlocal call = redis.call{BARE[verb]}") for verb in BARE}
+    new, ids = NewTask(command="send", payload=PAYLOAD), []
+
+    def send(verb: str, call: Call[Any]) -> Any:
+        [(_, words)] = call.commands
+        return w.client.evalsha(shas[verb], *words[1:])
+
+    def enqueue() -> int:
+        for _ in range(count):
+            send("enqueue", w.engine.enqueue("bare", "bench", [new], retention_ms=DAY_MS))
+        return count
+
+    def claim() -> int:
+        for _ in range(count):
+            ids.append(send("claim", w.engine.claim("bare", ["send"], "w", lease_ms=300_000, limit=1))[5].decode())
+        return count
+
+    def submit() -> int:
+        for task_id in ids:
+            done = NewResult(task_id=task_id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
+            send("submit", w.engine.submit("bare", "w", [done], retention_ms=DAY_MS))
+        ids.clear()
+        return count
+
+    rounds = [[w.script_us(work, repeats=1) for work in (enqueue, claim, submit)] for _ in range(3)]
+    return dict(zip(BARE, map(min, zip(*rounds, strict=True)), strict=True))
 
 
 def memory(w: World, count: int) -> None:
