@@ -134,11 +134,11 @@ def test_a_lake_by_url_holds_what_a_local_one_does(
     assert named
     assert all(name.startswith(f"{elsewhere.url}/attempts/run=") for name in named)
     assert spark.read.parquet(*named).count() == 80
-    damaged = next((tmp_path / "mounted" / "codeq" / "usage").rglob("part-*.parquet"))
-    broken(damaged, "flipped without checksum file")
-    day = damaged.parent.name.removeprefix("date=")
-    with pytest.raises(Damaged, match="usage"):
-        elsewhere.check(elsewhere.manifest("usage"), [day])
+    manifest = elsewhere.manifest("usage")
+    day, part = next(iter(manifest.partitions.items()))
+    broken(tmp_path / "mounted" / "codeq" / part.files[0], "flipped without checksum file")
+    with pytest.raises(Damaged, match=part.files[0]):
+        elsewhere.check(manifest, [day])
 
 
 LATENESS = [timedelta(seconds=1), timedelta(minutes=10), timedelta(hours=5), timedelta(days=1), timedelta(days=40)]
