@@ -19,8 +19,8 @@ R = TypeVar("R")
 
 # As many connections to the database as a web process opens for its API, of each of the two pools.
 THREADS = 4
-# Longer than any page may take. A PostgreSQL that is frozen, or behind a network that is, ends no query by itself.
-ANSWER_SECONDS = 10.0
+# Queries have limits of their own, of seconds. A PostgreSQL that is frozen, or behind a network that is, keeps none.
+ANSWER_SECONDS = 15.0
 # Longer than an artifact takes to a bucket far away. Whoever waits is then told so; the thread goes on waiting.
 STORAGE_SECONDS = 30.0
 PIECE_BYTES = 64 * 2**10
@@ -31,9 +31,12 @@ _opened: set[BaseDatabaseWrapper] = set()
 async def run(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `work`, which may use the ORM. Unavailable if the database does not answer."""
     future = start(work, *args, **kwargs)
-    done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
-    if not done:
+    try:
+        done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
+    finally:
+        # What has not begun never does: nobody waits for it any more.
         future.cancel()
+    if not done:
         raise Unavailable("The database does not answer right now.", retry_after_seconds=5)
     return future.result()
 

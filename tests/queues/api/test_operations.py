@@ -161,6 +161,19 @@ async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_f
     assert await offloop.run(lambda: "back") == "back"
 
 
+async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    thawed, begun = threading.Event(), []
+    busy = [asyncio.ensure_future(offloop.run(thawed.wait, 10)) for _ in range(offloop.THREADS)]
+    gone = asyncio.ensure_future(offloop.run(begun.append, 1))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    thawed.set()
+    await asyncio.gather(*busy)
+    assert await offloop.run(lambda: "after it") == "after it"
+    assert begun == []
+
+
 @pytest.mark.spec("OBS-1", "Created, claimed, completed, expired and latency are counted by command; depths are read")
 async def test_metrics(anonymous: Client, producer: Client, worker: Client, stranger: Client) -> None:
     async def scraped() -> str:
