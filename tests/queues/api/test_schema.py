@@ -15,6 +15,7 @@ from openapi_spec_validator import validate
 from codeq_site import errors, problem
 from queues.api import wire
 from queues.api.examples import EXAMPLES
+from queues.api.links import LINKS
 from queues.api.schema import ApiSchema, declared_errors
 from queues.api.view import ApiView
 from tests.queues.api import conformity
@@ -58,6 +59,21 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]) -> None:
     for operation in operations:
         assert operation["summary"]
         assert operation["description"]
+
+
+@pytest.mark.spec("DOC-1", "An answer says which operations it leads to, and what of it they take")
+def test_every_link_leads_to_an_operation_that_takes_what_it_gives(document: dict[str, Any]) -> None:
+    operations = {each["operationId"]: each for methods in document["paths"].values() for each in methods.values()}
+    declared = {name for name, statuses in LINKS.items() if statuses}
+    found = set()
+    for operation in operations.values():
+        for status, response in operation["responses"].items():
+            for link in response.get("links", {}).values():
+                found.add(operation["operationId"])
+                taken = {each["name"] for each in operations[link["operationId"]]["parameters"] if each.get("required")}
+                assert set(link["parameters"]) <= taken
+                assert status < "300"
+    assert found == declared
 
 
 @pytest.mark.spec("DOC-1", "Every operation says how it fails, each time as a problem document")
