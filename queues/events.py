@@ -13,8 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from queues.engine.engine import decode_answer
-from queues.engine.replies import decode_spec
+from queues.engine.replies import decode_answer, decode_spec
 from queues.task import TERMINAL, Answer, Outcome, Spec, Status
 
 # 9999-12-31: what `datetime` and PostgreSQL can both hold.

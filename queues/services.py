@@ -18,8 +18,8 @@ from codeq_site.conf import conf
 from codeq_site.redis import engine
 from queues import policies
 from queues.engine import Call
-from queues.engine.engine import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.engine.keys import COMMAND, PRIORITIES
+from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.filters import filters
 from queues.task import (
     Claimed,

@@ -13,7 +13,7 @@ from django.core.exceptions import RequestAborted
 from codeq_site.lean import LeanRequest
 from queues import metrics, selectors, services, waiting
 from queues.api import translate, wire
-from queues.engine.engine import CLAIM_QUEUES
+from queues.engine.options import CLAIM_QUEUES
 from queues.task import Claimed, Task
 from tenants.permissions import commands_for
 from tenants.tenant import ANY_COMMAND, Caller, Tenant

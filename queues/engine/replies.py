@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from codeq_site import errors
-from queues.task import Location, Peeked, Spec, Standing, Status, Task
+from queues.task import Answer, Location, Peeked, Spec, Standing, Status, Task
 
 # The fields that lua/lib/task.lua shows, then a score of the index the task is in, then its id.
 SHOWN = 14
@@ -25,12 +25,22 @@ REFUSALS: dict[bytes, type[errors.CodeqError]] = {
 
 encode_spec = msgspec.msgpack.Encoder().encode
 decode_spec = msgspec.msgpack.Decoder(Spec).decode
+encode_answer = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def refusal(reply: Sequence[Any]) -> errors.CodeqError | None:
     """The error that the first word of a reply stands for, or None."""
     found = REFUSALS.get(reply[0])
     return found() if found else None
+
+
+def accepted(reply: Sequence[Any]) -> Sequence[Any]:
+    """The reply, unless its first word is a refusal."""
+    error = refusal(reply)
+    if error:
+        raise error
+    return reply
 
 
 def shown_task(fields: Sequence[bytes]) -> Task:

@@ -15,7 +15,7 @@ import redis.asyncio
 
 from codeq_site import errors
 from queues.engine import Engine, keys
-from queues.engine.engine import Options
+from queues.engine.options import Options
 from queues.engine.runner import AsyncRunner, ClusterRunner, through, whole
 from queues.task import NewResult, Result, Status
 from tests.faults.cluster import Cluster, slot_of

@@ -6,7 +6,7 @@ import pytest
 from codeq_site import errors
 from codeq_site.redis import engine
 from queues import services
-from queues.engine.engine import Limits
+from queues.engine.options import Limits
 from queues.task import Enqueued, NewTask
 from tenants.tenant import Rates
 from tests.queues.conftest import Clock, Queue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codeq_site import errors
-from queues.engine.engine import Options
+from queues.engine.options import Options
 from queues.task import NewResult, NewTask, Status
 
 Refusal = type[errors.CodeqError]

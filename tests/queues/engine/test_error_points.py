@@ -12,7 +12,7 @@ import redis
 from codeq_site.embedded import Valkey
 from queues.engine import Call, keys, scripts
 from queues.engine.call import Command
-from queues.engine.engine import Limits
+from queues.engine.options import Limits
 from queues.engine.runner import SyncRunner
 from queues.task import NewResult, NewTask, Spec, Status, Task
 from tests.queues.conftest import NOON_MS

@@ -29,7 +29,7 @@ from codeq_site.embedded import Valkey
 from queues.engine import Call
 from queues.engine import keys as key_builders
 from queues.engine.call import Runner
-from queues.engine.engine import digest_of
+from queues.engine.producing import digest_of
 from queues.task import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Status, Task
 from tests.queues.conftest import NOON_MS
 from tests.queues.engine.model import Job, Lease, Model

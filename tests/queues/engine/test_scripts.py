@@ -10,7 +10,7 @@ import redis
 
 from codeq_site.embedded import Valkey
 from queues.engine import keys, scripts
-from queues.engine.engine import CHUNK
+from queues.engine.options import CHUNK
 from queues.engine.scripts import LUA, SECTIONS, Script, ScriptError, parse
 from queues.task import NewResult, Status
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new

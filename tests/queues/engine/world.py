@@ -13,9 +13,8 @@ from typing import Any
 
 import redis
 
-from queues.engine import keys
+from queues.engine import Engine, Options, keys
 from queues.engine.call import Runner
-from queues.engine.engine import Engine, Options
 from queues.engine.runner import ClusterRunner, SyncRunner
 from queues.task import TERMINAL, Location, NewTask, QueueStats
 from tests.queues.conftest import Clock

@@ -1,0 +1,59 @@
+"""What an installation decides about its queues, and what bounds a call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from queues.engine import keys
+
+# The most tasks in one script: bounds how long Redis answers nobody else, and stays below Lua's `unpack` limit.
+CHUNK = 1000
+# The most queues one claim looks at: ten lists each.
+CLAIM_QUEUES = 100
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What an installation decides about its queues. Times in milliseconds."""
+
+    partitions: int = 16
+    max_attempts: int = 5
+    inspect_limit: int = 200
+    backoff: str = "exp_full_jitter"
+    backoff_base_ms: int = 5_000
+    backoff_cap_ms: int = 900_000
+    retention_ms: int = 86_400_000
+    dead_retention_ms: int = 7 * 86_400_000
+    horizon_ms: int = 366 * 86_400_000
+
+    @property
+    def backoff_line(self) -> str:
+        return f"{self.backoff} {self.backoff_base_ms} {self.backoff_cap_ms}"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a tenant, and one of its tokens, may do one kind of thing. A rate of 0 is no limit."""
+
+    what: str = ""
+    per_second: float = 0
+    burst_seconds: float = 2.0
+    token: str = ""
+    token_percent: int = 100
+
+    def line(self, root: str, tid: str) -> str:
+        """The buckets as the scripts read them: "<key> <ms a unit> <burst ms>" each."""
+        return _buckets(self, root, tid) if self.per_second else ""
+
+
+@lru_cache(maxsize=10_000)
+def _buckets(limits: Limits, root: str, tid: str) -> str:
+    price, burst = 1000 / limits.per_second, limits.burst_seconds * 1000
+    buckets = [f"{keys.rate(root, tid, limits.what)} {price} {burst}"]
+    if limits.token and limits.token_percent < 100:
+        own = keys.rate(root, tid, limits.what, limits.token)
+        buckets.append(f"{own} {price * 100 / limits.token_percent} {burst}")
+    return " ".join(buckets)
+
+
+NO_LIMITS = Limits()

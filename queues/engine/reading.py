@@ -1,0 +1,138 @@
+"""What can be known of tasks and queues; nothing here changes anything but who is told of an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from codeq_site import errors
+from queues.engine import keys, replies, scripts
+from queues.engine.call import Call
+from queues.engine.options import CHUNK
+from queues.engine.verbs import Verbs
+from queues.task import Answer, Peeked, Place, QueueStats, Task
+
+
+class Reading(Verbs):
+    """One task, many, a queue, all queues of a tenant."""
+
+    def task(self, tid: str, task_id: str, *, watch: bool = False) -> Call[tuple[Task, Answer | None]]:
+        """One task and its answer. `watch`: the end of the task is to be announced on the wake channel."""
+
+        def read(reply: list[Any]) -> tuple[Task, Answer | None]:
+            if not reply:
+                raise errors.TaskNotFound
+            return replies.shown_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
+
+        return self._call(
+            "task",
+            read,
+            due=self._partition(tid).due,
+            root=self._root(tid),
+            tid=tid,
+            id=task_id,
+            with_answer=1,
+            watch=int(watch),
+        )
+
+    def tasks(self, tid: str, task_ids: Sequence[str]) -> Call[list[Task | None]]:
+        """Tasks in one round trip; None for what is gone, or another tenant's."""
+        script, due, root = scripts.load("task"), self._partition(tid).due, self._root(tid)
+        return Call(
+            self.runner,
+            [
+                (script, script.bind(due=due, root=root, tid=tid, id=task_id, with_answer=0, watch=0))
+                for task_id in task_ids
+            ],
+            lambda answers: [replies.shown_task(reply[0]) if reply else None for reply in answers],
+        )
+
+    def place(self, tid: str, task_id: str) -> Call[Place]:
+        """Where a task stands in its queue, and in what state that is."""
+
+        def read(reply: list[Any]) -> Place:
+            if not reply:
+                raise errors.TaskNotFound
+            now_ms, state, busy, higher, ahead, awaited_until = reply
+            word, _, most = state.partition(b" ")
+            return Place(
+                now_ms=now_ms,
+                is_paused=word == b"paused",
+                is_busy=bool(most) and busy >= int(most),
+                in_progress=busy,
+                higher=higher,
+                ahead=None if ahead < 0 else ahead,
+                is_awaited=float(awaited_until) > now_ms,
+            )
+
+        of = self._tenant(tid)
+        return self._call(
+            "place", read, queues=of.queues, ghosts=of.ghosts, waiting=self._partition(tid).waiting,
+            root=self._root(tid), tid=tid, id=task_id, clock=self._now(),
+        )  # fmt: skip
+
+    def owner(self, task_id: str) -> Call[str | None]:
+        """The tid of the tenant whose live task this is; every partition is asked, in one round trip."""
+        script = scripts.load("owner")
+        commands = []
+        for partition in range(self.options.partitions):
+            of = keys.of_partition(partition)
+            commands.append((script, script.bind(due=of.due, root=of.root, id=task_id)))
+        return Call(
+            self.runner,
+            commands,
+            lambda queues: next((queue.decode().partition(":")[0] for queue in queues if queue), None),
+        )
+
+    def stats(self, tid: str, commands: Sequence[str] = ()) -> Call[list[QueueStats]]:
+        """What the named queues hold, or all queues of the tenant."""
+        root = self._root(tid)
+
+        def read(reply: list[Any]) -> list[QueueStats]:
+            return [
+                QueueStats(
+                    command=command.decode(),
+                    ready=sum(map(int, ready)),
+                    delayed=delayed,
+                    in_progress=inprog,
+                    dlq=dlq,
+                    is_paused=state.startswith(b"paused"),
+                    oldest_ready_ms=int(oldest) or None,
+                    ready_by_priority=[int(count) for count in ready],
+                )
+                for command, state, delayed, inprog, dlq, oldest, *ready in reply
+            ]
+
+        of = keys.of_tenant(root, tid)
+        return self._call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
+
+    def names(self, tid: str) -> Call[list[str]]:
+        """The tenant's queues, by name."""
+        return self._call(
+            "names",
+            lambda reply: sorted(name.decode() for name in reply),
+            queues=self._tenant(tid).queues,
+            tid=tid,
+        )
+
+    def peek(self, tid: str, command: str, limit: int) -> Call[Peeked]:
+        """The next tasks of a queue, those in progress and those delayed: at most `limit` of each."""
+        of = self._tenant(tid)
+        return self._call(
+            "peek", replies.peeked, queues=of.queues, ghosts=of.ghosts, root=self._root(tid), tid=tid,
+            command=command, limit=limit,
+        )  # fmt: skip
+
+    def scan(
+        self, tid: str, command: str, place: str, at: str = "0", after: str = "", *, limit: int = CHUNK
+    ) -> Call[list[tuple[str, str, str]]]:
+        """Ids in one index of a queue (`ready:<0..9>`, `delayed`, `inprog`) behind the one seen last: each with where
+        it stands, and the worker that has it in progress."""
+
+        def read(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:
+            return [(task_id.decode(), at.decode(), replies.lease_parts(lease)[1]) for task_id, at, lease in reply]
+
+        return self._call(
+            "scan", read, queues=self._tenant(tid).queues, root=self._root(tid), tid=tid, command=command, place=place,
+            at=at, after=after, limit=limit,
+        )  # fmt: skip
