@@ -17,6 +17,7 @@ import psutil
 from django.conf import settings
 from django.db import connection
 
+from codeq_site.supervisor import spawn
 from tests.conftest import free_port
 from tests.waiting import until
 
@@ -78,12 +79,14 @@ class Deployment:
         return self.start("beat", *_celery("beat"), f"--schedule={schedule}")
 
     def start(self, name: str, *arguments: str) -> Process:
-        with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", *arguments],
-                cwd=settings.BASE_DIR, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+        # As `up` starts its children: in sessions of their own, and gone when the tests are killed.
+        process = spawn(
+            [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", *arguments],
+            log=self.log(name),
+            env=self.environment,
+            cwd=settings.BASE_DIR,
+            death_signal=signal.SIGKILL,
+        )
         self.processes.append(process)
         return process
 
