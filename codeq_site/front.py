@@ -11,7 +11,7 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 
-from codeq_site import request_id
+from codeq_site import metrics, request_id
 from codeq_site.conf import conf
 from codeq_site.lean import LeanHandler, Message, Receive, Scope, Send
 from queues import waiting
@@ -86,5 +86,6 @@ class Front:
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await waiting.room().close()
+                metrics.flush()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

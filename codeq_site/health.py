@@ -86,6 +86,7 @@ class MetricsView(ApiView):
             caller = await BearerAuthentication().authenticate_async(self.request.header(b"authorization"))
             if Role.OPERATOR not in caller.roles:
                 raise errors.Forbidden("This needs a platform operator's token.")
+        metrics.flush()
         return HttpResponse(await offloop.run(metrics.scrape), content_type=metrics.CONTENT_TYPE)
 
 

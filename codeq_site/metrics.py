@@ -6,6 +6,7 @@ has ended stay: a counter must not go back.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -31,10 +32,12 @@ SCRAPE_SECONDS = 2.0
 # Commands are chosen by clients: a thousandth name must not make a thousand time series more.
 LABELS = 500
 OTHER = "other"
+TALLY_SECONDS = 0.5
 
 Gauges = Callable[[float], Iterable[Metric]]
 _gauges: list[Gauges] = []
 _known: set[str] = set()
+_tallies: list[Tally] = []
 
 
 def label(command: str) -> str:
@@ -45,6 +48,33 @@ def label(command: str) -> str:
         return OTHER
     _known.add(command)
     return command
+
+
+class Tally:
+    """What an event loop counts by command. Writing to the file costs more than the rest of counting, so it is done
+    once for all of a while, and before this process is scraped or ends."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._counts: dict[str, int] = {}
+        _tallies.append(self)
+
+    def add(self, command: str) -> None:
+        counts = self._counts
+        if not counts:
+            asyncio.get_running_loop().call_later(TALLY_SECONDS, self.flush)
+        counts[command] = counts.get(command, 0) + 1
+
+    def flush(self) -> None:
+        for command, count in self._counts.items():
+            self._counter.labels(label(command)).inc(count)
+        self._counts.clear()
+
+
+def flush() -> None:
+    """On the event loop, as `Tally.add` is."""
+    for tally in _tallies:
+        tally.flush()
 
 
 def at_scrape(read: Gauges) -> Gauges:
@@ -75,6 +105,6 @@ def scrape() -> bytes:
 
 
 # Other modules take these from here, or they would be imported before the environment says where to count.
-__all__ = ["Counter", "GaugeMetricFamily", "Histogram", "at_scrape", "label", "scrape"]
+__all__ = ["Counter", "GaugeMetricFamily", "Histogram", "Tally", "at_scrape", "flush", "label", "scrape"]
 
 rate_limit_hits = Counter("codeq_rate_limit_hits_total", "Requests refused with 429.", ["scope"])

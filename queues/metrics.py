@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 from codeq_site import metrics
 from codeq_site.conf import conf
 from codeq_site.errors import Unavailable
-from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram
+from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram, Tally
 from codeq_site.redis import client
 from queues import selectors, stream
 from queues.engine import keys
@@ -32,18 +32,16 @@ _latency = Histogram(
 )
 # Tenants whose queues are read in one round trip.
 TENANTS_AT_ONCE = 100
-# A child of a metric by its label: looking it up in prometheus_client costs more than counting.
-_created_by: dict[str, Counter] = {}
-_claimed_by: dict[str, Counter] = {}
+_created_by, _claimed_by = Tally(_created), Tally(_claimed)
 
 
 def created(task: Task) -> None:
-    _child(_created_by, _created, task.spec.command).inc()
+    _created_by.add(task.spec.command)
 
 
 def claimed(tasks: Iterable[Task]) -> None:
     for task in tasks:
-        _child(_claimed_by, _claimed, task.spec.command).inc()
+        _claimed_by.add(task.spec.command)
 
 
 def ended(events: Iterable[Event]) -> None:
@@ -56,16 +54,6 @@ def ended(events: Iterable[Event]) -> None:
             _completed.labels(command, event.status).inc()
         if event.outcome in (Outcome.COMPLETED, Outcome.FAILED):
             _latency.labels(command, event.status).observe(max(0, event.ended_ms - event.created_ms) / 1000)
-
-
-def _child(known: dict[str, Counter], counter: Counter, command: str) -> Counter:
-    child = known.get(command)
-    if child is None:
-        label = metrics.label(command)
-        child = counter.labels(label)
-        if label == command:
-            known[command] = child
-    return child
 
 
 @metrics.at_scrape

@@ -162,7 +162,9 @@ class ApiSchema(AutoSchema):
         references = [{"$ref": REF.format(name=each.__name__)} for each in kinds]
         if len(references) == 1:
             return references[0]
-        return {"oneOf": references, "discriminator": {"propertyName": kinds[0].__struct_config__.tag_field}}
+        configs = [each.__struct_config__ for each in kinds]
+        mapping = {config.tag: said["$ref"] for config, said in zip(configs, references, strict=True)}
+        return {"oneOf": references, "discriminator": {"propertyName": configs[0].tag_field, "mapping": mapping}}
 
 
 def declared_errors(declared: Any) -> list[type[CodeqError]]:

@@ -1,6 +1,6 @@
 """Reading the audit through PostgreSQL's own Java driver, where somebody has it: it is in no package of ours.
 
-CODEQ_TEST_JDBC=/path/to/postgresql-42.jar, or one in Maven's cache.
+CODEQ_TEST_JDBC=/path/to/postgresql-42.jar, or Debian's, or one in Maven's cache.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from tests.pipeline.conftest import QUICK
 from tests.pipeline.history import DAY, Audit, attempt, counts, digests
 
 ROOT = Path(__file__).parents[2]
+DEBIAN = Path("/usr/share/java/postgresql.jar")
 CACHED = Path.home() / ".m2" / "repository" / "org" / "postgresql" / "postgresql"
 
 
 def driver() -> str:
     named = os.environ.get("CODEQ_TEST_JDBC", "")
-    cached = sorted(CACHED.glob("*/postgresql-*.jar"))
-    if not (named or cached):
-        pytest.skip("there is no JDBC driver of PostgreSQL here")
-    return named or str(cached[-1])
+    found = [*sorted(CACHED.glob("*/postgresql-*.jar")), *([DEBIAN] if DEBIAN.is_file() else [])]
+    if not (named or found):
+        pytest.skip("there is no JDBC driver of PostgreSQL here: Debian has it in libpostgresql-jdbc-java")
+    return named or str(found[-1])
 
 
 @pytest.fixture

@@ -63,6 +63,9 @@ REFUSED_ON_PURPOSE = {
     "artifacts: url is not an address": "a port beyond 65535, an IPv6 address that is none",
     "Nested deeper than 100 levels": "a schema has no depth",
     "runAt: at most ": "the horizon moves with the clock",
+    "from, to: ": "at most so many days, and both or neither: a schema cannot count them",
+    "from: the day before": "a schema cannot compare them",
+    "command: this mart": "which marts know commands depends on the path",
     "createdAfter: not a moment in time": "a date-time whose day does not exist, or a leap second",
 }
 # DELETE there ends the work and not the record of it: GET answers with the state CANCELLED, as it should.
