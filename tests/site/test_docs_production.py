@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ class Page:
 
     def __init__(self, room: Path, valkey: Valkey, broker: Valkey, database_url: str) -> None:
         self.room = room
+        self.broker = broker
         self.port = free_port()
         self.variables = {
             **clean_environment(environment()),
@@ -102,10 +105,10 @@ class Page:
             said = answer.read().decode()
             return answer.status, json.loads(said) if "json" in answer.headers["content-type"] else said
 
-    def close(self) -> None:
-        for process in self.started:
+    def end(self, *processes: subprocess.Popen[bytes]) -> None:
+        for process in processes:
             process.terminate()
-        for process in self.started:
+        for process in processes:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -121,7 +124,7 @@ def page(tmp_path: Path, valkey_server: ValkeyFactory, postgresql: PostgreSQL) -
     page = Page(tmp_path, *servers, postgresql.url_of("production_page"))
     (tmp_path / "password").write_text("correct horse battery staple\n")
     yield page
-    page.close()
+    page.end(*page.started)
 
 
 @pytest.mark.timeout(300)
@@ -156,10 +159,25 @@ def test_the_page_is_an_installation(page: Page) -> None:
     until(is_audited, 60, every=0.2)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         page.ask("GET", "/metrics")
-    page.close()
-    web, *celery = [process.returncode for process in page.started]
+    # What the page says of the proxy: it names the host and says that it speaks TLS, or the console sends it away.
+    assert console(page, "codeq.example.com", "https") == 200
+    assert console(page, "codeq.example.com", "http") == 301
+    assert console(page, "elsewhere.example.com", "https") == 400
+
+    web, *celery = page.started
+    page.end(*celery)
+    page.broker.kill()
+    assert page.ask("POST", tasks, tokens[0], {"command": "greet", "payload": {}})[0] == 202
+    page.end(web)
     # In order: uvicorn, when it has shut down, ends by the signal that it was sent.
-    assert (web, celery) == (-signal.SIGTERM, [0, 0])
+    assert [process.returncode for process in page.started] == [-signal.SIGTERM, 0, 0]
+
+
+def console(page: Page, host: str, scheme: str) -> int:
+    link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
+    with closing(link):
+        link.request("GET", "/admin/login/", headers={"Host": host, "X-Forwarded-Proto": scheme})
+        return link.getresponse().status
 
 
 def test_the_servers_are_set_as_those_that_the_tests_run_on() -> None:
