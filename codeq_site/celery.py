@@ -23,7 +23,12 @@ app = Celery("codeq")
 
 
 def kombu_url(url: str) -> str:
-    """kombu has its own way to write a unix socket; everybody else reads `unix:///path?db=1`."""
+    """kombu has its own way to write a unix socket; everybody else reads `unix:///path?db=1`.
+
+    And of a `rediss://` that does not ask for it kombu verifies no certificate: anybody on the way could be the broker.
+    """
+    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
+        url += f"{'&' if '?' in url else '?'}ssl_cert_reqs=required"
     return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
 
 

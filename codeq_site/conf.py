@@ -182,6 +182,10 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = ""
     spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
     secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""
+    secret_key_fallbacks: Annotated[
+        list[str],
+        Meta(description="Former values of SECRET_KEY, comma-separated: what they sealed and signed is still read."),
+    ] = msgspec.field(default_factory=list)
     allowed_hosts: Annotated[
         list[str], Meta(description="Host names the console answers to; `*` only outside production.")
     ] = msgspec.field(default_factory=lambda: ["localhost", "127.0.0.1", "[::1]"])

@@ -25,6 +25,7 @@ KNOWN_AS = {
     "CELERY_BROKER_URL": "broker_url",
     "SPARK_MASTER": "spark_master",
     "SECRET_KEY": "secret_key",
+    "SECRET_KEY_FALLBACKS": "secret_key_fallbacks",
     "CODEQ_PORT": "web.port",
     "CODEQ_SERVE": "web.serve",
     "CODEQ_PARTITIONS": "queues.partitions",

@@ -17,6 +17,7 @@ _conf = build(CODEQ)
 DEBUG = False
 # Outside production a fixed key keeps `manage.py` usable before `up` has made one; checks.py refuses it there.
 SECRET_KEY = _conf.secret_key or "insecure-development-key-of-codeq"
+SECRET_KEY_FALLBACKS = _conf.secret_key_fallbacks
 ALLOWED_HOSTS = _conf.allowed_hosts
 USE_TZ = True
 TIME_ZONE = "UTC"

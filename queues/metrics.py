@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import redis
 from django.db import InterfaceError, OperationalError, close_old_connections
 
 from codeq_site import metrics
+from codeq_site.celery import SCHEDULE
 from codeq_site.conf import conf
 from codeq_site.errors import Unavailable
 from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram, Tally
@@ -17,7 +19,7 @@ from codeq_site.redis import client
 from queues import selectors, stream
 from queues.engine import keys
 from queues.events import Event
-from queues.models import Quarantine
+from queues.models import BeatJob, Quarantine
 from queues.task import Outcome, Task
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
@@ -94,6 +96,20 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
         close_old_connections()
         count = Quarantine.objects.count()
         yield GaugeMetricFamily("codeq_audit_quarantine", "Entries that cannot be stored.", value=count)
+
+
+@metrics.at_scrape
+def beat(until: float) -> Iterator[GaugeMetricFamily]:
+    """For how long each job of beat has been due, by the record of its last run. A job that never ran is left out."""
+    with contextlib.suppress(OperationalError, InterfaceError):
+        close_old_connections()
+        rows = BeatJob.objects.filter(name__in=SCHEDULE)
+        late = GaugeMetricFamily("codeq_beat_late_seconds", "Since a job of beat became due.", labels=["name"])
+        now = datetime.now(UTC)
+        for job in rows:
+            due = job.ended_at + timedelta(seconds=job.every_seconds)
+            late.add_metric([job.name], max(0.0, (now - due).total_seconds()))
+        yield late
 
 
 def _tenants() -> Iterator[str]:

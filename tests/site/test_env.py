@@ -46,6 +46,7 @@ def test_names_of_the_tests_and_of_others_are_left_alone(tmp_path: Path) -> None
         ("CODEQ_PRODUCTION", "true", "production", True),
         ("CODEQ_PRODUCTION", "0", "production", False),
         ("CODEQ_ALLOWED_HOSTS", "a.example, b.example", "allowed_hosts", ["a.example", "b.example"]),
+        ("SECRET_KEY_FALLBACKS", "former,older", "secret_key_fallbacks", ["former", "older"]),
         ("CODEQ_QUEUES_BACKOFF_BASE_SECONDS", "1.5", "queues.backoff_base_seconds", 1.5),
         ("CODEQ_WEB_PORT", "", "web.port", 8080),
     ],
