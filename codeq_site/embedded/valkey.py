@@ -57,7 +57,9 @@ class Valkey(Server):
     def environment(self) -> Mapping[str, str]:
         # The wheel's Valkey uses the C library's allocator, and Lua frees by the hundred: what does not fit glibc's
         # cache of freed pieces is searched for, ever longer beside a million tasks. A claim there took twice its time.
-        return {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=65535", **os.environ}
+        # Last: glibc moves it elsewhere, and Valkey writes its title over what follows its arguments without a gap.
+        own = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
+        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"GLIBC_TUNABLES": own}
 
     def prepare(self) -> None:
         private_directory(self.data)
