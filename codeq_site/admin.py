@@ -53,6 +53,10 @@ class MembershipInline(ChoosesRows, TabularInline):
     extra = 0
     tab = True
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
+        rows: QuerySet[TenantMembership] = super().get_queryset(request)
+        return rows.select_related("user", "tenant")  # a membership's name is made of theirs
+
 
 @admin.register(User)
 class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]

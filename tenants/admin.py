@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.db import transaction
+from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -144,6 +145,9 @@ class TenantMembershipAdmin(TenantScopedAdmin):
     list_select_related = ("user", "tenant")
     search_fields = ("user__username", "tenant__slug")
     autocomplete_fields = ("user", "tenant")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
+        return super().get_queryset(request).select_related("user", "tenant")  # its name is made of theirs
 
 
 @admin.register(TenantIssuer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -18,7 +19,7 @@ BRACKETS = 400
 class ChosenRow(AutocompleteSelect):
     """Django looks up what was sent to show it again, also what can be no row's key."""
 
-    def optgroups(self, name: str, value: list[str], attr: dict[str, Any] | None = None) -> Any:
+    def optgroups(self, name: str, value: Sequence[str], attr: dict[str, Any] | None = None) -> Any:
         return super().optgroups(name, [each for each in value if self._is_key(each)], attr)
 
     def _is_key(self, sent: str) -> bool:

@@ -49,7 +49,7 @@ class DeletedWithReason(ModelAdmin):
         for row in queryset:
             subject = self.told_to(row)
             LogEntry.objects.log_actions(
-                user_id=request.user.pk,
+                user_id=request.user.pk or 0,
                 queryset=[subject],
                 action_flag=DELETION if subject is row else CHANGE,
                 change_message=f"Deleted {self.opts.verbose_name} {row}: {reason}",
@@ -59,7 +59,8 @@ class DeletedWithReason(ModelAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         try:
-            return super().delete_view(request, object_id, extra_context)
+            answer: HttpResponse = super().delete_view(request, object_id, extra_context)
+            return answer
         except NoReason:
             return self._ask_again(request)
 
@@ -67,7 +68,8 @@ class DeletedWithReason(ModelAdmin):
         try:
             # Django deletes one row in a transaction, but not many: what fails must leave no record.
             with transaction.atomic():
-                return super().response_action(request, queryset)
+                answer: HttpResponse | None = super().response_action(request, queryset)
+                return answer
         except NoReason:
             return self._ask_again(request)
 
