@@ -19,6 +19,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from unfold.paginator import InfinitePaginator
 
 from tenants import scoping
+from tenants.fields import ChoosesRows
 from tenants.models import Tenant, TenantMembership
 
 # Besides the tenant itself: what staff of a tenant may change, and is told of who did.
@@ -43,11 +44,18 @@ class SuperusersOnly(ModelAdmin):
     has_delete_permission = has_view_permission
 
 
-class MembershipInline(TabularInline):
+class MembershipInline(ChoosesRows, TabularInline):
     model = TenantMembership
     autocomplete_fields = ("tenant",)
+    # One is taken away on its own page, which asks why.
+    can_delete = False
+    show_change_link = True
     extra = 0
     tab = True
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
+        rows: QuerySet[TenantMembership] = super().get_queryset(request)
+        return rows.select_related("user", "tenant")  # a membership's name is made of theirs
 
 
 @admin.register(User)
@@ -59,6 +67,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
     list_filter = ("is_staff", "is_superuser", "is_active")
     filter_horizontal = ()
     inlines = (MembershipInline,)
+    add_fieldsets = DjangoUserAdmin.add_fieldsets  # the theme has some of its own, which are none
     fieldsets = (
         (None, {"fields": ("username", "password")}),
         ("Who it is", {"fields": ("first_name", "last_name", "email")}),

@@ -7,24 +7,19 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.db import transaction
+from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
-from unfold.forms import BaseDialogForm
-from unfold.widgets import UnfoldAdminTextInputWidget
 
 from tenants import scoping, services
+from tenants.fields import KeysField
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
+from tenants.reasons import ReasonForm
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin
-
-
-class ReasonForm(BaseDialogForm):
-    """What every act of an operator is asked for, and what stays in the tenant's history."""
-
-    reason = forms.CharField(max_length=500, widget=UnfoldAdminTextInputWidget)
 
 
 def dialog(title: str, description: str, submit: str) -> dict[str, Any]:
@@ -151,12 +146,8 @@ class TenantMembershipAdmin(TenantScopedAdmin):
     search_fields = ("user__username", "tenant__slug")
     autocomplete_fields = ("user", "tenant")
 
-
-class KeysField(forms.JSONField):
-    """Of no keys the form says nothing, and not `null`."""
-
-    def prepare_value(self, value: Any) -> Any:
-        return "" if value is None else super().prepare_value(value)
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
+        return super().get_queryset(request).select_related("user", "tenant")  # its name is made of theirs
 
 
 @admin.register(TenantIssuer)

@@ -165,7 +165,7 @@ class TenantMembership(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.user_id} is {self.role} of {self.tenant_id}"
+        return f"{self.user} is {self.role} of {self.tenant}"
 
 
 class SigningSecret(models.Model):

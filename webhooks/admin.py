@@ -19,11 +19,12 @@ from django.utils.safestring import SafeString
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
-from unfold.forms import ActionForm, BaseDialogForm
+from unfold.forms import ActionForm
 from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
 from tenants.models import Tenant
+from tenants.reasons import REASON_CHARS, ReasonForm, reason_in
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
@@ -31,10 +32,6 @@ from webhooks.record import disable
 from webhooks.sender import utc_now
 
 STATUS_COLOURS = {"delivered": "success", "pending": "info", "given up": "danger", "held": "warning"}
-
-
-class ReasonForm(BaseDialogForm):
-    reason = forms.CharField(max_length=500, widget=UnfoldAdminTextInputWidget)
 
 
 class RecoverForm(ReasonForm):
@@ -48,7 +45,7 @@ class ReasonedActions(ActionForm):
     """The form above a list: an action there asks for its reason as every other does."""
 
     reason = forms.CharField(
-        max_length=500, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
+        max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
     )
 
 
@@ -140,7 +137,7 @@ class DeliveryAdmin(WrittenBySystem):
 
     @action(description="Send again", permissions=["replay"])
     def replay(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
-        reason = request.POST.get("reason", "").strip()
+        reason = reason_in(request)
         if not reason:
             self.message_user(request, "Nothing was sent: give a reason.", messages.ERROR)
             return

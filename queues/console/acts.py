@@ -17,10 +17,9 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from codeq_site import errors
 from queues.console.page import Guarded, tenant_of
 from tenants.models import Tenant as TenantRow
+from tenants.reasons import reason_in
 from tenants.scoping import Role
 from tenants.tenant import Tenant
-
-REASON_CHARS = 500
 
 
 class Act(Guarded):
@@ -45,7 +44,7 @@ class Act(Guarded):
 
     def reason(self) -> str:
         """Why, in the person's words; empty after telling them that there must be some."""
-        reason = self.request.POST.get("reason", "").strip()[:REASON_CHARS]
+        reason = reason_in(self.request)
         if not reason:
             messages.error(self.request, "Nothing was done: say why, it is kept with what you do.")
         return reason

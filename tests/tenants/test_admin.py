@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -142,17 +143,22 @@ def test_forged_forms_change_nothing_foreign(
         (url("tenantissuer", "add"), issuer_form(foreign["tenant"], jwks=key)),
         (url("tenantissuer", "change", foreign["tenantissuer"].pk), issuer_form(acme, jwks=key)),
         (url("tenantissuer", "change", own.pk), issuer_form(foreign["tenant"], jwks=key)),
-        (url("tenantissuer", "delete", foreign["tenantissuer"].pk), {"post": "yes"}),
+        (url("tenantissuer", "delete", foreign["tenantissuer"].pk), {"post": "yes", "reason": "because"}),
         (
             url("tenantissuer", "changelist"),
-            {"action": "delete_selected", "_selected_action": [foreign["tenantissuer"].pk], "post": "yes"},
+            {
+                "action": "delete_selected",
+                "_selected_action": [foreign["tenantissuer"].pk],
+                "post": "yes",
+                "reason": "because",
+            },
         ),
         (url("tenant", "change", tid), {"slug": "mine"}),
-        (url("tenant", "delete", tid), {"post": "yes"}),
+        (url("tenant", "delete", tid), {"post": "yes", "reason": "because"}),
         (url("tenantmembership", "add"), {"tenant": tid, "user": client.session["_auth_user_id"], "role": "admin"}),
         (url("tenantmembership", "change", foreign["tenantmembership"].pk), {"tenant": tid, "role": "admin"}),
         (url("signingsecret", "change", foreign["signingsecret"].pk), {"retires_at": ""}),
-        (url("signingsecret", "delete", foreign["signingsecret"].pk), {"post": "yes"}),
+        (url("signingsecret", "delete", foreign["signingsecret"].pk), {"post": "yes", "reason": "because"}),
         (f"/admin/tenants/tenant/{tid}/suspend/", {"reason": "x", "_form_submitted": "True"}),
         (f"/admin/tenants/tenant/{tid}/rotate-secret/", {"reason": "x", "_form_submitted": "True"}),
     ]
@@ -183,11 +189,11 @@ def test_an_admin_of_one_tenant_does_not_delete_where_they_only_look(
     both = [own.pk, foreign["tenantissuer"].pk]
     client.post(
         url("tenantissuer", "changelist"),
-        {"action": "delete_selected", "_selected_action": both, "post": "yes"},
+        {"action": "delete_selected", "_selected_action": both, "post": "yes", "reason": "because"},
         follow=True,
     )
     assert TenantIssuer.objects.filter(pk__in=both).count() == 2
-    client.post(url("tenantissuer", "delete", own.pk), {"post": "yes"})
+    client.post(url("tenantissuer", "delete", own.pk), {"post": "yes", "reason": "because"})
     assert not TenantIssuer.objects.filter(pk=own.pk).exists()
 
 
@@ -207,6 +213,28 @@ def test_only_superusers_name_a_url_to_fetch(role: str, may: bool, login: Login,
     inside = "http://169.254.169.254/latest/meta-data"
     login(role).post(url("tenantissuer", "add"), issuer_form(acme, jwks_url=inside))
     assert TenantIssuer.objects.filter(jwks_url=inside).exists() is may
+
+
+@pytest.mark.spec("ADM-4", "A forged form of the admin is refused on its page; none is a server's error")
+@pytest.mark.parametrize(
+    "junk",
+    ["NaN", "1e999", "9" * 5000, '"\\u0000"', '"\\ud800"', '{"a":' * 600 + "0" + "}" * 600, "[" * 5000],
+    ids=["nan", "infinite", "digits", "nul", "surrogate", "nested", "open"],
+)
+def test_keys_that_cannot_be_kept_are_an_error_of_the_form(
+    junk: str, login: Login, acme: Tenant, signer: Signer
+) -> None:
+    client, key = login("admin"), json.dumps(signer.jwk)
+
+    def send(extra: str) -> HttpResponse:
+        form = issuer_form(acme, jwks=f'{{"keys": [{key}], "extra": {extra}}}')
+        return client.post(url("tenantissuer", "add"), form)
+
+    answer = send(junk)
+    assert answer.status_code == 200
+    assert "Enter a valid JSON." in answer.content.decode()
+    assert not TenantIssuer.objects.exists()
+    assert send('"all is well"').status_code == 302
 
 
 @ISOLATED
@@ -233,7 +261,9 @@ def test_nobody_makes_tenants_or_members(role: str, login: Login, acme: Tenant) 
 
 @ISOLATED
 def test_no_tenant_is_deleted(login: Login, acme: Tenant) -> None:
-    assert login("root").post(url("tenant", "delete", acme.tid), {"post": "yes"}).status_code == 403
+    assert (
+        login("root").post(url("tenant", "delete", acme.tid), {"post": "yes", "reason": "because"}).status_code == 403
+    )
 
 
 @ISOLATED

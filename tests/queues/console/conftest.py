@@ -14,6 +14,7 @@ from tenants.directory import directory
 from tenants.models import Tenant as TenantRow
 from tenants.models import TenantMembership
 from tests.queues.conftest import Queue
+from tests.queues.console.rows import CANARY, Rows
 
 Login = Callable[..., Client]
 
@@ -57,6 +58,16 @@ def login(acme: Queue) -> Login:
         return client
 
     return as_role
+
+
+@pytest.fixture
+def mine(acme: Queue) -> Rows:
+    return Rows(acme, "mine")
+
+
+@pytest.fixture
+def foreign(zeta: Queue) -> Rows:
+    return Rows(zeta, CANARY)
 
 
 def drain() -> None:

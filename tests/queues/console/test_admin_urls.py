@@ -1,35 +1,28 @@
 """Every path of the admin, as it is registered: what it shows of another tenant's, and does to it; what it costs.
 
-Rows are made by what a model's fields are, so a new model is covered as it comes. A path that is not a model's usual
-one needs a line in PLAIN or DETAIL, or the first test fails.
+A path that is not a model's usual one needs a line in PLAIN or DETAIL, or the first test fails.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
 from typing import Any
 
-import msgspec
 import pytest
 from django.contrib import admin
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth.models import User
+from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.contrib.postgres.fields import ArrayField
 from django.db import connection, models
 from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from tenants.models import Tenant as TenantRow
 from tenants.models import TenantMembership
 from tenants.scoping import TenantScopedAdmin
-from tests.queues.conftest import Queue
 from tests.queues.console.conftest import Login
+from tests.queues.console.rows import ALL, CANARY, Rows, label_of, name_of
 from tests.queues.console.test_rights import COUNTS, MOST, _is_frame
 
 pytestmark = pytest.mark.django_db
@@ -37,9 +30,7 @@ ISOLATED = pytest.mark.spec(
     "ADM-4", "No list, form, history, search, autocomplete or action of the admin tells of another tenant"
 )
 RIGHTS = pytest.mark.spec("ADM-4", "Who may only look changes nothing in the admin, by form, action or dialog")
-CANARY = "kanarie"
 ROLES = [None, "viewer", "operator", "admin"]
-NOW = datetime(2026, 10, 1, 12, tzinfo=UTC)
 
 # About no row of a model.
 PLAIN = {
@@ -57,18 +48,9 @@ DETAIL: dict[str, dict[str, str]] = {
     "auth_user_password_change": {"password1": "x-9-another-one", "password2": "x-9-another-one"},
 }
 USUAL = ("changelist", "add", "history", "delete", "change")
-ALL: list[type[Model]] = sorted(admin.site._registry, key=lambda model: model._meta.label)
 OF_TENANTS = [model for model in ALL if isinstance(admin.site._registry[model], TenantScopedAdmin)]
 OF_PLATFORM = [model for model in ALL if model not in OF_TENANTS and model is not LogEntry]
 EVERY_LIST = [*OF_TENANTS, LogEntry]
-
-
-def name_of(model: type[Model]) -> str:
-    return f"{model._meta.app_label}_{model._meta.model_name}"
-
-
-def label_of(model: Any) -> str:
-    return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
 def paths(patterns: Any) -> Iterator[str]:
@@ -77,79 +59,6 @@ def paths(patterns: Any) -> Iterator[str]:
             yield from paths(pattern.url_patterns)
         elif pattern.name:
             yield pattern.name
-
-
-def row_of(model: type[Model], tenant: TenantRow, word: str) -> Model:
-    """A row of this tenant in which everything that can be said is `word`."""
-    if model is TenantRow:
-        return tenant
-    if model is LogEntry:
-        return LogEntry.objects.create(
-            user=User.objects.get_or_create(username=f"{word}-person")[0], action_flag=CHANGE, object_id=tenant.pk,
-            content_type=ContentType.objects.get_for_model(TenantRow), object_repr=tenant.slug, change_message=word,
-        )  # fmt: skip
-    given = {field.name: value_of(field, tenant, word) for field in model._meta.concrete_fields if is_said(field)}
-    return model._default_manager.create(**given)
-
-
-def is_said(field: Any) -> bool:
-    if (
-        isinstance(field, models.AutoField)
-        or getattr(field, "auto_now", False)
-        or getattr(field, "auto_now_add", False)
-    ):
-        return False
-    return not field.has_default() or isinstance(field, models.TextField)
-
-
-def value_of(field: Any, tenant: TenantRow, word: str) -> Any:
-    if field.choices:
-        return field.choices[0][0]
-    if isinstance(field, models.ForeignKey):
-        if field.related_model is TenantRow:
-            return tenant
-        if field.related_model is User:
-            return User.objects.get_or_create(username=f"{word}-person")[0]
-        return None if field.null else row_of(field.related_model, tenant, word)
-    for kind, value in (
-        (models.DateTimeField, NOW), (models.DateField, date(2026, 10, 1)), (models.UUIDField, uuid.uuid4()),
-        (models.BooleanField, False), (ArrayField, []), (models.JSONField, {"keys": word}),
-        (models.BinaryField, msgspec.msgpack.encode(({}, []))), ((models.IntegerField, models.FloatField), 1),
-        ((models.TextField, models.CharField), word[: getattr(field, "max_length", None) or 100]),
-    ):  # fmt: skip
-        if isinstance(field, kind):
-            return value
-    raise AssertionError(f"{field}: say in value_of what a row has here")
-
-
-class Rows:
-    """A row of every model, of one tenant."""
-
-    def __init__(self, queue: Queue, word: str) -> None:
-        self.tenant = TenantRow.objects.get(pk=queue.tenant.tid)
-        self.rows = {model: row_of(model, self.tenant, word) for model in ALL}
-
-    def pk(self, model: type[Model]) -> str:
-        return str(self.rows[model].pk)
-
-    def state(self) -> Any:
-        """All that could have been changed."""
-        found = {
-            model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
-            for model, row in self.rows.items()
-        }
-        secrets = TenantRow.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
-        return found, list(secrets.order_by("signing_secrets"))
-
-
-@pytest.fixture
-def mine(acme: Queue) -> Rows:
-    return Rows(acme, "mine")
-
-
-@pytest.fixture
-def foreign(zeta: Queue) -> Rows:
-    return Rows(zeta, CANARY)
 
 
 def get(client: Any, path: str, **query: str) -> str:
@@ -240,7 +149,7 @@ def press_everything(client: Any, rows: Rows) -> None:
         name, pk = name_of(model), rows.pk(model)
         fields = {field.name: CANARY for field in model._meta.concrete_fields if not field.is_relation}
         client.post(reverse(f"admin:{name}_change", args=[pk]), {**fields, **known})
-        client.post(reverse(f"admin:{name}_delete", args=[pk]), {"post": "yes"})
+        client.post(reverse(f"admin:{name}_delete", args=[pk]), {"post": "yes", "reason": "because"})
         listed = reverse(f"admin:{name}_changelist")
         actions = {each for each in (admin.site._registry[model].actions or ()) if isinstance(each, str)}
         for action in {*actions, "delete_selected"}:

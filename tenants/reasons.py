@@ -1,0 +1,78 @@
+"""Why an operator does something: asked for before what cannot be undone, and kept with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.db import transaction
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from unfold.admin import ModelAdmin
+from unfold.forms import BaseDialogForm
+from unfold.widgets import UnfoldAdminTextInputWidget
+
+REASON_CHARS = 500
+
+
+class ReasonForm(BaseDialogForm):
+    """What every act of an operator is asked for, and what stays in the tenant's history."""
+
+    reason = forms.CharField(max_length=REASON_CHARS, widget=UnfoldAdminTextInputWidget)
+
+
+class NoReason(Exception):
+    """Asked to delete, and not told why."""
+
+
+def reason_in(request: HttpRequest) -> str:
+    """The reason in the person's words, if there is any; PostgreSQL takes no NUL in a text."""
+    return request.POST.get("reason", "").replace("\0", "").strip()[:REASON_CHARS]
+
+
+class DeletedWithReason(ModelAdmin):
+    """Rows are deleted, one or many, for a reason only; unfold/helpers/delete_submit_line.html asks for it."""
+
+    def told_to(self, row: Any) -> Model:
+        """In whose history it stays that this row was deleted."""
+        found: Model = row
+        return found
+
+    def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        # Django calls this before it deletes, whichever way it was asked to, so nothing is deleted around it.
+        reason = reason_in(request)
+        if not reason:
+            raise NoReason
+        for row in queryset:
+            subject = self.told_to(row)
+            LogEntry.objects.log_actions(
+                user_id=request.user.pk or 0,
+                queryset=[subject],
+                action_flag=DELETION if subject is row else CHANGE,
+                change_message=f"Deleted {self.opts.verbose_name} {row}: {reason}",
+            )
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        try:
+            answer: HttpResponse = super().delete_view(request, object_id, extra_context)
+            return answer
+        except NoReason:
+            return self._ask_again(request)
+
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        try:
+            # Django deletes one row in a transaction, but not many: what fails must leave no record.
+            with transaction.atomic():
+                answer: HttpResponse | None = super().response_action(request, queryset)
+                return answer
+        except NoReason:
+            return self._ask_again(request)
+
+    def _ask_again(self, request: HttpRequest) -> HttpResponse:
+        messages.error(request, "Nothing was deleted: say why, it is kept with what you do.")
+        return redirect(request.get_full_path())
