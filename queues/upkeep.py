@@ -19,7 +19,7 @@ from tenants.directory import directory
 log = logging.getLogger(__name__)
 
 MayGoOn = Callable[[], bool]
-LIMIT = 500  # tasks in one script: Redis answers nobody else meanwhile
+LIMIT = 250  # tasks in one script: Redis answers nobody else meanwhile
 HELD_AT_MOST = 5_000  # of one tenant; they are read again with every pass
 
 

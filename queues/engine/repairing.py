@@ -17,7 +17,7 @@ R = TypeVar("R")
 class Repairing(Verbs):
     """Promote, reap and purge, and where they are needed."""
 
-    def promote(self, tid: str, command: str, limit: int = 500) -> Call[tuple[int, int]]:
+    def promote(self, tid: str, command: str, limit: int = 250) -> Call[tuple[int, int]]:
         """Make due tasks ready: how many moved, and when the queue next has something due (0 = nothing)."""
         root, partition = self._root(tid), self._partition(tid)
         return self._call(
@@ -33,7 +33,7 @@ class Repairing(Verbs):
         )
 
     def reap(
-        self, tid: str, command: str, limit: int = 500, *, dead_retention_ms: int | None = None
+        self, tid: str, command: str, limit: int = 250, *, dead_retention_ms: int | None = None
     ) -> Call[tuple[int, int, int]]:
         """Give back tasks whose lease is over: expired, of those dead, and when the queue next has something due."""
         root, partition = self._root(tid), self._partition(tid)
