@@ -615,7 +615,7 @@ def run_machine(
 @pytest.mark.spec("CLN-2", "Neither purge nor cleanup ever takes a live task")
 def test_the_engine_does_what_the_model_says(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        met = run_machine(client, 5_000, 100) if LONG else run_machine(client, 500, 60)
+        met = run_machine(client, 5_000, 100) if LONG else run_machine(client, 300, 60)
         # The rarest, a second death, is met from none to a hundred times in a run.
         for _ in range(3):
             if TO_MEET - set(+met):
