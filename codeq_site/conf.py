@@ -141,6 +141,14 @@ class Webhooks(Section, frozen=True):
     slots_per_host: Annotated[
         int, Meta(ge=1, le=2000, description="Of these, to one host for one tenant: what a hanging one can hold.")
     ] = 12
+    burst: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2000,
+            description="Of these, begun within 20 ms and not on record yet: about what a killed worker sends twice.",
+        ),
+    ] = 10
     failures_to_pause: Annotated[
         Count, Meta(description="Failures in a row after which a host is only probed, for one tenant.")
     ] = 20

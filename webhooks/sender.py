@@ -2,7 +2,7 @@
 
 The POSTs are coroutines of one loop; the database is spoken to by one thread beside it. A round records what has
 ended since the last and reserves what there is room for, so a crash between a POST and its record sends that one
-again, under the same id, and nothing else.
+again, under the same id, and nothing else. So that these are few, only so many (`burst`) may just have begun.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import takewhile
 
 from django.db import InterfaceError, OperationalError, connection
 
@@ -34,7 +35,8 @@ from webhooks.services import Secrets
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25  # how often a run that has something under way looks for more
-BATCH_SECONDS = 0.01  # what ends within so long is recorded together
+BATCH_SECONDS = 0.002  # what ends within so long is recorded together
+QUICK_SECONDS = 0.02  # what takes longer than so is slow, and keeps no other from beginning
 OUTAGE_SECONDS = 20.0  # how long finished tries wait for a database that has gone
 
 TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
@@ -61,6 +63,8 @@ class Sender:
         self._waiting: dict[Lane, deque[Reserved]] = {}
         self._active: dict[Lane, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: dict[uuid.UUID, float] = {}  # and not recorded yet; the latest last
+        self._look_again: asyncio.TimerHandle | None = None
         self._finished: list[Finished] = []
         self._changed = asyncio.Event()
         self._is_taking = True
@@ -86,6 +90,9 @@ class Sender:
                     if taken is None:
                         self._finished = finished + self._finished
                         self._stop_taking()
+                    else:
+                        for each in finished:
+                            self._begun.pop(each.delivery.id, None)
                     self._begin(taken or [])
                     if not (taken or self._tasks or self._finished):
                         return
@@ -100,9 +107,10 @@ class Sender:
                 await in_database(_close_connection)
 
     def _room(self) -> int:
-        """How many more are to be reserved: twice the slots, so that the next are at hand when one is free."""
+        """How many more are to be reserved: up to twice the slots, so that the next are at hand when one is free."""
+        slots = conf().webhooks.slots
         under_way = len(self._tasks) + sum(map(len, self._waiting.values()))
-        return max(0, 2 * conf().webhooks.slots - under_way) if self._is_taking else 0
+        return 2 * slots - under_way if self._is_taking and under_way <= slots else 0
 
     def _stop_taking(self) -> list[uuid.UUID]:
         """From here on only finish what is under way; what was reserved and not begun."""
@@ -152,24 +160,47 @@ class Sender:
         return allowed
 
     def _begin(self, taken: list[Reserved]) -> None:
-        """Start what a host and the slots have room for, each host in its turn."""
+        """Start what a host, the slots and the burst have room for: one of each host, then the next of each."""
         for delivery in taken:
             self._waiting.setdefault((delivery.tid, delivery.host), deque()).append(delivery)
         settings = conf().webhooks
-        margin = timedelta(seconds=settings.deadline_seconds + 1)
-        for lane, waiting in list(self._waiting.items()):
-            while waiting and len(self._tasks) < settings.slots:
+        latest = self._clock() + timedelta(seconds=settings.deadline_seconds + 1)
+        is_any_begun = True
+        while is_any_begun:
+            is_any_begun = False
+            for lane in list(self._waiting):
+                if len(self._tasks) >= settings.slots or self._is_burst():
+                    return
                 if self._active.get(lane, 0) >= settings.slots_per_host:
-                    break
+                    continue
+                waiting = self._waiting.pop(lane)
                 delivery = waiting.popleft()
-                if self._clock() + margin > delivery.until:
-                    continue  # waited too long for its turn: its reservation runs out and it is due again
-                self._active[lane] = self._active.get(lane, 0) + 1
-                task = asyncio.create_task(self._try(delivery, lane))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            if not waiting:
-                del self._waiting[lane]
+                if waiting:
+                    self._waiting[lane] = waiting  # behind the others
+                is_any_begun = True
+                if latest <= delivery.until:  # else it is due again: it waited too long for its turn
+                    self._start(delivery, lane)
+
+    def _start(self, delivery: Reserved, lane: Lane) -> None:
+        self._begun[delivery.id] = time.monotonic()
+        self._active[lane] = self._active.get(lane, 0) + 1
+        task = asyncio.create_task(self._try(delivery, lane))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _is_burst(self) -> bool:
+        """Whether as many as may be have just begun and are not on record: a crash now would send those again."""
+        quick = time.monotonic() - QUICK_SECONDS
+        burst = conf().webhooks.burst
+        if sum(1 for _ in takewhile(lambda begun: begun > quick, reversed(self._begun.values()))) < burst:
+            return False
+        if self._look_again is None:
+            self._look_again = asyncio.get_running_loop().call_later(QUICK_SECONDS, self._after_burst)
+        return True
+
+    def _after_burst(self) -> None:
+        self._look_again = None
+        self._begin([])
 
     async def _try(self, delivery: Reserved, lane: Lane) -> None:
         started = self._clock()

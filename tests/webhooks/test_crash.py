@@ -72,7 +72,7 @@ def end_tasks(tenant: Tenant, hooks: list[str]) -> set[str]:
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec(
     "WHK-3",
-    "Workers killed at random, one answer in five a failure: all told, again only what was on the wire (W-2)",
+    "Workers killed at random, one answer in five a failure: all told, one in a hundred twice at most (W-2)",
 )
 def test_every_ending_is_told_whoever_dies(
     loopback: None, make_receiver: MakeReceiver, acme: TenantRow, tmp_path: Path
@@ -130,7 +130,7 @@ def test_every_ending_is_told_whoever_dies(
         return sum(any(kill - 1 < moment < kill + 1 for kill in killed) for moment in moments)
 
     assert [moments for moments in taken.values() if len(moments) - 1 > at_a_kill(moments[:-1])] == []
-    assert twice <= kills * conf().webhooks.slots
+    assert twice <= (count // 100 if LONG else kills * 4 * conf().webhooks.burst)
 
 
 @pytest.mark.real_time

@@ -18,12 +18,12 @@ from codeq_site.metrics import scrape
 from tenants import services as tenants
 from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
-from tests.webhooks.receiver import OK, Receiver, hang, in_turn, raw, status
+from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status
 from webhooks import outbox, record, services
 from webhooks.http import Posted
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint
 from webhooks.schedule import Step, Verdict
-from webhooks.sender import Sender
+from webhooks.sender import QUICK_SECONDS, Sender
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
@@ -222,6 +222,25 @@ def test_a_hanging_endpoint_does_not_delay_the_others(
     assert len(hung.requests) <= 6
     thread.join(20)
     assert hung.connections <= 6 * 2
+
+
+@pytest.mark.spec("WHK-3", "Few begin while as many have just begun: a killed worker repeats few (W-2)")
+def test_no_more_begin_at_once_than_a_crash_may_repeat(
+    loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, send: Send
+) -> None:
+    configure(burst=2)
+    begun = []
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        begun.append(time.monotonic())
+        await asyncio.sleep(0.5)  # slow ones keep nobody back: all have begun before one has ended
+        await raw(OK)(request, writer)
+
+    receiver = make_receiver(host="0.0.0.0", answer=answer)
+    for number in range(20):
+        make_delivery(receiver.url(host=f"127.0.0.{2 + number}"))
+    assert send().delivered == 20
+    assert begun[-1] - begun[0] >= 5 * QUICK_SECONDS
 
 
 @pytest.mark.spec("WHK-3", "What a dead worker was sending is due again within a minute, under the same id (B-6)")
