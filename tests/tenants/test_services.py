@@ -192,6 +192,31 @@ def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> N
             assert services.signing_secret("acme") == secret
 
 
+@SECRETS
+def test_a_former_key_can_be_dropped_once_all_is_sealed_anew(acme: Tenant) -> None:
+    secret = services.signing_secret("acme")
+    kid = keys.document()["keys"][0]["kid"]
+    former = sealing.settings.SECRET_KEY
+    with override_settings(SECRET_KEY="another"):
+        with pytest.raises(CommandError, match="1 in tenants"):
+            call_command("reseal", stdout=io.StringIO())
+        said = io.StringIO()
+        with override_settings(SECRET_KEY_FALLBACKS=[former]):
+            call_command("reseal", stdout=said)
+        assert "tenants.SigningSecret.sealed: 1 sealed anew" in said.getvalue()
+        assert services.signing_secret("acme") == secret
+        assert sealing.unseal(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
+    with pytest.raises(ConfigError):
+        services.signing_secret("acme")
+
+
+def test_every_sealed_column_is_found() -> None:
+    assert {f"{model._meta.label}.{name}" for model, name in sealing.columns()} == {
+        "tenants.InstallationKey.sealed", "tenants.SigningSecret.sealed",
+        "webhooks.Endpoint.sealed", "webhooks.Endpoint.former_sealed",
+    }  # fmt: skip
+
+
 # -- the installation's keys ----------------------------------------------------------------------------------------
 
 
