@@ -1,0 +1,26 @@
+"""codeQ from Python: `Client` puts tasks in and reads results, `Worker` runs your functions on them.
+
+Needs httpx and msgspec (`pip install codeq[client]`), and nothing of the service itself.
+"""
+
+from codeq_client.client import Client
+from codeq_client.errors import CodeqError, Conflict, NotFound, TooMany, Unavailable
+from codeq_client.tasks import NewTask, Result, Task
+from codeq_client.worker import Fail, Job, LeaseLost, Retry, Worker
+
+__all__ = [
+    "Client",
+    "CodeqError",
+    "Conflict",
+    "Fail",
+    "Job",
+    "LeaseLost",
+    "NewTask",
+    "NotFound",
+    "Result",
+    "Retry",
+    "Task",
+    "TooMany",
+    "Unavailable",
+    "Worker",
+]
