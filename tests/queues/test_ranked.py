@@ -257,6 +257,16 @@ def test_a_lock_that_is_renewed_lasts_as_long_again(line: RankedQueue, other: Ra
     assert other.dequeue() == "t1"
 
 
+def test_a_lock_that_was_made_to_last_by_hand_is_believed(line: RankedQueue, other: RankedQueue, clock: Clock) -> None:
+    put(line, "t1")
+    line.dequeue()
+    client().expire(key(line, "t1"), 86_400)
+    clock.advance(301)
+    assert other.dequeue() is None
+    assert line.release_lock("t1")
+    assert other.dequeue() is None
+
+
 @pytest.mark.parametrize(
     ("first", "then", "order"),
     [
@@ -324,8 +334,10 @@ def test_a_corrupt_entry_is_dropped_and_blocks_nobody(line: RankedQueue, caplog:
         assert take_all(line) == ["below", "between", "t1", "beyond"]
     assert "6 entries were no ids" in caplog.text
     assert client().zcard(key(line)) == 4
+    # Its rank is the lowest there is, and it keeps it.
     assert line.requeue_with_delay("beyond", 0)
-    assert take_all(line) == ["beyond"]
+    put(line, "t2", rank=1)
+    assert take_all(line) == ["t2", "beyond"]
 
 
 @pytest.mark.spec("RNK-7", "An id that is empty, or could not stand in a key, is refused before Redis is asked")
