@@ -63,6 +63,7 @@ SCHEDULE: dict[str, tuple[str, float]] = {
     "bulk": ("queues.bulk", 1.0),
     "cleanup": ("queues.cleanup", 60.0),
     "policies": ("queues.policies", 60.0),
+    "ranked": ("queues.ranked", 5.0),
     "pipeline": ("pipeline.run", 3600.0),
     "sample": ("queues.sample", 60.0),
     "deliver": ("webhooks.deliver", 1.0),

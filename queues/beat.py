@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from codeq_site.conf import conf
 from codeq_site.jobs import Turn, job
-from queues import audit, metrics, pieces, policies, sampling, stream, upkeep
+from queues import audit, metrics, pieces, policies, ranked, sampling, stream, upkeep
 from queues.events import Blobs, Entry
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,12 @@ def carry_on(turn: Turn) -> str:
 def tell_policies(turn: Turn) -> str:
     """Tell Redis of every queue's policy again, in case it was away or empty when one was made."""
     return f"{policies.sync(turn.renew)} told"
+
+
+@job("queues.ranked")
+def sweep_ranked(turn: Turn) -> str:
+    """Enqueue in ranked queues what Redis could not take when it was asked for."""
+    return f"{ranked.sweep(turn.renew)} enqueued"
 
 
 def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:

@@ -352,3 +352,19 @@ class QueuePolicy(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant_id}:{self.command} v{self.version}"
+
+
+class RankedEntry(models.Model):
+    """What has been put into a ranked queue and Redis has not got yet: see queues/ranked.py."""
+
+    tenant = tenant_key()
+    queue = models.TextField()
+    task_id = models.TextField()
+    rank = models.PositiveSmallIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name_plural = "ranked entries"
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id}:{self.queue} {self.task_id}"

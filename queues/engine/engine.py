@@ -9,10 +9,11 @@ from __future__ import annotations
 from queues.engine.dead import DeadLetters
 from queues.engine.governing import Governing
 from queues.engine.producing import Producing
+from queues.engine.ranked import Ranked
 from queues.engine.reading import Reading
 from queues.engine.repairing import Repairing
 from queues.engine.working import Working
 
 
-class Engine(Producing, Working, Repairing, DeadLetters, Governing, Reading):
+class Engine(Producing, Working, Repairing, DeadLetters, Governing, Reading, Ranked):
     """The verbs of one installation's queues."""

@@ -14,6 +14,8 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), what changes, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; lives as long as the retention
     codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  moment (ms) until which what was admitted is paid for
+    codeq:{p}:ranked:<tid>:<name>              ZSET    id -> its place in line, or until when it is delayed or held
+    codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of who is at work on it
     codeq:{p}:tenants                          SET     every <tid> that has a queue
     codeq:{p}:due                              ZSET    <tid>:<command> -> no later than when it needs a visit
     codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits for it
@@ -40,6 +42,7 @@ LEGEND = re.compile(
     r"q:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}:(ready:\d|delayed|inprog|dlq)"
     r"|(queues|policies|ghosts|expiry):[a-z0-9]+|task:[0-9a-f-]{36}|idem:[a-z0-9]+:[0-9a-f]{64}"
     r"|rate:[a-z0-9]+:[a-z]+(:[0-9a-f]+)?"
+    r"|ranked:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}(:lock:[A-Za-z0-9_.-]{1,128})?"
     r"|tenants|due|waiting|woken|events))"
 )
 
@@ -100,6 +103,10 @@ def lock(job: str) -> str:
 def rate(root: str, tid: str, what: str, token: str = "") -> str:
     """The bucket of a tenant for one kind of request, or that of one of its tokens (by its fingerprint)."""
     return f"{root}rate:{tid}:{what}:{token}" if token else f"{root}rate:{tid}:{what}"
+
+
+def ranked(root: str, tid: str, name: str) -> str:
+    return f"{root}ranked:{tid}:{name}"
 
 
 def task(root: str, task_id: str) -> str:

@@ -247,6 +247,31 @@ def claim_some(scene: Scene) -> Call[Any]:
     return claim_all(scene)
 
 
+def ranked(scene: Scene) -> None:
+    """A ranked queue with an entry in every place: due and not, held by a lock that lives and by one that is over."""
+    engine = scene.engine
+    engine.ranked_enqueue(
+        TID, "line", [(name, 50) for name in ("later", "due", "over", "held", "again", "no id!")]
+    ).now()
+    for delay_ms in (DAY_MS, 1_000):
+        task_id = engine.ranked_dequeue(TID, "line", "h:1", lock_seconds=300).now()
+        engine.ranked_requeue(TID, "line", str(task_id), "h:1", delay_ms=delay_ms).now()
+    assert engine.ranked_dequeue(TID, "line", "h:1", lock_seconds=1).now() == "over"
+    assert engine.ranked_dequeue(TID, "line", "h:1", lock_seconds=300).now() == "held"
+    assert engine.ranked_dequeue(TID, "line", "h:1", lock_seconds=300).now() == "again"
+    engine.ranked_enqueue(TID, "line", [("again", 100), ("last", 0)]).now()
+    scene.client.delete(f"{keys.ranked(keys.of_partition(0).root, TID, 'line')}:lock:over")
+    scene.clock.advance(1)
+
+
+def of_ranked(call: Callable[[Scene], Call[Any]]) -> Callable[[Scene], Call[Any]]:
+    def act(scene: Scene) -> Call[Any]:
+        ranked(scene)
+        return call(scene)
+
+    return act
+
+
 LIMITS = Limits(what="any", per_second=100, burst_seconds=10, token="0a", token_percent=50)
 
 SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
@@ -302,6 +327,18 @@ SCENES: dict[str, Callable[[Scene], Call[Any]]] = {
     "names": lambda s: s.engine.names(TID),
     "scan": lambda s: s.engine.scan(TID, "send", "inprog"),
     "place": lambda s: s.engine.place(TID, s.line[2].id),
+    "ranked_enqueue": of_ranked(
+        lambda s: s.engine.ranked_enqueue(
+            TID, "line", [("new", 50), ("later", 50), ("held", 70), ("again", 50), ("last", 9)]
+        )
+    ),
+    "ranked_dequeue": of_ranked(lambda s: s.engine.ranked_dequeue(TID, "line", "h:2", lock_seconds=300)),
+    "ranked_requeue": of_ranked(lambda s: s.engine.ranked_requeue(TID, "line", "held", "h:1", delay_ms=5)),
+    "ranked_release": of_ranked(lambda s: s.engine.ranked_release(TID, "line", "held", "h:1")),
+    "ranked_release by force": of_ranked(lambda s: s.engine.ranked_release(TID, "line", "held", "")),
+    "ranked_renew": of_ranked(lambda s: s.engine.ranked_renew(TID, "line", "held", "h:1", lock_seconds=400)),
+    "ranked_size": of_ranked(lambda s: s.engine.ranked_size(TID, "line")),
+    "ranked_locked": of_ranked(lambda s: s.engine.ranked_locked(TID, "line", "held")),
 }
 # Those that read, and a resume of what was not paused.
 CHANGE_NOTHING = {
@@ -316,6 +353,8 @@ CHANGE_NOTHING = {
     "scan",
     "resume",
     "claim nothing",
+    "ranked_size",
+    "ranked_locked",
 }
 
 

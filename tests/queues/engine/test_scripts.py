@@ -100,7 +100,7 @@ def test_a_header_has_every_section_and_bounds_what_is_refused_for_lack_of_memor
     assert script.summary
     flags = script.sections.get("FLAGS")
     # A full server must be able to drain: only what adds tasks may be refused.
-    assert (flags is None) == (script.name == "enqueue")
+    assert (flags is None) == (script.name in ("enqueue", "ranked_enqueue"))
     assert flags in (None, "allow-oom", "no-writes")
 
 
