@@ -39,11 +39,12 @@ class Filters:
         store: Callable[[Sequence[NewTask]], Call[list[Enqueued | CodeqError]]],
     ) -> Call[list[Enqueued | CodeqError]]:
         """Look up the tasks whose idempotency key may have been used, and store the others."""
-        keys = [task.idempotency_key and f"{tid} {task.idempotency_key}" for task in tasks]
-        maybe = [at for at, key in enumerate(keys) if key and key in self.idempotency]
-        for key in keys:
-            if key:
-                self.idempotency.add(key)
+        keys = {at: f"{tid} {task.idempotency_key}" for at, task in enumerate(tasks) if task.idempotency_key}
+        if not keys:
+            return store(tasks)
+        maybe = [at for at, key in keys.items() if key in self.idempotency]
+        for key in keys.values():
+            self.idempotency.add(key)
         if not maybe:
             return store(tasks)
 

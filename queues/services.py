@@ -7,7 +7,6 @@ one, so that one bad item never costs the others.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -39,6 +38,7 @@ I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
 # Unix milliseconds that a date can still be written for: the year 9999 ends there.
 LATEST_MS = 253_402_300_799_000
+TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REASON_CHARS = 4096
 
@@ -66,14 +66,9 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
             depth=tenant.depth,
         )
 
-    def judged(item: Enqueued | errors.CodeqError) -> Enqueued | errors.CodeqError:
-        if isinstance(item, Enqueued) and item.is_mismatch:
-            return errors.IdempotencyMismatch()
-        return item
-
     def enqueue_valid(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
         stored = filters().known_first(tenant.tid, new, engine().known, store)
-        return stored.then(lambda items: [judged(item) for item in items]) if tenant.is_idempotency_strict else stored
+        return stored.then(_without_mismatches) if tenant.is_idempotency_strict else stored
 
     return _each_valid(tasks, lambda task: _check_task(tenant, task, known), enqueue_valid)
 
@@ -327,13 +322,18 @@ def _each_valid(
         else:
             valid.append(item)
 
+    if not refused and valid:
+        return send(valid)
+
     def merge(answers: list[R | errors.CodeqError]) -> list[R | errors.CodeqError]:
         rest = iter(answers)
         return [refused[at] if at in refused else next(rest) for at in range(len(items))]
 
-    if not valid:
-        return Call(engine().runner, [], lambda _: merge([]))
-    return send(valid).then(merge) if refused else send(valid)
+    return send(valid).then(merge) if valid else Call(engine().runner, [], lambda _: merge([]))
+
+
+def _without_mismatches(items: list[Enqueued | errors.CodeqError]) -> list[Enqueued | errors.CodeqError]:
+    return [errors.IdempotencyMismatch() if isinstance(item, Enqueued) and item.is_mismatch else item for item in items]
 
 
 def _with_priority(task: NewTask, known: policies.Policies) -> NewTask:
@@ -388,11 +388,7 @@ def _check_command(command: str) -> None:
 
 def _check_id(task_id: str) -> None:
     """Only the canonical form of a UUID is an id: anything else names nothing, and must not become part of a key."""
-    try:
-        is_canonical = str(uuid.UUID(task_id)) == task_id
-    except (ValueError, AttributeError, TypeError):
-        is_canonical = False
-    if not is_canonical:
+    if not isinstance(task_id, str) or TASK_ID.fullmatch(task_id) is None:
         raise errors.TaskNotFound
 
 

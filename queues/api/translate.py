@@ -139,6 +139,7 @@ def task(found: nouns.Task, tenant_id: str) -> wire.Task:
     is_answered = found.status is Status.COMPLETED or (
         found.status is Status.FAILED and found.location is not Location.DLQ_SET
     )
+    created_at = moment(found.created_ms)
     return wire.Task(
         id=found.id,
         command=spec.command,
@@ -157,8 +158,8 @@ def task(found: nouns.Task, tenant_id: str) -> wire.Task:
         tenant_id=tenant_id,
         trace_parent=spec.trace_parent,
         trace_state=spec.trace_state,
-        created_at=moment(found.created_ms),
-        updated_at=moment(found.updated_ms),
+        created_at=created_at,
+        updated_at=created_at if found.updated_ms == found.created_ms else moment(found.updated_ms),
         visible_at=moment(found.visible_ms) if found.visible_ms > found.created_ms else None,
         last_known_location=found.location,
     )

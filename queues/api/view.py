@@ -70,6 +70,15 @@ class Operation:
     def decoder(self) -> msgspec.json.Decoder[Any] | None:
         return None if self.body is None else msgspec.json.Decoder(self.body)
 
+    def read(self, body: bytes) -> Any:
+        """What the body says."""
+        assert self.decoder is not None
+        if not body:
+            if not self.is_body_optional:
+                raise errors.InvalidRequest("The body is missing.")
+            body = b"{}"
+        return self.decoder.decode(body)
+
 
 def operation(name: str, **said: Any) -> Callable[[Handler], Handler]:
     """Declare the handler below to be the operation `name`. Its docstring is the description in the schema."""
@@ -116,10 +125,10 @@ class ApiView(APIView):
     def as_view(cls, **said: Any) -> Any:
         """What Django and the schema look at, without the two layers that would look after cookies and forms."""
 
-        async def view(request: LeanRequest, **arguments: Any) -> HttpResponseBase:
+        def view(request: LeanRequest, **arguments: Any) -> Awaitable[HttpResponseBase]:
             self = cls(**said)
             self.request = request
-            return await self.dispatch(request, **arguments)
+            return self.dispatch(request, **arguments)
 
         return update_wrapper(view, super().as_view(**said))
 
@@ -148,7 +157,11 @@ class ApiView(APIView):
             if declared.query is not None:
                 arguments["query"] = read_query(request.scope["query_string"], declared.query)
             if declared.decoder is not None:
-                arguments["body"] = await self._read(request, declared)
+                content_type = request.received.get(b"content-type")
+                if content_type != b"application/json" and not request.is_body_read:
+                    check_content_type(content_type)
+                body = await request.read_body(conf().web.body_bytes)
+                arguments["body"] = declared.read(body)
             return await handler(self, caller, **arguments)
         except Exception as error:  # noqa: BLE001 - becomes a problem document; what is unexpected is logged there
             return self.handle_exception(error)
@@ -166,18 +179,6 @@ class ApiView(APIView):
             response = problem.answer(errors.MethodNotAllowed(f"This path knows {self.allow}."))
         response.headers["Allow"] = self.allow
         return response
-
-    async def _read(self, request: LeanRequest, declared: Operation) -> Any:
-        assert declared.decoder is not None
-        content_type = request.received.get(b"content-type")
-        if content_type != b"application/json" and not request.is_body_read:
-            check_content_type(content_type)
-        body = await request.read_body(conf().web.body_bytes)
-        if not body:
-            if not declared.is_body_optional:
-                raise errors.InvalidRequest("The body is missing.")
-            body = b"{}"
-        return declared.decoder.decode(body)
 
 
 def check_content_type(value: bytes | None) -> None:

@@ -96,6 +96,13 @@ def of_queue(root: str, tid: str, command: str) -> QueueKeys:
     return QueueKeys(name, ready, base + "delayed", base + "inprog", base + "dlq")
 
 
+@lru_cache(maxsize=1_000)
+def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str, ...]:
+    """The ready lists of these queues, the best priority of all of them first. A worker asks for the same all day."""
+    lines = [of_queue(root, tid, command).ready for command in commands]
+    return tuple([line[priority] for priority in reversed(PRIORITIES) for line in lines])
+
+
 def lock(job: str) -> str:
     return f"codeq:lock:{job}"
 

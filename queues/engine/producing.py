@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
 
@@ -11,8 +12,9 @@ import uuid_utils
 
 from codeq_site import errors
 from queues.engine import keys, replies, scripts
-from queues.engine.call import Call
+from queues.engine.call import Call, Command
 from queues.engine.options import NO_LIMITS, Limits
+from queues.engine.scripts import Bound
 from queues.engine.verbs import NOTHING, Verbs, retention_line
 from queues.task import Enqueued, Location, NewTask, Spec, Status, Task
 
@@ -33,53 +35,43 @@ class Producing(Verbs):
         depth: int = 0,
     ) -> Call[list[Enqueued | errors.CodeqError]]:
         """Store tasks. One script for those that share a command and a priority, all in one round trip."""
-        root = self._root(tid)
         groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
         seen: dict[str, int] = {}
         for position, new in enumerate(tasks):
             task_id = str(uuid_utils.uuid7())
             spec = spec_of(new, tenant)
-            digest = digest_of(new.idempotency_key)
-            # A key that comes twice in a batch goes into a later script, which then finds the first one's task.
-            repeat = seen[digest] = seen.get(digest, -1) + 1 if digest else 0
-            blob = replies.encode_spec(spec)
+            repeat, digest, fingerprint = 0, "", ""
+            if new.idempotency_key:
+                digest, fingerprint = digest_of(new.idempotency_key), fingerprint_of(new)
+                # One that comes twice in a batch goes into a later script, which then finds the first one's task.
+                repeat = seen[digest] = seen.get(digest, -1) + 1
             args = [
                 task_id,
-                blob,
+                replies.encode_spec(spec),
                 new.max_attempts or max_attempts.get(new.command, self.options.max_attempts),
                 new.delay_ms,
                 new.run_at_ms or 0,
                 digest,
-                fingerprint_of(new) if digest else "",
+                fingerprint,
             ]
-            group = groups.setdefault((new.command, new.priority, repeat), [])
-            group.append((position, task_id, spec, args))
+            groups.setdefault((new.command, new.priority, repeat), []).append((position, task_id, spec, args))
         # Whatever their queues: who came first with a key is stored before the next one asks for it.
         ordered = sorted(groups.items(), key=lambda group: group[0][2])
         script = scripts.load("enqueue")
-        partition, commands = keys.of_partition(self.partition_of(tid)), []
+        commands: list[Command] = []
         for (command, priority, _), items in ordered:
-            queue = keys.of_queue(root, tid, command)
-            bound = script.bind(
-                ready=queue.ready[priority],
-                delayed=queue.delayed,
-                due=partition.due,
-                queues=keys.of_tenant(root, tid).queues,
-                tenants=partition.tenants,
-                waiting=partition.waiting,
-                woken=partition.woken,
-                root=root,
-                tid=tid,
-                queue=queue.name,
-                priority=priority,
-                clock=self._now(),
-                idem_ttl_ms=retentions_ms.get(command, retention_ms),
-                horizon_ms=self.options.horizon_ms,
-                limits=limits.line(root, tid),
-                depth=depth or "",
-                args=[value for item in items for value in item[3]],
+            common = _common(
+                self.partition_of(tid),
+                tid,
+                command,
+                priority,
+                self._now(),
+                retentions_ms.get(command, retention_ms),
+                self.options.horizon_ms,
+                limits,
+                depth,
             )
-            commands.append((script, bound))
+            commands.append((script, common + tuple([value for item in items for value in item[3]])))
 
         def read(answers: list[Any]) -> list[Enqueued | errors.CodeqError]:
             done: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
@@ -143,6 +135,41 @@ class Producing(Verbs):
             retention_ms=retention_line(retention_ms, retentions_ms),
             clock=self._now(),
         )
+
+
+@lru_cache(maxsize=10_000)
+def _common(
+    partition: int,
+    tid: str,
+    command: str,
+    priority: int,
+    clock: int | str,
+    idem_ttl_ms: int,
+    horizon_ms: int,
+    limits: Limits,
+    depth: int,
+) -> Bound:
+    """What every enqueue of a queue and a priority begins with: to bind it anew would be half of an enqueue's cost."""
+    shared = keys.of_partition(partition)
+    queue = keys.of_queue(shared.root, tid, command)
+    return scripts.load("enqueue").bind(
+        ready=queue.ready[priority],
+        delayed=queue.delayed,
+        due=shared.due,
+        queues=keys.of_tenant(shared.root, tid).queues,
+        tenants=shared.tenants,
+        waiting=shared.waiting,
+        woken=shared.woken,
+        root=shared.root,
+        tid=tid,
+        queue=queue.name,
+        priority=priority,
+        clock=clock,
+        idem_ttl_ms=idem_ttl_ms,
+        horizon_ms=horizon_ms,
+        limits=limits.line(shared.root, tid),
+        depth=depth or "",
+    )
 
 
 def spec_of(new: NewTask, tenant: str) -> Spec:

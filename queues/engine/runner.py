@@ -50,6 +50,13 @@ def missing(answers: Sequence[Any]) -> list[int]:
     return [at for at, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
 
 
+def has_error(answers: Sequence[Any]) -> bool:
+    for answer in answers:  # noqa: SIM110 - `any` makes a generator, for what is nearly always one answer
+        if isinstance(answer, Exception):
+            return True
+    return False
+
+
 def checked(answers: list[Any]) -> list[Any]:
     for answer in answers:
         if isinstance(answer, Exception):
@@ -141,6 +148,8 @@ class AsyncRunner:
     async def run(self, commands: Sequence[Command]) -> list[Any]:
         try:
             answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
+            if not has_error(answers):
+                return answers
             for at in missing(answers):
                 script, bound = commands[at]
                 answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]

@@ -33,18 +33,18 @@ class Working(Verbs):
         inspect_limit: int | None = None,
     ) -> Call[Claimed]:
         """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
-        root, partition = self._root(tid), self._partition(tid)
+        partition = self._partition(tid)
+        root, tenant = partition.root, keys.of_tenant(partition.root, tid)
         token = secrets.token_hex(16)
         script = scripts.load("claim")
-        lines = [keys.of_queue(root, tid, command).ready for command in commands]
         bound = script.bind(
             due=partition.due,
-            queues=keys.of_tenant(root, tid).queues,
-            ghosts=keys.of_tenant(root, tid).ghosts,
+            queues=tenant.queues,
+            ghosts=tenant.ghosts,
             waiting=partition.waiting,
             woken=partition.woken,
             events=partition.events,
-            expiry=keys.of_tenant(root, tid).expiry,
+            expiry=tenant.expiry,
             root=root,
             tid=tid,
             worker=worker,
@@ -58,7 +58,7 @@ class Working(Verbs):
             dead_retention_ms=dead_retention_ms or self.options.dead_retention_ms,
             clock=self._now(),
             limits=limits.line(root, tid),
-            keys=[line[priority] for priority in reversed(keys.PRIORITIES) for line in lines],
+            keys=keys.in_claim_order(root, tid, tuple(commands)),
             args=commands,
         )
 

@@ -158,11 +158,13 @@ async def submit(
     for at, (task_id, body, token) in enumerate(handed_in):
         try:
             beside = translate.new_artifacts(body)
-            translate.new_result(task_id, body, token)  # what is wrong with it is said before anything is stored
-            kept, stored = await _keep(tid, task_id, beside) if beside else ([], [])
-            if any(each.content is not None for each in beside):
-                inline[at] = (task_id, beside, stored)
-            new.append(translate.new_result(task_id, body, token, kept))
+            result = translate.new_result(task_id, body, token)  # says what is wrong before anything is stored
+            if beside:
+                kept, stored = await _keep(tid, task_id, beside)
+                if any(each.content is not None for each in beside):
+                    inline[at] = (task_id, beside, stored)
+                result = translate.new_result(task_id, body, token, kept)
+            new.append(result)
         except CodeqError as error:
             refused[at] = error
     # If Redis does not answer, nobody knows whether it was carried out: what is stored stays, for another try.
