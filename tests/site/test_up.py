@@ -177,6 +177,7 @@ def test_it_stops_in_time_and_the_next_start_goes_on(installation: Callable[[], 
     assert own.wait(2 * STOP_SECONDS) == 0
     assert "Stopped in" in own.out
     assert not [child for child in children if child.is_running()]
+    assert own.err.count("Traceback") == 0, own.err
 
     own.start()
     assert is_marked(own)

@@ -99,8 +99,8 @@ def address(url: str, bucket: str = BUCKET) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def s3(server: S3, use: Use, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
-    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 2)
-    monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 2)
+    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 1)
+    monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 1)
     use(address(server.url))
     yield server
     server.go_on()
