@@ -19,7 +19,7 @@ run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another);
 
 .PHONY: test
 test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(TESTS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q $(TESTS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## the proofs at length: 5,000 random days, every crash point, 300 kills, long outages, the API fuzzed for an hour

@@ -51,7 +51,12 @@ class MembershipInline(ChoosesRows, TabularInline):
     can_delete = False
     show_change_link = True
     extra = 0
+    # Rows of a form that asks for more are not made: a page of thousands would hold a thread for seconds.
+    max_num = 200
     tab = True
+
+    def get_formset(self, request: HttpRequest, obj: Any = None, **options: Any) -> Any:
+        return super().get_formset(request, obj, **{"absolute_max": self.max_num, **options})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
         rows: QuerySet[TenantMembership] = super().get_queryset(request)

@@ -100,6 +100,8 @@ CACHES = {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": _cache_urls[0],
         "KEY_PREFIX": "codeq-cache",
+        # Or a Redis that is frozen would hold up every login.
+        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
     }
 }
 
@@ -141,6 +143,7 @@ REST_FRAMEWORK = {
 # The console's theme.
 _mark = f"{STATIC_URL}queues/mark.svg"
 UNFOLD = {
+    "LOGIN": {"form": "codeq_site.login.LoginForm"},
     "SITE_TITLE": "codeQ",
     "SITE_HEADER": "codeQ",
     "SITE_SUBHEADER": "Console",

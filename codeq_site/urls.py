@@ -7,6 +7,7 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView, SpectacularSwaggerView
 
 from codeq_site import health
+from codeq_site.login import login
 
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
@@ -21,5 +22,6 @@ urlpatterns = [
     # First: its overview is the admin's front page.
     path("admin/", include("queues.console.urls")),
     path("admin/", include("pipeline.console")),
+    path("admin/login/", login),  # before the admin's own, under its name
     path("admin/", admin.site.urls),
 ]

@@ -7,11 +7,14 @@ pytest-django reads DJANGO_SETTINGS_MODULE too early for that; therefore it is s
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +22,8 @@ import django
 import pytest
 import redis
 from django.conf import settings
+from django.db import connection
+from django.test import TransactionTestCase
 
 from codeq_site import env
 from codeq_site.embedded import DURABLE, PostgreSQL, Valkey
@@ -91,6 +96,32 @@ def django_db_modify_db_settings(postgresql: PostgreSQL) -> None:
     """pytest-django's hook before the test database is made: the server must run by then."""
 
 
+# Django makes these itself, and again after every flush of the others.
+_KEPT = {"django_migrations", "django_content_type", "auth_permission"}
+_SMALL_BYTES = 2**20
+_flush = TransactionTestCase._fixture_teardown
+
+
+def _empty_tables(case: TransactionTestCase) -> None:
+    """What Django does after a test that commits, for a tenth: it truncates every table, be there rows in it or not."""
+    names = [name for name in connection.introspection.django_table_names(only_existing=True) if name not in _KEPT]
+    sizes = " UNION ALL ".join(
+        f"SELECT '{name}', pg_relation_size('{name}') WHERE EXISTS (SELECT FROM {name})" for name in names
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sizes)
+        filled = dict(cursor.fetchall())
+    if max(filled.values(), default=0) > _SMALL_BYTES:
+        _flush(case)  # what is deleted stays on its pages, for the plans of later tests to reckon with
+    elif filled:
+        deletions = "".join(f"DELETE FROM {name};" for name in filled)
+        with connection.cursor() as cursor:  # in any order: no key is looked after meanwhile
+            cursor.execute(f"BEGIN; SET LOCAL session_replication_role = replica; {deletions} COMMIT")
+
+
+TransactionTestCase._fixture_teardown = _empty_tables  # type: ignore[method-assign]
+
+
 @pytest.fixture(scope="session")
 def _flusher(valkey: Valkey) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(valkey.url)
@@ -104,12 +135,17 @@ def _empty_valkey(_flusher: redis.Redis) -> None:
     _flusher.flushall()
 
 
+# Below those that the system gives to outgoing connections: one of them would take the port before it is used.
+_ports = cycle(random.sample(range(15_000, 32_000), 17_000))
+
+
 def free_port() -> int:
     """A TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 class ValkeyFactory(Protocol):
@@ -165,11 +201,35 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
 TOGETHER = {
     "tests/site/test_up.py": "up",
     "tests/site/test_readme.py": "up",
+    "tests/site/test_canaries.py": "up",
     "tests/pipeline/": "spark",
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
     "tests/queues/test_bloom.py": "bloom",
 }
+# What takes longest begins first: begun last, it would run on while the other workers have nothing left to do.
+LONGEST_FIRST = (
+    "tests/pipeline/",
+    "tests/site/test_schemathesis.py",
+    "tests/browser/",
+    "tests/site/test_up.py",
+    "tests/site/test_readme.py",
+    "tests/site/test_canaries.py",
+    "tests/faults/",
+    "tests/webhooks/test_crash.py",
+    "tests/queues/engine/test_model.py",
+    "tests/site/test_docs_production.py",
+    "tests/concurrency/",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        rooms = (rank for rank, room in enumerate(LONGEST_FIRST) if item.nodeid.startswith(room))
+        return next(rooms, len(LONGEST_FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -180,6 +240,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             return next((shared for room, shared in TOGETHER.items() if nodeid.startswith(room)), nodeid)
 
+    config.option.loadscopereorder = False  # the order above, and not by the number of tests
     return ByRoom(config, log)
 
 

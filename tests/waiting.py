@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+# Only a test that fails waits that long, so the slowest machine may set it.
+SECONDS = 30.0
 
 
-def until(predicate: Callable[[], T], seconds: float = 5.0, *, every: float = 0.01) -> T:
+def until(predicate: Callable[[], T], seconds: float = SECONDS, *, every: float = 0.01) -> T:
     """Poll until the predicate answers something true, and return that; AssertionError at the deadline."""
     deadline = time.monotonic() + seconds
     while True:
@@ -22,7 +24,7 @@ def until(predicate: Callable[[], T], seconds: float = 5.0, *, every: float = 0.
         time.sleep(every)
 
 
-async def until_async(predicate: Callable[[], Awaitable[T]], seconds: float = 5.0, *, every: float = 0.01) -> T:
+async def until_async(predicate: Callable[[], Awaitable[T]], seconds: float = SECONDS, *, every: float = 0.01) -> T:
     """The same on the event loop."""
     deadline = time.monotonic() + seconds
     while True:

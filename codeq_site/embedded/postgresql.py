@@ -36,6 +36,9 @@ POSTGRES_SETTINGS = {
     "io_method": "sync",
     "jit": "off",
     "log_timezone": "UTC",
+    # What clients sent is in statements, and in the details of errors.
+    "log_min_error_statement": "panic",
+    "log_error_verbosity": "terse",
     "timezone": "UTC",
 }
 

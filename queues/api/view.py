@@ -164,7 +164,11 @@ class ApiView(APIView):
                 arguments["body"] = declared.read(body)
             return await handler(self, caller, **arguments)
         except Exception as error:  # noqa: BLE001 - becomes a problem document; what is unexpected is logged there
-            return self.handle_exception(error)
+            answer = self.handle_exception(error)
+            # An error that was an item's answer is a local of the frame that raised it: a ring, which would keep the
+            # request's body, of megabytes, until the collector comes by, and in a web process it comes seldom.
+            error.__traceback__ = None
+            return answer
 
     def handle_exception(self, error: Exception) -> HttpResponse:  # type: ignore[override]
         if isinstance(error, errors.TooMany):

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import driving
-from tests.browser.driving import DESKTOP, PASSWORD, Site, Watched
+from tests.browser.driving import DESKTOP, PASSWORD, SEEN, Site, Watched
 from tests.site.conftest import Installation
 
 LogIn = Callable[..., Page]
+expect.set_options(timeout=SEEN)
 
 
 @pytest.fixture(scope="package")
@@ -44,7 +45,7 @@ def log_in(chromium: Browser, site: Site) -> Iterator[LogIn]:
 
     def enter(username: str = "admin", *, viewport: dict[str, int] = DESKTOP, **asked: Any) -> Page:
         context = chromium.new_context(viewport=viewport, **asked)  # type: ignore[arg-type]
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(SEEN)
         watched = Watched(context, site.base)
         opened.append(watched)
         return watched.log_in(username, site.admin_password if username == "admin" else PASSWORD)

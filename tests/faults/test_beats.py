@@ -141,7 +141,7 @@ def test_each_effect_happens_once_whatever_beats_and_workers_do(
     twice = sum(posts.values()) - len(posts)
     print(f"{len(work.expiring)} leases, {len(posts)} callbacks, {twice} twice, {len(notices)} notifications")
     # What was on the wire when the worker froze is the one thing that may come again, under the same id.
-    assert twice <= 5
+    assert twice <= 10
     assert set(notices.values()) == {1}
 
 
@@ -162,7 +162,7 @@ def test_a_drain_frozen_in_the_middle_of_its_transaction_holds_nobody_up(
             cursor.execute("LOCK TABLE queues_auditedresult IN SHARE MODE")
         end_some()
         frozen = deployment.worker()
-        until(is_waiting_for_the_table, 30)
+        until(is_waiting_for_the_table, 60)
         stopped = freeze(frozen.pid)
     # Now its attempts are inserted, and its results too, and nobody commits them.
     began = time.monotonic()
@@ -172,7 +172,7 @@ def test_a_drain_frozen_in_the_middle_of_its_transaction_holds_nobody_up(
 
     thaw(stopped)
     end_some()
-    until(lambda: AuditedResult.objects.count() == 100 and stream.lag() == 0, 30, every=0.1)
+    until(lambda: AuditedResult.objects.count() == 100 and stream.lag() == 0, 60, every=0.1)
     assert Attempt.objects.count() == 100
     assert frozen.poll() is None
 
@@ -226,12 +226,16 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
     assert Attempt.objects.filter(outcome="EXPIRED").count() == 2 * count
 
     # An hour away is one run, not sixty: so are eight seconds.
-    until(lambda: BeatJob.objects.filter(name="repair").exists(), 10)
+    until(lambda: BeatJob.objects.filter(name="repair").exists(), 60)
     stopped = freeze(beat.pid)
     runs = BeatJob.objects.get(name="repair").runs
     time.sleep(8)
+    back = time.monotonic()
     thaw(stopped)
     time.sleep(3)
     more = BeatJob.objects.get(name="repair").runs - runs
-    print(f"{2 * count} due tasks made ready {took:.1f} s after the start; {more} runs in 3 s after 8 s without a beat")
-    assert more <= 6
+    since = time.monotonic() - back
+    print(
+        f"{2 * count} due tasks ready {took:.1f} s after the start; {more} runs {since:.1f} s after 8 s without a beat"
+    )
+    assert more <= since + 3

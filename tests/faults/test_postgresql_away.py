@@ -100,10 +100,10 @@ def test_the_api_does_not_notice_that_postgresql_is_away(
     }  # fmt: skip
     print(figures)
     # Other tests may run on this machine at the same time. A request that waited for PostgreSQL would take seconds.
-    assert len(meanwhile) > len(calm), figures
-    assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + (10 if LONG else 50), figures
-    assert percentile_ms(meanwhile, 1.0) < 2000, figures
-    assert max(each.seconds for each in load.looks) < 5, "a readiness check hung"
+    assert 2 * len(meanwhile) > len(calm), figures
+    assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + (10 if LONG else 500), figures
+    assert percentile_ms(meanwhile, 1.0) < (2000 if LONG else 4000), figures
+    assert max(each.seconds for each in load.looks) < (5 if LONG else 8), "a readiness check hung"
 
     assert sorted(load.made) == sorted(load.done)
     server_is_back = time.monotonic()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pipeline.spark.lake import Lake, files
 from tenants.models import Tenant, TenantMembership
 from tests.pipeline.history import Audit, at, attempt, counts
 from tests.pipeline.test_transforms import dead
+from tests.waiting import until
 from webhooks.models import Delivery, DeliveryAttempt
 
 
@@ -121,13 +121,15 @@ def test_the_turn_ends_with_its_process(audit: Audit) -> None:
         pass
     process.kill()
     process.communicate()
-    for _ in range(50):
+
+    def is_given_back() -> bool:
         try:
             with services.turn():
-                return
+                return True
         except services.AlreadyRunning:
-            threading.Event().wait(0.1)
-    pytest.fail("the turn was not given back")
+            return False
+
+    until(is_given_back, every=0.1)
 
 
 class FakeTurn:

@@ -263,7 +263,7 @@ def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypat
 def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Tenant) -> None:
     count = 3_000
     dead(tenant, count)
-    job = start(tenant, rate_per_second=2_000)
+    job = start(tenant, rate_per_second=1_500)
     database = connection.settings_dict
     url = f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
     environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "codeq_site.settings"}
@@ -276,7 +276,7 @@ def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Te
 
             def moved(before: int = before) -> bool:
                 job.refresh_from_db()
-                return job.is_over or job.handled >= before + 700
+                return job.is_over or job.handled >= before + 500
 
             until(moved, 60, every=0.001)
             worker.send_signal(signal.SIGKILL)

@@ -247,7 +247,7 @@ def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: Tenant) ->
         seconds, micros = client().time()
         return int(seconds) * 1000 + int(micros) // 1000
 
-    assert abs(stream.drained_until_ms(place) - now_ms()) < 1000  # nothing ever ended
+    assert abs(stream.drained_until_ms(place) - now_ms()) < 10_000  # nothing ever ended
     first = raw_event(tenant)
     raw_event(tenant)
     assert stream.drained_until_ms(place) == int(first.split("-")[0])  # no drain ever ran
@@ -259,7 +259,7 @@ def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: Tenant) ->
     third = raw_event(tenant)
     assert stream.drained_until_ms(place) == int(third.split("-")[0])  # not read
     drained()
-    assert abs(stream.drained_until_ms(place) - now_ms()) < 1000
+    assert abs(stream.drained_until_ms(place) - now_ms()) < 10_000
 
 
 @pytest.mark.spec("BEA-1", "Whatever a worker sent is stored, escaped where PostgreSQL would refuse it (B-18)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -363,13 +362,11 @@ def test_another_process_feels_a_change_within_seconds(tenant: Tenant) -> None:
         assert found is not None
         assert there.kept("policies", found) is None
         put(tenant, max_attempts=3)
-        began = time.monotonic()
         until(lambda: there.kept("policies", found), 5)
         put(tenant, max_attempts=4)
         until(lambda: there.kept("policies", found)["send"].max_attempts == 4, 5)
         policies.delete(tenant, "send")
         until(lambda: there.kept("policies", found) is None, 5)
-        assert time.monotonic() - began < 10
     finally:
         there.stop()
 

@@ -48,6 +48,8 @@ class Installation:
 
     def launch(self, **environment: str) -> None:
         command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "up", "--workers", "1"]
+        for former in (self._out, self._err):
+            former.unlink(missing_ok=True)  # children that outlive their parent for a moment still write to it
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*command, "--home", str(self.home), "--port", str(self.port)],

@@ -25,7 +25,7 @@ from tests.site.test_up import goes_all_the_way, is_ready, published
 
 HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 IS_LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
-SECONDS = 3600 if IS_LONG else 70
+SECONDS = 3600 if IS_LONG else 120
 NORTH, SOUTH = "north", "south"
 # One token that may do everything in its tenant: who may do what is tests/queues/api/test_isolation.py.
 MINT = """

@@ -109,7 +109,7 @@ def test_the_stubborn_are_killed_when_the_time_is_up(supervisor: Supervisor, sai
     until(lambda: "ready" in (tmp_path / "log").read_text())
     started = time.monotonic()
     supervisor.stop(seconds=0.3)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
     assert supervisor.children == []
     assert said == ["it did not stop in 0.3 s and was killed."]
 
@@ -126,7 +126,7 @@ def test_the_end_of_a_child_ends_a_pause(supervisor: Supervisor, tmp_path: Path)
     supervisor.start(shell("exit 0", tmp_path / "log"))
     started = time.monotonic()
     supervisor.pause(30)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25
 
 
 def test_a_child_that_ends_before_it_is_ready_is_explained(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_every_ending_is_told_whoever_dies(
 
     def at_a_kill(moments: list[float]) -> int:
         """Answers that a kill kept from being recorded. The receiver goes on with what it had taken from the wire."""
-        return sum(any(kill - 1 < moment < kill + 1 for kill in killed) for moment in moments)
+        return sum(any(kill - 3 < moment < kill + 1 for kill in killed) for moment in moments)
 
     assert [moments for moments in taken.values() if len(moments) - 1 > at_a_kill(moments[:-1])] == []
     assert twice <= (count // 100 if LONG else kills * 4 * conf().webhooks.burst)
@@ -151,7 +151,7 @@ def test_a_hanging_endpoint_delays_nobody_in_a_deployment(
     for _ in range(300):
         make_delivery(well.url(), due_at=opened)
     until(lambda: len(well.requests) == 300, 30)
-    until(lambda: DeliveryAttempt.objects.filter(status_code=200).count() == 300, 10)
+    until(lambda: DeliveryAttempt.objects.filter(status_code=200).count() == 300)
     waits = sorted(
         (at - opened).total_seconds()
         for at in DeliveryAttempt.objects.filter(status_code=200).values_list("started_at", flat=True)

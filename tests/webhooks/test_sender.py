@@ -206,7 +206,7 @@ def test_one_tenants_failures_do_not_pause_another_tenants_host(
 def test_a_hanging_endpoint_does_not_delay_the_others(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
 ) -> None:
-    configure(deadline_seconds=3, slots=60, slots_per_host=6)
+    configure(deadline_seconds=20, slots=60, slots_per_host=6)
     hung = make_receiver(answer=hang)
     others = [make_receiver(host=f"127.0.0.{number}") for number in range(2, 12)]
     for number in range(200):
@@ -217,10 +217,12 @@ def test_a_hanging_endpoint_does_not_delay_the_others(
     started = time.monotonic()
     thread.start()
     while sender.delivered < 200:
-        assert time.monotonic() - started < 2.5, "the others waited for the one that hangs"
+        assert time.monotonic() - started < 15, "the others waited for the one that hangs"
         time.sleep(0.01)
     assert len(hung.requests) <= 6
+    hung.stop()
     thread.join(20)
+    assert not thread.is_alive()
     assert hung.connections <= 6 * 2
 
 
@@ -366,10 +368,12 @@ def test_a_tenants_callbacks_keep_to_its_rate(
     for _ in range(40):
         make_delivery(receiver.url("/acme"))
         make_delivery(receiver.url("/other"), tenant=other)
+    began = time.monotonic()
     send()
+    seconds = time.monotonic() - began
     paths = [request.path for request in receiver.requests]
     assert paths.count("/other") == 40
-    assert 10 <= paths.count("/acme") <= 15  # two seconds' worth at once
+    assert 10 <= paths.count("/acme") <= min(39, 11 + 5 * seconds)  # two seconds' worth at once
     assert Delivery.objects.filter(
         status="pending", reservation=None, due_at__gt=clock.now
     ).count() == 40 - paths.count("/acme")

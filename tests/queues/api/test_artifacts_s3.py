@@ -99,8 +99,8 @@ def address(url: str, bucket: str = BUCKET) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def s3(server: S3, use: Use, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
-    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 0.5)
-    monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 1)
+    monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 1)
     use(address(server.url))
     yield server
     server.go_on()
@@ -198,12 +198,12 @@ def files_called(name: str, directory: Path) -> list[Path]:
 async def test_a_storage_that_hangs_holds_up_nobody_else(
     producer: Client, worker: Client, admin: Client, s3: S3, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 3)
+    monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 20)
     use(address(s3.url))
     paths = [await in_progress(producer, worker) for _ in range(2 * offloop.THREADS)]
     s3.hang()
     handed_in = [worker.start("POST", f"{path}/result", result(inline())) for path in paths]
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(15):
         assert (await admin.get("/v1/codeq/admin/topics")).status == 200
         assert (await producer.get(TASKS)).status == 200
         assert (await made(producer))["status"] == "PENDING"

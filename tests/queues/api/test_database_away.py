@@ -83,7 +83,7 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
         assert ("GET", "/v1/codeq/admin/topics") in unavailable
         assert ("POST", "/v1/codeq/tasks") not in unavailable
         database.come_back()
-        until(lambda: web.ask("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 15)
+        until(lambda: web.ask("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 60)
     finally:
         web.stop()
 

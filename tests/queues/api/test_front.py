@@ -195,7 +195,7 @@ async def test_a_body_that_does_not_come_in_time(producer: Client, monkeypatch: 
     monkeypatch.setattr(lean, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(lean, "DRAIN_SECONDS", 0.05)
     exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
-    answer = await asyncio.wait_for(exchange.answer(), 2)
+    answer = await asyncio.wait_for(exchange.answer(), 15)
     assert answer is not None
     assert (answer.status, answer.code) == (408, "request_timeout")
     assert answer.headers["connection"] == "close"

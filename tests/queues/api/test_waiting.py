@@ -23,7 +23,8 @@ from tests.queues.api.test_workers import DONE, claimed
 from tests.waiting import until_async
 
 MakeClient = Callable[..., Client]
-SOON = 2.0
+# Sooner than any wait here ends by itself, so who was answered by then was woken.
+SOON = 15.0
 
 
 @pytest.fixture
@@ -71,11 +72,9 @@ async def test_a_waiting_claim_gets_the_task_that_comes(
     await claimed(worker)
     (poll,) = polls(worker, **said)
     await parked(room, 1)
-    began = time.monotonic()
     task = await made(producer)
     answer = await answered(poll)
     assert (answer.status, answer.json["id"]) == (200, task["id"])
-    assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.real_time
@@ -83,7 +82,7 @@ async def test_a_wait_ends_with_204(room: waiting.Room, worker: Client) -> None:
     began = time.monotonic()
     (poll,) = polls(worker, waitSeconds=0.3)
     assert (await answered(poll)).status == 204
-    assert 0.25 < time.monotonic() - began < 1.5
+    assert time.monotonic() - began > 0.25
 
 
 async def test_a_queue_that_is_new_wakes_who_waits_for_it_by_name(
@@ -251,9 +250,7 @@ async def test_a_delayed_task_wakes_a_waiter_when_it_is_due(
 ) -> None:
     await made(producer, delaySeconds=0.3)
     (poll,) = polls(worker, commands=["RENDER"])
-    began = time.monotonic()
     assert (await answered(poll)).status == 200
-    assert time.monotonic() - began < 1
 
 
 async def test_a_nack_an_abandon_and_a_resume_wake_a_waiter(
@@ -286,7 +283,7 @@ async def test_a_lost_subscription_is_made_again_and_everybody_looks(
     redis_client().delete(*[keys.of_partition(number).waiting for number in range(conf().queues.partitions)])
     for number in range(3):
         await made(producer, payload=number)
-    answers = await asyncio.gather(*(answered(poll, 5) for poll in waiters))
+    answers = await asyncio.gather(*(answered(poll) for poll in waiters))
     assert sorted(answer.json["payload"] for answer in answers) == ["0", "1", "2"]
     await subscribed()
     assert dict(redis_client().pubsub_numsub(channel))[channel.encode()] == 1
@@ -295,8 +292,8 @@ async def test_a_lost_subscription_is_made_again_and_everybody_looks(
 async def test_a_silent_subscription_is_given_up(
     room: waiting.Room, worker: Client, producer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(waiting, "PONG_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "PONG_SECONDS", 0.3)
     await room.close()
     silent, is_deaf = asyncio.Event(), asyncio.Event()
     connect = room._connect
@@ -326,7 +323,7 @@ async def test_a_silent_subscription_is_given_up(
     silent.set()
     await asyncio.wait_for(is_deaf.wait(), SOON)
     await made(producer)
-    assert (await answered(poll, 5)).status == 200
+    assert (await answered(poll)).status == 200
     assert made_connections == 2
 
 
@@ -337,10 +334,10 @@ async def test_shutting_down_ends_the_waits_at_once(room: waiting.Room, producer
     result = producer.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
     await parked(room, 4)
     room.end_waits()
-    assert [(await answered(poll, 0.5)).status for poll in waiters] == [204] * 3
-    assert (await answered(result, 0.5)).code == "result_not_found"
+    assert [(await answered(poll)).status for poll in waiters] == [204] * 3
+    assert (await answered(result)).code == "result_not_found"
     (late,) = polls(worker, commands=["RENDER"])
-    assert (await answered(late, 0.5)).status == 204
+    assert (await answered(late)).status == 204
     room.open()
 
 
@@ -364,7 +361,7 @@ async def test_beyond_its_limit_a_process_parks_nobody(
     waiters = polls(worker, 2, commands=["RENDER"])
     await parked(room, 2)
     (third,) = polls(worker, commands=["RENDER"])
-    assert (await answered(third, 0.5)).status == 204
+    assert (await answered(third)).status == 204
     await leave_all(room, waiters)
 
 
@@ -389,7 +386,7 @@ async def test_waiting_for_a_result(room: waiting.Room, producer: Client, worker
         assert (answer.status, answer.json["result"]["result"]) == (200, {"ok": True})
     assert looks() - before == 3
     again = producer.start("GET", f"{path}?waitSeconds=60")
-    assert (await answered(again, 0.5)).status == 200
+    assert (await answered(again)).status == 200
 
 
 async def test_a_task_that_ends_without_a_result_ends_the_wait(
@@ -401,13 +398,13 @@ async def test_a_task_that_ends_without_a_result_ends_the_wait(
     await parked(room, 1)
     await producer.delete(f"{TASKS}/{task['id']}")
     assert (await answered(wait)).code == "result_not_found"
-    assert (await answered(producer.start("GET", path), 0.5)).code == "result_not_found"
+    assert (await answered(producer.start("GET", path))).code == "result_not_found"
 
 
 async def test_nobody_waits_for_another_tenants_result(producer: Client, stranger: Client) -> None:
     task = await made(producer)
     wait = stranger.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
-    assert (await answered(wait, 0.5)).code == "task_not_found"
+    assert (await answered(wait)).code == "task_not_found"
 
 
 @pytest.mark.parametrize("query", ["waitSeconds=61", "waitSeconds=-1", "waitSeconds=x", "waitSeconds=1&waitSeconds=9",

@@ -1,0 +1,123 @@
+"""The largest and the worst requests, over a real socket: what they cost a web process in memory, at its peak."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from codeq_site.conf import conf
+from tests.queues.api.conftest import TASKS, make_token
+from tests.queues.api.test_network import Web
+
+MIB = 2**20
+LIMIT = conf().web.body_bytes
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+
+
+@pytest.fixture(scope="module")
+def web(_database: None) -> Iterator[Web]:
+    server = Web()
+    # What a first request loads and allocates belongs to no input.
+    for _ in range(20):
+        server.ask("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
+    yield server
+    server.stop()
+
+
+def memory(web: Web, name: str) -> int:
+    """VmRSS or VmHWM, the most that it ever was, in bytes."""
+    lines = Path(f"/proc/{web.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def peak(web: Web, work: Callable[[], None]) -> int:
+    """How much more memory than before the process had at most."""
+    Path(f"/proc/{web.process.pid}/clear_refs").write_text("5")  # the peak is what it is now
+    before = memory(web, "VmRSS")
+    work()
+    return memory(web, "VmHWM") - before
+
+
+def post(web: Web, path: str, body: bytes, role: str = "producer") -> tuple[int, bytes]:
+    return web.send("POST", path, body, make_token(role))
+
+
+def as_payload(payload: bytes) -> bytes:
+    return b'{"command":"A","payload":' + payload + b"}"
+
+
+def batch_of_the_limit() -> bytes:
+    payload = "x" * (conf().queues.payload_bytes - 2)
+    tasks = [{"command": "A", "payload": payload} for _ in range(LIMIT // (len(payload) + 100))]
+    return json.dumps({"tasks": tasks}).encode()
+
+
+INPUTS = {
+    "a thousand levels": (as_payload(b"[" * 1_000), 400),
+    "a hundred thousand levels": (as_payload(b"[" * 100_000), 400),
+    "a million levels": (as_payload(b"[" * 1_000_000), 400),
+    "a million levels that close": (as_payload(b"[" * 500_000 + b"]" * 500_000), 400),
+    "levels to the limit": (as_payload(b"[" * (LIMIT - 30)), 400),
+    "objects to the limit": (as_payload(b'{"a":' * (LIMIT // 5 - 10)), 400),
+    "numbers to the limit": (as_payload(b"[" + b"1," * (LIMIT // 2 - 30) + b"1]"), 413),
+    "digits to the limit": (as_payload(b"9" * (LIMIT - 30)), 413),
+    "a batch of the limit": (batch_of_the_limit(), 200),
+}
+BOUNDED = pytest.mark.spec(
+    "ENQ-1", "The largest and the deepest request costs a process a bounded piece of memory (D-2)"
+)
+
+
+@BOUNDED
+@pytest.mark.parametrize(("body", "status"), INPUTS.values(), ids=INPUTS.keys())
+def test_no_request_costs_more_than_a_few_times_its_size(web: Web, body: bytes, status: int) -> None:
+    assert len(body) <= LIMIT
+    answers: list[tuple[int, bytes]] = []
+    cost = peak(web, lambda: answers.append(post(web, TASKS + "/batch" * (status == 200), body)))
+    print(f"{cost / MIB:.1f} MiB")
+    assert answers[0][0] == status, answers[0][1][:200]
+    assert status == 400 or status == 413 or b'"error"' not in answers[0][1]
+    # Its pieces as they come, the body they make, and what is read out of it; no tree of it is ever built.
+    assert cost <= (10 * MIB if len(body) < 2 * MIB else 8 * LIMIT)
+
+
+@BOUNDED
+def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: Web) -> None:
+    made = web.json("POST", TASKS, {"command": "LARGE", "payload": 1}, make_token("producer"))
+    web.json("POST", f"{TASKS}/claim", {"commands": ["LARGE"]}, make_token("worker"))
+    content = base64.b64encode(b"x" * conf().queues.artifact_bytes).decode()
+    artifacts = [{"name": "large", "contentBase64": content}]
+    body = json.dumps({"status": "COMPLETED", "result": {}, "artifacts": artifacts}).encode()
+    answers: list[tuple[int, bytes]] = []
+    cost = peak(web, lambda: answers.append(post(web, f"{TASKS}/{made['id']}/result", body, "worker")))
+    print(f"{cost / MIB:.1f} MiB")
+    assert answers[0][0] == 200, answers[0][1][:200]
+    assert cost <= 8 * LIMIT
+
+
+@BOUNDED
+def test_what_large_requests_took_is_given_back(web: Web) -> None:
+    """Many at once, again and again: what counts is how many there are at a time, and not how many there were."""
+    bodies = [body for body, _ in INPUTS.values() if len(body) > LIMIT - 2000]
+
+    def many() -> None:
+        threads = [threading.Thread(target=post, args=(web, TASKS, body)) for body in 2 * bodies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    cost, after = peak(web, many), []
+    for _ in range(5):
+        many()
+        after.append(memory(web, "VmRSS"))
+    print(f"{cost / MIB:.1f} MiB", [f"{each / MIB:.1f}" for each in after])
+    assert cost <= 2 * len(bodies) * 8 * LIMIT
+    assert after[-1] - after[0] <= 2 * LIMIT
+    assert web.ask("GET", "/healthz")[0] == 200
