@@ -262,6 +262,32 @@ def test_the_commands_read_a_lake_in_a_bucket(
     assert SECRET not in told.stdout + told.stderr
 
 
+def test_no_key_or_password_is_in_what_spark_writes_of_a_run(
+    lake: Lake, audit: Audit, conf: dict[str, str], spark: Any, tmp_path: Path
+) -> None:
+    """The log of its events, from which the history server shows settings, plans and errors, and what it prints."""
+    audit.add(rows(1, 20))
+    password = "canary-of-the-password"
+    (tmp_path / "dsn").write_text(f"{audit.dsn} password={password}")
+    (tmp_path / "events").mkdir()
+    more = {
+        **conf,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.log.level": "INFO",
+    }
+    command = [sys.executable, "-m", "pipeline.spark", "--master", "local[2]", "--lake", lake.url]
+    command += ["--dsn-file", str(tmp_path / "dsn")]
+    command += [word for key, value in more.items() for word in ("--conf", f"{key}={value}")]
+    told = subprocess.run([*command, "run", *FACTS], check=True, capture_output=True)
+    written = [file.read_bytes() for file in (tmp_path / "events").rglob("*") if file.is_file()]
+    assert any(b"SparkListenerSQLExecutionStart" in text for text in written)
+    for text in (told.stdout, told.stderr, *written):
+        assert SECRET.encode() not in text
+        assert password.encode() not in text
+
+
 def test_a_bucket_that_is_not_there_is_said_without_the_keys(spark: Any, audit: Audit) -> None:
     with pytest.raises(Exception, match="no-such-bucket") as error:
         list(jobs.run(jobs.Context(spark, Lake("s3a://no-such-bucket/lake", spark), audit.dsn), ["ingest"]))
