@@ -128,6 +128,7 @@ class HadoopStore:
     """
 
     OBJECTS = ("s3a", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
+    EXCLUSIVE = ("gs", "abfs", "abfss")  # a create without overwriting is conditional at the store
     CONDITIONAL = "fs.option.create.conditional.overwrite"
 
     def __init__(self, url: str, spark: Any) -> None:
@@ -140,8 +141,8 @@ class HadoopStore:
         scheme = urlsplit(self.url).scheme
         self._is_object = scheme in self.OBJECTS
         self.is_conditional = bool(self._fs.hasPathCapability(self._path(""), self.CONDITIONAL))
-        if scheme == "s3a" and not self.is_conditional:
-            logger.warning("this S3A cannot create without overwriting: let one run at a time write to the lake")
+        if self._is_object and not self.is_conditional and scheme not in self.EXCLUSIVE:
+            logger.warning("%s:// cannot create without overwriting: let one run at a time write to the lake", scheme)
 
     def _path(self, name: str) -> Any:
         return self._hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)

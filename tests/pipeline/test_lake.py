@@ -115,6 +115,14 @@ def test_an_object_that_could_not_be_written_whole_is_not_closed(
     assert not closed
 
 
+def test_a_store_that_may_lose_one_of_two_runs_says_so(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(HadoopStore, "OBJECTS", ("file",))
+    HadoopStore(tmp_path.as_uri(), spark)
+    assert "let one run at a time write" in caplog.text
+
+
 def test_a_lake_with_a_secret_in_its_url_is_refused_without_repeating_it() -> None:
     with pytest.raises(ValueError, match="s3a") as error:
         open_store("s3a://key:canary@bucket/lake")
