@@ -26,6 +26,19 @@ test-long: $(VENV)/.dev ## the proofs at length: 5,000 random days, every crash 
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/site/test_schemathesis.py
 
+# The only package of these registries that holds Hadoop's S3A: 180 MB, of which two jars. CODEQ_TEST_S3A_JARS names
+# others instead, such as those of the very Hadoop that Spark has.
+.PHONY: test-s3a
+test-s3a: $(VENV)/.dev ## the lake in a bucket, through Hadoop's own S3A (downloads 180 MB once)
+	@test -n "$$CODEQ_TEST_S3A_JARS" || test -d $(VENV)/s3a || { mkdir -p $(VENV)/s3a.part && \
+		$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d $(VENV)/s3a.part \
+			sagemaker_pyspark==1.4.5 && \
+		tar xzf $(VENV)/s3a.part/*.tar.gz -C $(VENV)/s3a.part --strip-components=3 --wildcards \
+			'*/hadoop-aws-*.jar' '*/aws-java-sdk-bundle-*.jar' && \
+		rm $(VENV)/s3a.part/*.tar.gz && mv $(VENV)/s3a.part $(VENV)/s3a; }
+	@CODEQ_TEST_S3A_JARS="$${CODEQ_TEST_S3A_JARS:-$$(ls $(VENV)/s3a/*.jar | paste -sd , -)}" \
+		$(BIN)/python -m pytest -q tests/pipeline/test_s3a.py
+
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## the console's tests in a real browser (needs chromium)
 	@$(BIN)/python -m pytest -q tests/browser

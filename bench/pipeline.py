@@ -1,6 +1,7 @@
-"""How fast history becomes marts, beside DuckDB on the same files; how fast it is ingested; how fast tasks are loaded.
+"""How fast history becomes marts, beside DuckDB on the same files; what a tenant with nearly all of it costs;
+how fast it is ingested; how fast tasks are loaded.
 
-    python -m bench.pipeline [marts|ingest|load …] [--attempts 1000000,5000000,20000000] [--master local[*]]
+    python -m bench.pipeline [marts|skew|ingest|load …] [--attempts 1000000,5000000,20000000] [--master local[*]]
 
 Every measurement is a process of its own, so that start-up, compiled code and memory of one are not another's. Marts
 are timed from the moment the session stands; memory is the most that driver, JVM and Python workers held together.
@@ -170,7 +171,33 @@ def loading(at: str, count: int, master: str) -> dict[str, Any]:
                 web.wait(10)
 
 
-STEPS = {"prepare": prepare, "marts": marts, "duckdb": duckdb, "ingest": ingest, "load": loading}
+def one_day(at: str, count: int, master: str, top_share: float) -> dict[str, Any]:
+    """From files to marts: one day whose rows the tenants share alike, or of which one tenant has most."""
+    shape = Shape(round(count / ATTEMPTS_PER_TASK), days=1, tenants=TENANTS, top_share=top_share)
+    with peak_memory() as gib:
+        spark, lake = session.start(master), Lake(f"{at}/{top_share}/lake")
+        history(spark, shape).drop("arrived_at").write.parquet(f"{at}/{top_share}/source")
+        context = Context(spark, lake, files=f"{at}/{top_share}/source")
+        seconds = {r.job: r.seconds for r in jobs.run(context, ["ingest", "attempts", *MARTS])}
+        parts = lake.manifest("attempts").partitions.values()
+        return {
+            "rows": sum(part.rows for part in parts),
+            "most": max(part.rows for part in parts),
+            "total_s": sum(seconds.values()),
+            "GiB": gib(),
+            "each": seconds,
+        }
+
+
+STEPS = {
+    "prepare": prepare,
+    "marts": marts,
+    "duckdb": duckdb,
+    "ingest": ingest,
+    "load": loading,
+    "balanced": lambda at, count, master: one_day(at, count, master, 0),
+    "skewed": lambda at, count, master: one_day(at, count, master, 0.95),
+}
 
 
 def apart(step: str, at: str, count: int, master: str) -> dict[str, Any]:
@@ -203,6 +230,16 @@ def table(counts: list[int], master: str, wanted: list[str], at: str) -> None:
             shutil.rmtree(f"{at}/lake", ignore_errors=True)
         for smaller, larger, count in zip(per_row, per_row[1:], counts[1:], strict=False):
             print(f"  scaling to {count:,}: {larger / smaller:.2f} x linear (promised: at most 1.2)")
+    if "skew" in wanted:
+        even, skewed = (apart(step, at, counts[0], master) for step in ("balanced", "skewed"))
+        print(
+            f"skew: {skewed['rows']:,} attempts of a day, {skewed['most'] / skewed['rows']:.0%} of one tenant:"
+            f" {skewed['total_s']:.1f} s and {skewed['GiB']:.2f} GiB; of tenants alike {even['total_s']:.1f} s and"
+            f" {even['GiB']:.2f} GiB; {skewed['total_s'] / even['total_s']:.2f} x (promised: at most 3)"
+        )
+        for name, told in (("alike", even), ("skewed", skewed)):
+            each = ", ".join(f"{job} {seconds:.1f}" for job, seconds in told["each"].items())
+            print(f"  {name}: {each}", flush=True)
     if "ingest" in wanted:
         done = apart("ingest", at, counts[0], master)
         print(
@@ -223,13 +260,13 @@ def has_duckdb() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wanted", nargs="*", metavar="marts|ingest|load", help="all three if none is named")
+    parser.add_argument("wanted", nargs="*", metavar="marts|skew|ingest|load", help="all four if none is named")
     parser.add_argument("--attempts", default="1000000,5000000,20000000", help="how many, once for each number")
     parser.add_argument("--master", default="local[*]")
     parser.add_argument("--at", default="", help="a directory with room for it")
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    wanted = options.wanted or ["marts", "ingest", "load"]
+    wanted = options.wanted or ["marts", "skew", "ingest", "load"]
     counts = [int(number) for number in options.attempts.split(",")]
     if options.step:
         print(json.dumps(STEPS[options.step](options.at, counts[0], options.master)))

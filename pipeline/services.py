@@ -96,21 +96,26 @@ def run(
         RunLog.objects.filter(state=RunLog.State.RUNNING).update(
             state=RunLog.State.FAILED, error="The process ended before the job did.", ended_at=datetime.now(UTC)
         )
-        spark, told, this = session(settings), Told(show), uuid.uuid4()
-        context = jobs.Context(
-            spark, Lake(lake or lake_url(), spark), dsn(), files=files, since=since, until=until, told=told
-        )
+        told, this = Told(show), uuid.uuid4()
+        context: jobs.Context | None = None
         for name in chosen:
             log = RunLog.objects.create(run=this, job=name, started_at=datetime.now(UTC), master=conf().spark_master)
             told.log = log
             try:
+                if context is None:
+                    # Within the first job: a Spark that does not start or a lake out of reach is on record, too.
+                    spark = session(settings)
+                    context = jobs.Context(
+                        spark, Lake(lake or lake_url(), spark), dsn(), files=files, since=since, until=until, told=told
+                    )
                 report = jobs.run_one(context, name)
             except Exception as error:
                 _end(log, state=RunLog.State.FAILED, error=_told(error))
                 raise
             _end(log, state=RunLog.State.SUCCEEDED, **_numbers(report))
             yield log
-        context.lake.vacuum()
+        if context is not None:
+            context.lake.vacuum()
         RunLog.objects.filter(started_at__lt=datetime.now(UTC) - timedelta(days=KEEP_DAYS)).delete()
 
 
@@ -129,4 +134,5 @@ def _numbers(report: Report) -> dict[str, Any]:
 
 def _told(error: Exception) -> str:
     """The error without the Java stack below it, which says nothing to an operator."""
-    return str(error).strip().partition("\n\nJVM stacktrace")[0][:4000] or type(error).__name__
+    text = str(error).strip().partition("\n\nJVM stacktrace")[0].partition("\n\tat ")[0]
+    return text[:4000] or type(error).__name__

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.lake and not (options.what == "generate" and options.to):
         parser.error("--lake: where is the lake?")
     if options.what == "files":
-        cli.print_files(options.lake, options, print)
+        cli.print_files(options.lake, options, print, lambda: session.start(options.master, conf=cli.conf(options)))
         return 0
     # Neither a password nor a token may be in the list of processes: they come by file.
     dsn = options.dsn_file.read().strip() if options.dsn_file else ""

@@ -75,10 +75,13 @@ def conf(options: Any) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def print_files(lake: str, options: Any, say: Say) -> None:
+def print_files(lake: str, options: Any, say: Say, start: Callable[[], Any]) -> None:
+    """A lake on this machine's disk is read without Spark; `start` gives the session for any other."""
     from pipeline.spark.lake import files
+    from pipeline.spark.store import is_local
 
-    for file in files(lake, options.table, tenant=options.tenant):
+    spark = None if is_local(lake) else start()
+    for file in files(lake, options.table, tenant=options.tenant, spark=spark):
         say(file)
 
 
@@ -157,6 +160,8 @@ def _history(spark: Any, lake: str, options: Any) -> Any:
 
 
 def run_export(spark: Any, lake: str, options: Any, say: Say) -> None:
+    from pyspark.sql import functions as F
+
     from pipeline.spark import schemas, sinks
     from pipeline.spark.lake import Lake
 
@@ -164,7 +169,7 @@ def run_export(spark: Any, lake: str, options: Any, say: Say) -> None:
         raise ValueError(f"no such table: {options.table} (there are {', '.join(schemas.TABLES)})")
     opened, contract = Lake(lake, spark), schemas.TABLES[options.table]
     manifest = opened.manifest(contract.name)
-    rows = sinks.load(spark, opened, contract, manifest, manifest.partitions).where(f"tenant = '{options.tenant}'")
+    rows = sinks.load(spark, opened, contract, manifest, manifest.partitions).where(F.col("tenant") == options.tenant)
     rows.coalesce(1).sortWithinPartitions(*contract.keys).write.mode("error").parquet(options.to)
     say(f"{options.table} of {options.tenant} is in {options.to}")
 

@@ -175,12 +175,12 @@ def read(
     """The rows of the snapshot, in partitions of their ids; `between` two days (the second one excluded) only.
 
     Read while the snapshot is held. `via="jdbc"` reads through PostgreSQL's JDBC driver, and is what is done where it
-    is on the class path and nothing else is said.
+    is on the class path, can be told all that the DSN says, and nothing else is said.
     """
     where = "true"
     if between:
         where = f"a.{audit.day} >= '{between[0]:%Y-%m-%d}Z' AND a.{audit.day} < '{between[1]:%Y-%m-%d}Z'"
-    if (via or ("jdbc" if has_jdbc(spark) else "python")) == "jdbc":
+    if (via or ("jdbc" if is_plain(dsn) and has_jdbc(spark) else "python")) == "jdbc":
         return _read_jdbc(spark, dsn, moment, audit, where)
     spark.dataSource.register(AuditSource)
     return (
@@ -293,6 +293,16 @@ def has_jdbc(spark: SparkSession) -> bool:
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     return loader.getResource(JDBC_DRIVER.replace(".", "/") + ".class") is not None
+
+
+def is_plain(dsn: str) -> bool:
+    """Whether this says nothing that the JDBC driver would not be told: without the DSN's `sslmode` it would send the
+    password to whoever answers."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    said = conninfo_to_dict(dsn)
+    is_one_host = not {"/", ","} & set(str(said.get("host") or ""))
+    return is_one_host and said.keys() <= {"host", "port", "dbname", "user", "password"}
 
 
 def _read_jdbc(spark: SparkSession, dsn: str, moment: Snapshot, audit: Audit, where: str) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import uuid
@@ -11,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+logger = logging.getLogger(__name__)
 
 
 def checksum(data: bytes) -> str:
@@ -119,11 +122,14 @@ class LocalStore:
 class HadoopStore:
     """Any file system the session's Hadoop knows: `s3a://`, `hdfs://`, `abfss://`, `gs://`.
 
-    On an object store an object appears when its upload ends, and creating it without overwriting is conditional
-    there (Hadoop >= 3.4.2 sends If-None-Match). Elsewhere a rename that does not overwrite is the atomic step.
+    On an object store an object appears when its stream is closed, and is created there without overwriting. S3A does
+    so only when asked (Hadoop >= 3.4.2): else it looks first and overwrites what has come since. Where the file
+    system is none of objects, a rename that does not overwrite is the atomic step.
     """
 
     OBJECTS = ("s3a", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
+    EXCLUSIVE = ("gs", "abfs", "abfss")  # a create without overwriting is conditional at the store
+    CONDITIONAL = "fs.option.create.conditional.overwrite"
 
     def __init__(self, url: str, spark: Any) -> None:
         self.url = url.rstrip("/")
@@ -132,47 +138,56 @@ class HadoopStore:
         self._conf = spark.sparkContext._jsc.hadoopConfiguration()
         self._hadoop = self._jvm.org.apache.hadoop
         self._fs = self._path("").getFileSystem(self._conf)
+        scheme = urlsplit(self.url).scheme
+        self._is_object = scheme in self.OBJECTS
+        self.is_conditional = bool(self._fs.hasPathCapability(self._path(""), self.CONDITIONAL))
+        if self._is_object and not self.is_conditional and scheme not in self.EXCLUSIVE:
+            logger.warning("%s:// cannot create without overwriting: let one run at a time write to the lake", scheme)
 
     def _path(self, name: str) -> Any:
         return self._hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)
 
     def read(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if not self._fs.exists(path):
-            return None
-        stream = self._fs.open(path)
         try:
-            return bytes(self._hadoop.io.IOUtils.readFullyToByteArray(stream))
-        finally:
-            stream.close()
+            stream = self._fs.open(self._path(name))
+            try:
+                return bytes(self._hadoop.io.IOUtils.readFullyToByteArray(stream))
+            finally:
+                stream.close()
+        except Exception as error:
+            if "FileNotFoundException" in _thrown(error):
+                return None
+            raise
 
     def put_new(self, name: str, data: bytes) -> bool:
         target = self._path(name)
         if self._fs.exists(target):
             return False
-        is_object = urlsplit(self.url).scheme in self.OBJECTS
-        written = target if is_object else self._path(f"{name}.{uuid.uuid4().hex}.staged")
+        written = target if self._is_object else self._path(f"{name}.{uuid.uuid4().hex}.staged")
         try:
-            stream = self._fs.create(written, False)
-            try:
-                stream.write(bytearray(data))
-            finally:
-                stream.close()
-            if not is_object:
+            stream = self._create(written)
+            stream.write(bytearray(data))
+            # Not where the writing failed: what an object's stream has by then would become the object.
+            stream.close()
+            if not self._is_object:
                 none = self._jvm.org.apache.hadoop.fs.Options.Rename.valueOf("NONE")
                 renames = self._hadoop.fs.FileContext.getFileContext(self._path("").toUri(), self._conf)
                 options = self._jvm.java.lang.reflect.Array.newInstance(none.getClass(), 1)
                 options[0] = none
                 renames.rename(written, target, options)
         except Exception as error:
-            # py4j has one exception for whatever Java threw; only "somebody was first" is an answer here.
-            if "AlreadyExists" in str(error) or "412" in str(error):
+            if _thrown(error) & FIRST:
                 return False
             raise
         finally:
-            if not is_object:
+            if not self._is_object:
                 self._fs.delete(written, False)
         return True
+
+    def _create(self, path: Any) -> Any:
+        if self.is_conditional:
+            return self._fs.createFile(path).create().must(self.CONDITIONAL, "true").build()
+        return self._fs.create(path, False)
 
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
@@ -201,7 +216,10 @@ class HadoopStore:
         """By Spark's own tasks, where the files may be nearer."""
         from pyspark.sql import functions as F
 
-        there = [name for name in names if self._fs.exists(self._path(name))]
+        # Each question is a round trip to an object store.
+        with ThreadPoolExecutor(16) as pool:
+            found = pool.map(lambda name: self._fs.exists(self._path(name)), names)
+            there = [name for name, is_there in zip(names, found, strict=True) if is_there]
         if not there:
             return {}
         read = self._spark.read.format("binaryFile").load([f"{self.url}/{name}" for name in there])
@@ -215,10 +233,35 @@ class HadoopStore:
         self._fs.delete(self._path(name), True)
 
 
+# Somebody was first: found before writing (FileAlreadyExists), or by the store at the end of it (412 to S3A).
+FIRST = {"FileAlreadyExistsException", "RemoteFileChangedException"}
+
+
+def _thrown(error: Exception) -> set[str]:
+    """The names of the Java exceptions behind this one: PySpark keeps some as they are, and has its own for others."""
+    names: set[str] = set()
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        names.add(java.getClass().getSimpleName())
+        java = java.getCause()
+    return names
+
+
+def _scheme(url: str) -> str:
+    return urlsplit(url).scheme if "://" in url else "file"
+
+
+def is_local(url: str) -> bool:
+    return _scheme(url) == "file"
+
+
 def open_store(url: str, spark: Any = None) -> Store:
     """The store behind a URL. Other than a local one needs a Spark session, whose file systems are used."""
-    scheme = urlsplit(url).scheme if "://" in url else "file"
-    if scheme == "file":
+    scheme = _scheme(url)
+    if urlsplit(url).password:
+        # Errors, logs and plans say where the lake is.
+        raise ValueError(f"{scheme}:// with a secret in it: give keys by the environment or Spark's configuration")
+    if is_local(url):
         return LocalStore(url)
     if spark is None:
         raise ValueError(f"{scheme}:// is read through a Spark session: none was given")

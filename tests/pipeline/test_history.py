@@ -244,6 +244,10 @@ def test_an_export_holds_nothing_of_another_tenant(
         assert frame.count() > 0
         assert {row["tenant"] for row in frame.collect()} == {"acme0001"}
         assert not any(canary.encode() in file.read_bytes() for file in to.iterdir())
+    # A name is a name, not a condition.
+    options = type("Options", (), {"table": "attempts", "tenant": "x' OR 'a'='a", "to": str(tmp_path / "hostile")})
+    cli.run_export(spark, lake.url, options, said.append)
+    assert spark.read.parquet(str(tmp_path / "hostile")).count() == 0
     assert all("tenant=acme0001" in file for file in files(lake.url, "attempts", tenant="acme0001"))
 
 

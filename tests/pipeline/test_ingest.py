@@ -148,6 +148,12 @@ def test_rows_that_break_the_contract_are_quarantined_and_counted(
     assert sorted(row["reason"] for row in facts(spark, lake, schemas.REJECTED)) == sorted(BROKEN)
 
 
+def test_a_tenant_is_its_whole_name(run: Any, audit: Audit) -> None:
+    """In Java's expressions `$` stands before a last newline, too."""
+    audit.add([attempt(tenant_id="acme01\n")])
+    assert run("ingest")["ingest"].notes == ("1 x malformed tenant",)
+
+
 def test_a_table_without_a_column_is_refused_by_name(run: Any, audit: Audit) -> None:
     with psycopg.connect(audit.dsn) as connection:
         connection.execute("ALTER TABLE queues_attempt RENAME COLUMN worker TO done_by")
@@ -172,6 +178,20 @@ def test_days_are_read_anew_on_request_and_never_lost_to_a_trimmed_audit(run: An
     with pytest.raises(AuditTrimmed, match="2026-03-10/acme0001"):
         run("ingest", since=DAY.date())
     assert counts(lake)["2026-03-10/acme0001"] == 3
+
+
+def test_a_demand_for_tls_is_never_lost_on_the_way_through_jdbc(
+    spark: Any, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would connect without TLS, or to whoever answers, and send the password."""
+    audit.add([attempt()])
+    monkeypatch.setattr(sources, "has_jdbc", lambda spark: True)
+    monkeypatch.setattr(sources, "_read_jdbc", lambda *given: "through JDBC")
+    with sources.snapshot(audit.dsn) as moment:
+        assert sources.read(spark, "host=127.0.0.1 dbname=x user=y password=z", moment) == "through JDBC"
+        assert sources.read(spark, f"{audit.dsn} sslmode=prefer", moment).count() == 1
+    for more in ("sslmode=verify-full", "sslrootcert=system", "host=/run", "host=a,b", "options=-csearch_path=x"):
+        assert not sources.is_plain(f"dbname=x user=y {more}")
 
 
 def test_the_password_is_in_no_plan(spark: Any, audit: Audit) -> None:

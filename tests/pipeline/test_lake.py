@@ -62,6 +62,73 @@ def test_a_store_other_than_local_needs_a_session() -> None:
         open_store("s3a://bucket/lake")
 
 
+class Blind:
+    """A file system that another writer reaches between the look and the writing."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def exists(self, path: Any) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+
+@pytest.mark.parametrize("is_object", [True, False], ids=["created-in-place", "renamed"])
+def test_who_is_second_at_the_end_of_the_writing_is_told_so(spark: Any, tmp_path: Path, is_object: bool) -> None:
+    store = HadoopStore((tmp_path / "store").as_uri(), spark)
+    assert store.put_new("a/b.json", b"one")
+    store._fs, store._is_object = Blind(store._fs), is_object
+    assert not store.put_new("a/b.json", b"two")
+    assert store.read("a/b.json") == b"one"
+    assert LocalStore(str(tmp_path / "store")).names("a") == ["b.json"]
+
+
+def test_a_file_system_that_can_is_made_to_create_without_overwriting(spark: Any, tmp_path: Path) -> None:
+    """Asked as something it must do: this machine's, which cannot, refuses, and S3A would send the condition."""
+    store = HadoopStore((tmp_path / "store").as_uri(), spark)
+    assert not store.is_conditional
+    store.is_conditional = True
+    with pytest.raises(Exception, match=HadoopStore.CONDITIONAL):
+        store.put_new("a/b.json", b"one")
+    assert store.read("a/b.json") is None
+
+
+def test_an_object_that_could_not_be_written_whole_is_not_closed(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing its stream is what makes it an object."""
+    closed = []
+
+    class Torn:
+        def write(self, data: bytearray) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            closed.append(True)
+
+    store = HadoopStore((tmp_path / "store").as_uri(), spark)
+    monkeypatch.setattr(store, "_create", lambda path: Torn())
+    with pytest.raises(KeyboardInterrupt):
+        store.put_new("_log/1.json", b"pointer")
+    assert not closed
+
+
+def test_a_store_that_may_lose_one_of_two_runs_says_so(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(HadoopStore, "OBJECTS", ("file",))
+    HadoopStore(tmp_path.as_uri(), spark)
+    assert "let one run at a time write" in caplog.text
+
+
+def test_a_lake_with_a_secret_in_its_url_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ValueError, match="s3a") as error:
+        open_store("s3a://key:canary@bucket/lake")
+    assert "canary" not in str(error.value)
+
+
 def test_what_was_committed_is_what_is_read(lake: Lake) -> None:
     assert lake.root().number == 0
     assert lake.manifest("raw") == Manifest()

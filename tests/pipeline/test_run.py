@@ -91,10 +91,23 @@ def test_a_job_that_fails_is_on_record_with_its_reason(
     # What a killed process left as running is closed by the next run.
     RunLog.objects.filter(job="ingest").update(state="running", ended_at=None)
     monkeypatch.undo()
-    monkeypatch.setattr(services, "session", lambda settings: pytest.fail("nothing to run"))
-    with pytest.raises(BaseException, match="nothing to run"):
+
+    def none(settings: Any) -> Any:
+        raise RuntimeError("Spark does not start")
+
+    monkeypatch.setattr(services, "session", none)
+    with pytest.raises(RuntimeError, match="does not start"):
         command("run", "ingest")
     assert not RunLog.objects.filter(state="running").exists()
+
+
+def test_a_lake_out_of_reach_is_on_record_without_javas_stack(command: Any, audit: Audit) -> None:
+    with pytest.raises(Exception, match="s3a"):
+        command("--lake", "s3a://bucket/lake", "run")
+    log = RunLog.objects.get()
+    assert (log.job, log.state) == ("ingest", "failed")
+    assert "S3AFileSystem not found" in log.error
+    assert "\tat " not in log.error
 
 
 @pytest.mark.spec("BEA-1", "The pipeline runs once at a time")

@@ -73,7 +73,7 @@ class Command(BaseCommand):
 
     def _files(self, chosen: argparse.Namespace, lake: str) -> None:
         chosen.tenant = chosen.tenant and _tid(chosen.tenant)
-        cli.print_files(lake, chosen, self.stdout.write)
+        cli.print_files(lake, chosen, self.stdout.write, lambda: services.session(cli.conf(chosen)))
 
     def _export(self, chosen: argparse.Namespace, lake: str) -> None:
         chosen.tenant = _tid(chosen.tenant)

@@ -14,7 +14,7 @@ from pipeline.spark.transforms.common import FILE, ms_between, once
 NOWHERE = "1970-01-01"  # the day under which a row without a day is kept
 NOBODY = "none"
 LATE = "late"
-TENANT = "^[A-Za-z0-9_.-]{1,128}$"  # it becomes the name of a directory
+TENANT = r"^[A-Za-z0-9_.-]{1,128}\z"  # `$` would let a newline follow; it becomes the name of a directory
 
 
 def judged(source: DataFrame, contract: schemas.Table, day: str, *, closed_before: date | None = None) -> DataFrame:
