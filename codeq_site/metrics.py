@@ -107,4 +107,5 @@ def scrape() -> bytes:
 # Other modules take these from here, or they would be imported before the environment says where to count.
 __all__ = ["Counter", "GaugeMetricFamily", "Histogram", "Tally", "at_scrape", "flush", "label", "scrape"]
 
+refusals = Counter("codeq_http_errors_total", "Answers of the API that were problems.", ["status", "code"])
 rate_limit_hits = Counter("codeq_rate_limit_hits_total", "Requests refused with 429.", ["scope"])

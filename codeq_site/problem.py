@@ -14,7 +14,7 @@ from django.http import Http404, HttpResponse
 from msgspec import Meta
 from rest_framework import exceptions as drf
 
-from codeq_site import errors, request_id
+from codeq_site import errors, metrics, request_id
 from codeq_site.errors import CodeqError
 
 log = logging.getLogger("codeq.web")
@@ -106,6 +106,7 @@ def answer(error: BaseException) -> HttpResponse:
         raise error
     known = from_exception(error)
     problem = describe(known)
+    metrics.refusals.labels(known.status, known.code).inc()
     response = HttpResponse(msgspec.json.encode(problem), status=known.status, content_type=MEDIA_TYPE)
     if problem.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(problem.retry_after_seconds)

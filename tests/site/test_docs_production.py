@@ -232,6 +232,6 @@ def test_every_metric_of_the_rules_is_exported(exported: set[str]) -> None:
 
 def test_the_rules_ask_for_labels_that_the_metrics_have() -> None:
     known = {name for family in REGISTRY.collect() for sample in family.samples for name in sample.labels}
-    known |= {"command", "status", "scope", "kind", "outcome", "queue", "name", "job"}
+    known |= {"command", "status", "scope", "kind", "outcome", "queue", "name", "job", "code"}
     assert set(re.findall(r"[{,](\w+)!?=", RULES)) <= known
     assert set(re.findall(r"by \((\w+)\)", RULES)) <= known

@@ -195,6 +195,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     await worker.post(f"{TASKS}/{failed['id']}/result", {"status": "FAILED", "error": "x"})
     left = await claimed(worker)
     await producer.delete(f"{TASKS}/{left['id']}")
+    await producer.get(f"{TASKS}/{left['id']}x")
     from codeq_site import offloop
 
     await offloop.run(beat.run_drain, lambda: True)
@@ -210,6 +211,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     assert sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
     assert sample(after, "codeq_depths_complete") == 1
     assert "codeq_dlq_depth" in after
+    assert grown(after, "codeq_http_errors_total", status="404", code="task_not_found") == 1
 
 
 @pytest.mark.spec(
