@@ -23,8 +23,8 @@ DURABLE = {
     "maxmemory-policy": "noeviction",
     # A task's hash stays one listpack: 820 instead of 1,492 bytes each (design, section 5).
     "hash-max-listpack-value": "4096",
-    # Rewriting the log beside the work is most of what makes an answer slow, and at 64 MB (the default) a busy queue does
-    # it every few seconds. A log of 256 MB is read in two seconds at a start.
+    # Rewriting the log beside the work is most of what makes an answer slow, and at 64 MB (the default) a busy queue
+    # does it every few seconds. A log of 256 MB is read in two seconds at a start.
     "auto-aof-rewrite-min-size": "256mb",
 }
 # Celery's broker holds nothing that the events stream and the database do not hold.
