@@ -16,7 +16,7 @@ from queues import artifacts
 from queues import task as nouns
 from queues.api import wire
 from queues.task import Location, Status
-from webhooks.http import check_url
+from webhooks.addresses import check_url
 
 # What a worker's JSON library can be trusted with.
 PAYLOAD_DEPTH = 100

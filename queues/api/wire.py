@@ -26,7 +26,7 @@ NO_NUL = r"^[^\x00]*$"
 # Every white space by its number: Python's `\s` and that of ECMAScript, which the schema is read with, differ.
 _SPACE = r"\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 ADDRESS_PATTERN = rf"^https?://(\[[0-9A-Fa-f:.]+\](:[0-9]*)?|[^\[\]/?#{_SPACE}]+)([/?#][^{_SPACE}]*)?" + NO_NEWLINE
-# What `webhooks.http` takes, as far as a pattern can say it: visible ASCII, no user, no fragment.
+# What `webhooks.addresses` takes, as far as a pattern can say it: visible ASCII, no user, no fragment.
 CALLBACK_PATTERN = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?([/?][!\"$-\[\]-~]*)?" + NO_NEWLINE
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 TEXT_CHARACTERS = 16_384
@@ -111,7 +111,7 @@ class NewTask(Body, kw_only=True):
                 max_length=2048,
                 description="Called when the task has ended.",
                 examples=["https://example.org/codeq/hook"],
-                # Judged task by task (`webhooks.http`), so that a bad one does not refuse the batch that it came in.
+                # Judged task by task (`webhooks.addresses`), so that a bad one does not refuse its batch.
                 extra_json_schema={"pattern": CALLBACK_PATTERN},
             ),
         ]
