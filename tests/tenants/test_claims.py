@@ -21,7 +21,7 @@ from tenants.permissions import (
     commands_for,
 )
 from tenants.tenant import WORKER_SCOPES, Caller, Role
-from tenants.tokens import Verifier
+from tenants.verifier import Verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer, claims
 
