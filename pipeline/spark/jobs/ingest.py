@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.spark import schemas, sinks, sources
+from pipeline.spark import files, schemas, sinks, sources
 from pipeline.spark.jobs.running import Context, Report
 from pipeline.spark.lake import Manifest, Partition, new_run
 from pipeline.spark.transforms.attempts import LATE, judged
@@ -89,7 +89,7 @@ def _source(
 ) -> Iterator[tuple[DataFrame | None, int, tuple[str, ...]]]:
     """What to read, up to which id it is settled, and what was left out; None where there is nothing new."""
     if context.files:
-        frame, left_out = sources.files(context.spark, context.files, audit.contract)
+        frame, left_out = files.read(context.spark, context.files, audit.contract)
         yield frame, 0, tuple(left_out)
     elif not sources.exists(context.dsn, audit):
         yield None, 0, (f"there is no {audit.table}",)
