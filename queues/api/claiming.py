@@ -12,7 +12,8 @@ from django.core.exceptions import RequestAborted
 
 from codeq_site.lean import LeanRequest
 from queues import metrics, selectors, services, waiting
-from queues.api import translate, wire
+from queues.api import translate
+from queues.api.wire.leases import NewClaim
 from queues.engine.options import CLAIM_QUEUES
 from queues.task import Claimed, Task
 from tenants.permissions import commands_for
@@ -24,7 +25,7 @@ REMEMBERED = 10_000
 REMEMBERED_SECONDS = 1.0
 
 
-async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count: int) -> list[Task]:
+async def claim(request: LeanRequest, caller: Caller, body: NewClaim, count: int) -> list[Task]:
     """What the caller may have, now or within `waitSeconds`."""
     tenant = caller.tenant
     asked = commands_for(caller, body.commands)

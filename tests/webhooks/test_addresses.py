@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from codeq_site.errors import InvalidRequest
-from queues.api import translate, wire
+from queues.api import translate
+from queues.api.wire.tasks import NewTask
 from tenants.tenant import Tenant
 from tests.waiting import until
 from tests.webhooks.conftest import Configure, MakeReceiver
@@ -226,7 +227,7 @@ def test_nothing_is_made_with_a_hostile_url(url: str) -> None:
     url = url.replace("{port}", "18181")
     body = {"command": "c", "payload": 1, "webhook": url}
     with pytest.raises((InvalidRequest, msgspec.ValidationError)):
-        translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=wire.NewTask))
+        translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=NewTask))
     tenant = Tenant(tid="acme0001", slug="acme")
     with pytest.raises(InvalidRequest):
         subscriptions.subscribe(tenant, "w", callback_url=url, event_types=["c"], now=datetime.now(UTC))

@@ -6,9 +6,12 @@ from django.http import HttpResponse
 
 from codeq_site import errors
 from queues import services
-from queues.api import translate, wire
+from queues.api import translate
 from queues.api.claiming import claim
 from queues.api.view import ApiView, answer, nothing, operation
+from queues.api.wire import LIMITS
+from queues.api.wire import leases as wire
+from queues.api.wire.tasks import Task
 from tenants.permissions import HasScope
 from tenants.tenant import Caller
 
@@ -25,7 +28,7 @@ class ClaimView(ApiView):
         may=CAN_CLAIM,
         body=wire.NewClaim,
         is_body_optional=True,
-        answers={200: wire.Task, 204: None},
+        answers={200: Task, 204: None},
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
@@ -47,7 +50,7 @@ class ClaimBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
         """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
-        tasks = await claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
+        tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
             return nothing()
         return answer(wire.Tasks(tasks=[translate.task(task, caller.tenant.slug) for task in tasks]))

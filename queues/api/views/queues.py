@@ -8,8 +8,10 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import selectors, services, upkeep
-from queues.api import translate, wire
+from queues.api import translate
 from queues.api.view import ApiView, answer, operation
+from queues.api.wire import queues as wire
+from queues.task import QueueStats
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
 
@@ -26,7 +28,7 @@ class QueuesView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """Every queue with what it holds, by name."""
         found = await selectors.queues(caller.tenant)
-        return answer(wire.Queues(queues=[translate.queue_stats(queue, now_ms()) for queue in found]))
+        return answer(wire.Queues(queues=[_stats(queue) for queue in found]))
 
 
 class QueueView(ApiView):
@@ -41,7 +43,7 @@ class QueueView(ApiView):
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
         """A queue that nobody has used yet is empty."""
-        return answer(translate.queue_stats(await selectors.queue_stats(caller.tenant, command), now_ms()))
+        return answer(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
 class PauseView(ApiView):
@@ -100,3 +102,17 @@ class CleanupView(ApiView):
 def now_ms() -> int:
     """For showing ages and echoing defaults; Redis' clock decides about tasks."""
     return round(time.time() * 1000)
+
+
+def _stats(found: QueueStats) -> wire.QueueStats:
+    oldest = found.oldest_ready_ms
+    return wire.QueueStats(
+        command=found.command,
+        ready=found.ready,
+        delayed=found.delayed,
+        in_progress=found.in_progress,
+        dlq=found.dlq,
+        paused=found.is_paused,
+        oldest_ready_seconds=None if oldest is None else max(0.0, (now_ms() - oldest) / 1000),
+        ready_by_priority=found.ready_by_priority,
+    )

@@ -12,9 +12,11 @@ from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
 from queues import archive, artifacts, selectors, services, waiting
 from queues import task as nouns
-from queues.api import claiming, translate, wire
+from queues.api import claiming, translate
 from queues.api.view import ApiView, answer, operation
 from queues.api.views.leases import HOLDER, LEASE, lease_token
+from queues.api.wire import LIMITS
+from queues.api.wire import results as wire
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
 from tenants.tenant import Caller
 
@@ -115,7 +117,7 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()
         else:
-            tasks = await claiming.claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
+            tasks = await claiming.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         return answer(
             wire.Exchanged(results=results, tasks=[translate.task(task, caller.tenant.slug) for task in tasks])
         )
