@@ -36,7 +36,7 @@ TaskId = Annotated[
 ]
 LeaseToken = Annotated[
     str,
-    Meta(min_length=1, max_length=128, pattern=r"^[ -~]+$", description="The `leaseToken` the claim gave."),
+    Meta(min_length=1, max_length=128, pattern=r"^[ -~]+" + NO_NEWLINE, description="The `leaseToken` the claim gave."),
 ]
 Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
