@@ -18,8 +18,7 @@ from django.db.models.functions import Left
 from msgspec import Meta
 
 from codeq_site import errors
-from queues import failures, pages, selectors, services
-from queues.engine.keys import COMMAND
+from queues import failures, pages, rules, selectors, services
 from queues.models import Attempt, AuditedResult
 from queues.pages import Condition, Which
 from queues.task import Task
@@ -124,8 +123,8 @@ def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: boo
 
     InvalidRequest for a JSON path that is none, and for words without a letter or digit, which would mean everything.
     """
-    if asked.command is not None and not COMMAND.fullmatch(asked.command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
+    if asked.command is not None:
+        rules.check_command(asked.command)
     where: list[Condition] = []
     if were:
         # An index knows what did not complete, and it is little.
@@ -229,12 +228,12 @@ def replay(
 
 def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
     """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
-    valid = [task_id for task_id in task_ids if _is_id(task_id)]
+    valid = [task_id for task_id in task_ids if rules.is_id(task_id)]
     positions = _positions(tenant.tid, valid)
     wrong = services.purge_dead(tenant, valid).now()
     _unmark(tenant.tid, positions, valid, wrong)
     answers = iter(wrong)
-    return [next(answers) if _is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+    return [next(answers) if rules.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
 
 
 def forget(tid: str, positions: Mapping[UUID, int]) -> None:
@@ -287,19 +286,17 @@ def _compact(tenant: Tenant, payload: str) -> str:
     try:
         text = msgspec.json.format(payload, indent=-1)
         msgspec.json.decode(text, type=msgspec.Raw)
-        size = len(text.encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"payload: not JSON: {error}") from None
     if text == "null":
         raise errors.InvalidRequest("payload: any JSON value but null")
-    if size > tenant.payload_bytes:
-        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+    rules.check_payload(tenant, text)
     return text
 
 
 def _positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
     """Which death of each the audit shows, before anything is done about it."""
-    ids = [UUID(task_id) for task_id in task_ids if _is_id(task_id)]
+    ids = [UUID(task_id) for task_id in task_ids if rules.is_id(task_id)]
     shown = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
     return {str(task_id): position for task_id, position in shown.values_list("task_id", "position")}
 
@@ -313,13 +310,6 @@ def _unmark(tid: str, positions: Mapping[str, int], task_ids: Sequence[str], ans
         and (not isinstance(answer, errors.CodeqError) or isinstance(answer, errors.NotDead | errors.TaskNotFound))
     }
     forget(tid, over)
-
-
-def _is_id(task_id: str) -> bool:
-    try:
-        return str(UUID(task_id)) == task_id
-    except (ValueError, AttributeError, TypeError):
-        return False
 
 
 def _command(command: str | None) -> list[Condition]:

@@ -8,11 +8,10 @@ import msgspec
 from django.http import HttpResponse
 
 from codeq_site import errors, offloop
-from queues import bulk, deadletters
+from queues import bulk, deadletters, rules
 from queues.api import translate
 from queues.api.view import ApiView, answer, operation
 from queues.api.wire import deadletters as wire
-from queues.engine.keys import COMMAND
 from queues.models import BulkJob
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
@@ -31,7 +30,7 @@ class DeadLettersView(ApiView):
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
         """The newest first; a second behind, as they come from the audit."""
         asked = deadletters.Filter(
-            command=name(command), error=query.error, text=query.text, died_before=_died_before(query.older_than)
+            command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
         )
         page = await offloop.run(deadletters.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
         return answer(wire.DeadLetters(dead_letters=[_dead_letter(each) for each in page.letters], cursor=page.cursor))
@@ -52,6 +51,7 @@ class ReplayView(ApiView):
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
         """A bulk job: each comes back once, with all its attempts. With `dryRun` nothing is changed."""
+        rules.check_command(command)
         tenant = caller.tenant
         if body.ids is not None and body.filter is not None:
             raise errors.InvalidRequest("ids, filter: one of them")
@@ -60,7 +60,7 @@ class ReplayView(ApiView):
             raise errors.InvalidRequest("filter.command: the path says another")
         asked = msgspec.structs.replace(
             asked,
-            command=name(command),
+            command=command,
             deliveries_from=translate.whole(asked.deliveries_from),
             deliveries_to=translate.whole(asked.deliveries_to),
         )
@@ -110,12 +110,6 @@ class BulkView(ApiView):
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
         """What is done stays done."""
         return answer(_bulk_job(await offloop.run(bulk.cancel, [caller.tenant.tid], job_id)))
-
-
-def name(command: str) -> str:
-    if not COMMAND.fullmatch(command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
-    return command
 
 
 def _died_before(older_than: float | dt.datetime | None) -> dt.datetime | None:
