@@ -18,7 +18,7 @@ from django.db.models.functions import Left
 from msgspec import Meta
 
 from codeq_site import errors
-from queues import failures, pages, rules, selectors, services
+from queues import failures, pages, payloads, rules, selectors, services
 from queues.models import Attempt, AuditedResult
 from queues.pages import Condition, Which
 from queues.task import Task
@@ -284,12 +284,10 @@ def _live(tid: str, task_id: str) -> Task | None:
 
 def _compact(tenant: Tenant, payload: str) -> str:
     try:
-        text = msgspec.json.format(payload, indent=-1)
-        msgspec.json.decode(text, type=msgspec.Raw)
+        raw = msgspec.json.decode(payload, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"payload: not JSON: {error}") from None
-    if text == "null":
-        raise errors.InvalidRequest("payload: any JSON value but null")
+    text = payloads.compact(raw, "payload").decode()
     rules.check_payload(tenant, text)
     return text
 

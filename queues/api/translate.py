@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -12,14 +11,11 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from codeq_site import errors
-from queues import artifacts
+from queues import artifacts, payloads
 from queues import task as nouns
 from queues.api.wire import LIMITS, leases, results, tasks
 from queues.task import Location, Status
 from webhooks.addresses import check_url
-
-# What a worker's JSON library can be trusted with.
-PAYLOAD_DEPTH = 100
 
 
 def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
@@ -27,7 +23,7 @@ def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: 
         check_url(body.webhook)
     return nouns.NewTask(
         command=body.command,
-        payload=opaque(body.payload, "payload").decode(),
+        payload=payloads.compact(body.payload, "payload").decode(),
         priority=0 if body.priority is UNSET else int(body.priority),
         is_priority_said=body.priority is not UNSET,
         max_attempts=whole(body.max_attempts),
@@ -49,7 +45,7 @@ def new_result(
     task_id: str, body: results.NewResult, lease_token: str | None, kept: Sequence[artifacts.Kept] = ()
 ) -> nouns.NewResult:
     is_absent = bytes(body.result) in (b"", b"null")
-    result = None if is_absent else opaque(body.result, "result")
+    result = None if is_absent else payloads.compact(body.result, "result")
     if result is not None and not result.startswith(b"{"):
         raise errors.InvalidRequest("Expected `object` - at `$.result`")
     if body.status == "COMPLETED" and result is None:
@@ -96,38 +92,6 @@ def _check_address(url: str) -> None:
 
 
 _read_artifacts = msgspec.json.Decoder(list[results.Artifact]).decode
-
-
-def opaque(raw: Raw, field: str) -> bytes:
-    """A JSON value as compact UTF-8 text, every number as it was written. What no JSON reader could take is refused.
-
-    The decoder has checked the syntax by now, escapes and surrogates among it; it looks neither at the bytes of a
-    string nor at the depth, which decides whether a worker's JSON library survives the payload.
-    """
-    try:
-        text = msgspec.json.format(raw, indent=-1)
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise errors.InvalidRequest(f"Not valid UTF-8 - at `$.{field}`") from error
-    if text == b"null":
-        raise errors.InvalidRequest(f"Expected a value, got `null` - at `$.{field}`")
-    if text.count(b"[") + text.count(b"{") > PAYLOAD_DEPTH and is_deeper(text, PAYLOAD_DEPTH):
-        raise errors.InvalidRequest(f"Nested deeper than {PAYLOAD_DEPTH} levels - at `$.{field}`")
-    return text
-
-
-_not_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+').sub
-_to_square = bytes.maketrans(b"{}", b"[]")
-
-
-def is_deeper(text: bytes, levels: int) -> bool:
-    """Whether valid JSON nests deeper than `levels`. The innermost brackets go, again and again."""
-    brackets = _not_brackets(b"", text).translate(_to_square)
-    for _ in range(levels):
-        if not brackets:
-            return False
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
 
 
 def moment(ms: int) -> dt.datetime:

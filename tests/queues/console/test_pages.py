@@ -200,8 +200,13 @@ def test_what_is_no_task_is_not_found(root: Client, acme: Queue, task_id: str) -
 
 @pytest.mark.parametrize(
     ("payload", "says"),
-    [("{", "not JSON"), ("null", "any JSON value but null"), ('"' + "x" * 300_000 + '"', "this tenant may send")],
-    ids=["no JSON", "null", "too long"],
+    [
+        ("{", "not JSON"),
+        ("null", "got `null`"),
+        ("[" * 101 + "]" * 101, "Nested deeper"),
+        ('"' + "x" * 300_000 + '"', "this tenant may send"),
+    ],
+    ids=["no JSON", "null", "too deep", "too long"],
 )
 def test_a_payload_that_cannot_be_is_refused_and_nothing_is_done(
     root: Client, acme: Queue, payload: str, says: str
