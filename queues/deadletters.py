@@ -1,4 +1,4 @@
-"""Dead letters: found, grouped, looked at, replayed, deleted. Lists come from PostgreSQL, never from Redis.
+"""Dead letters: found, replayed, deleted. Lists come from PostgreSQL, never from Redis.
 
 The audit marks a dead letter (`is_dead`) when the stream tells of its death, and unmarks it when the stream tells that
 it was replayed or removed; so a list is as late as the drain, a second. What is done here is unmarked at once.
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from codeq_site import errors
 from queues import failures, pages, payloads, rules, selectors, services
-from queues.models import Attempt, AuditedResult
+from queues.models import AuditedResult
 from queues.pages import Condition, Which
 from queues.task import Task
 from tenants.tenant import Tenant
@@ -82,28 +82,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     letters: list[DeadLetter]
     cursor: str | None
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a task's history."""
-
-    number: int
-    outcome: str
-    worker: str
-    error: str
-    visible_at: datetime
-    claimed_at: datetime | None
-    ended_at: datetime
-
-
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one dead letter. `live` is None where Redis has let it go."""
-
-    letter: DeadLetter
-    payload: str
-    webhook: str
-    attempts: list[Ended]
-    live: Task | None
 
 
 def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
@@ -169,40 +147,6 @@ def letters(found: Sequence[pages.Key]) -> list[DeadLetter]:
     rows = AuditedResult.objects.filter(pk__in=ids).annotate(payload_start=Left("payload", SHOWN_CHARS))
     by_id = {row["task_id"]: row for row in rows.values(*_SHOWN, "payload_start")}
     return [_letter(by_id[task_id]) for task_id in ids if task_id in by_id]
-
-
-def inspect(tids: Tids, task_id: str) -> Inspection:
-    """One dead letter with its payload, its attempts and what Redis says of it. TaskNotFound if it is none."""
-    try:
-        rows = AuditedResult.objects.filter(pk=UUID(task_id), is_dead=True)
-    except ValueError:
-        raise errors.TaskNotFound from None
-    if tids is not None:
-        rows = rows.filter(tenant_id__in=list(tids))
-    row = rows.annotate(payload_start=Left("payload", SHOWN_CHARS)).values(
-        *_SHOWN, "payload_start", "payload", "webhook"
-    )[:1]
-    if not row:
-        raise errors.TaskNotFound
-    attempts = Attempt.objects.filter(task_id=row[0]["task_id"]).order_by("number")
-    return Inspection(
-        letter=_letter(row[0]),
-        payload=row[0]["payload"],
-        webhook=row[0]["webhook"],
-        attempts=[
-            Ended(
-                number=each.number,
-                outcome=each.outcome,
-                worker=each.worker,
-                error=each.error,
-                visible_at=each.visible_at,
-                claimed_at=each.claimed_at,
-                ended_at=each.ended_at,
-            )
-            for each in attempts
-        ],
-        live=_live(str(row[0]["tenant_id"]), task_id),
-    )
 
 
 def replay(
@@ -272,14 +216,6 @@ def _letter(row: Mapping[str, Any]) -> DeadLetter:
         created_at=row["created_at"],
         died_at=row["ended_at"],
     )
-
-
-def _live(tid: str, task_id: str) -> Task | None:
-    try:
-        # Of a tenant only its id matters to a read.
-        return selectors.task(Tenant(tid=tid, slug=""), task_id).now()
-    except errors.TaskNotFound:
-        return None
 
 
 def _compact(tenant: Tenant, payload: str) -> str:

@@ -105,10 +105,6 @@ def remove_expired(now: datetime) -> int:
     return Subscription.objects.filter(expires_at__lte=now).delete()[0]
 
 
-def count_active(now: datetime) -> int:
-    return Subscription.objects.filter(expires_at__gt=now).count()
-
-
 def of_tenants(tids: Iterable[str], now: datetime) -> dict[str, list[Subscription]]:
     """The live subscriptions of these tenants."""
     found: dict[str, list[Subscription]] = {}

@@ -30,9 +30,7 @@ ONE_OF_TWO = [{"required": [field], "properties": {field: NOT_NULL}} for field i
 RULES: dict[str, dict[str, Any]] = {
     "NewResult": {"allOf": RESULT_RULES},
     "NewResultOf": {"allOf": RESULT_RULES},
-    "NewArtifact": {
-        "oneOf": [{"required": [field], "properties": {field: NOT_NULL}} for field in ("url", "contentBase64")]
-    },
+    "NewArtifact": {"oneOf": ONE_OF_TWO},
     "NewReplay": {"not": {"required": ["ids", "filter"], "properties": {"ids": NOT_NULL, "filter": NOT_NULL}}},
 }
 BODY_ERRORS = (errors.InvalidRequest, errors.RequestTimeout, errors.PayloadTooLarge, errors.UnsupportedMediaType)

@@ -35,7 +35,6 @@ from tests.waiting import until
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto"
 PAGE = (HOWTO / "production.md").read_text(encoding="utf-8")
 RULES = (HOWTO / "alerts.yml").read_text(encoding="utf-8")
-NEEDS_SERVERS = ("REDIS_URL", "CELERY_BROKER_URL", "DATABASE_URL")
 
 
 def block(heading: str, language: str = "sh") -> str:

@@ -15,7 +15,6 @@ from tenants.permissions import (
     HasScope,
     IsAdmin,
     IsEither,
-    IsOperator,
     IsProducer,
     IsWorker,
     commands_for,
@@ -312,17 +311,19 @@ ALLOWED: dict[str, tuple[dict[str, Any], set[type[Guard]]]] = {
     "producer": ({}, {IsProducer, IsEither}),
     "worker": ({"aud": WORKER}, {IsWorker, IsEither}),
     "admin": ({"role": "ADMIN"}, {IsProducer, IsEither, IsAdmin}),
-    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin, IsOperator}),
+    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin}),
     "both": ({"aud": [PRODUCER, WORKER]}, {IsProducer, IsWorker, IsEither}),
 }
 
 
-@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, administrators and operators")
+@pytest.mark.spec(
+    "AUT-1", "Guards for producers, workers, either, and administrators, an operator among them"
+)
 @pytest.mark.parametrize("who", ALLOWED)
 def test_guards(who: str, signer: Signer, verifier: Verifier) -> None:
     changes, allowed = ALLOWED[who]
     caller = caller_of(verifier, signer, **changes)
-    guards = {IsProducer, IsWorker, IsEither, IsAdmin, IsOperator}
+    guards = {IsProducer, IsWorker, IsEither, IsAdmin}
     assert {guard for guard in guards if guard().allows(caller)} == allowed
 
 
