@@ -101,7 +101,6 @@ def nothing() -> LeanResponse:
 class ApiView(APIView):
     """Authenticates, checks rights, reads, calls the handler; whatever is raised becomes a problem document."""
 
-    authentication_classes = [BearerAuthentication]
     schema = ApiSchema()
     operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponseBase]]]]] = {}
     allow: ClassVar[str] = ""
@@ -131,10 +130,6 @@ class ApiView(APIView):
             return self.dispatch(request, **arguments)
 
         return update_wrapper(view, super().as_view(**said))
-
-    def get_permissions(self) -> list[BasePermission]:
-        found = self.operations.get(self.request.method)
-        return found[0].permissions if found else []
 
     async def dispatch(self, request: LeanRequest, **arguments: Any) -> HttpResponseBase:  # type: ignore[override]
         try:
