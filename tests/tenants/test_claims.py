@@ -316,9 +316,7 @@ ALLOWED: dict[str, tuple[dict[str, Any], set[type[Guard]]]] = {
 }
 
 
-@pytest.mark.spec(
-    "AUT-1", "Guards for producers, workers, either, and administrators, an operator among them"
-)
+@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, and administrators, an operator among them")
 @pytest.mark.parametrize("who", ALLOWED)
 def test_guards(who: str, signer: Signer, verifier: Verifier) -> None:
     changes, allowed = ALLOWED[who]
