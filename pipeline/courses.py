@@ -90,9 +90,9 @@ def latest(tid: str) -> dt.date | None:
     """The last day that the tenant has history of. A row from the future, of a clock gone wrong, is no such day."""
     today = dt.datetime.now(dt.UTC).date()
     for mart in (Throughput, WebhookHealth):
-        found = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))["last"]
+        found: dt.date | None = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))["last"]
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     return None
 
 

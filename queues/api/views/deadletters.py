@@ -10,7 +10,8 @@ from django.http import HttpResponse
 from codeq_site import errors, offloop
 from queues import bulk, deadletters, rules
 from queues.api import translate
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.api.wire import deadletters as wire
 from queues.models import BulkJob
 from tenants.permissions import IsAdmin
@@ -18,7 +19,7 @@ from tenants.tenant import Caller
 
 
 class DeadLettersView(ApiView):
-    @operation(
+    @Operation(
         "list_dead_letters",
         tag="Admin",
         summary="List a queue's dead letters",
@@ -37,7 +38,7 @@ class DeadLettersView(ApiView):
 
 
 class ReplayView(ApiView):
-    @operation(
+    @Operation(
         "replay",
         tag="Admin",
         summary="Bring dead letters back in line",
@@ -85,7 +86,7 @@ class ReplayView(ApiView):
 
 
 class BulkView(ApiView):
-    @operation(
+    @Operation(
         "get_bulk_job",
         tag="Admin",
         summary="Watch a bulk job",
@@ -98,7 +99,7 @@ class BulkView(ApiView):
         """How far it is."""
         return answer(_bulk_job(await offloop.run(bulk.find, [caller.tenant.tid], job_id)))
 
-    @operation(
+    @Operation(
         "cancel_bulk_job",
         tag="Admin",
         summary="Stop a bulk job",

@@ -8,7 +8,8 @@ from codeq_site import errors
 from queues import services
 from queues.api import translate
 from queues.api.claiming import claim
-from queues.api.view import ApiView, answer, nothing, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer, nothing
 from queues.api.wire import LIMITS
 from queues.api.wire import leases as wire
 from queues.api.wire.tasks import Task
@@ -21,7 +22,7 @@ CAN_CLAIM = (HasScope("codeq:claim"),)
 
 
 class ClaimView(ApiView):
-    @operation(
+    @Operation(
         "claim",
         tag="Worker",
         summary="Take a task",
@@ -38,7 +39,7 @@ class ClaimView(ApiView):
 
 
 class ClaimBatchView(ApiView):
-    @operation(
+    @Operation(
         "claim_batch",
         tag="Worker",
         summary="Take several tasks",
@@ -57,7 +58,7 @@ class ClaimBatchView(ApiView):
 
 
 class HeartbeatView(ApiView):
-    @operation(
+    @Operation(
         "heartbeat",
         tag="Worker",
         summary="Keep the lease of a task",
@@ -84,7 +85,7 @@ class HeartbeatView(ApiView):
 
 
 class AbandonView(ApiView):
-    @operation(
+    @Operation(
         "abandon",
         tag="Worker",
         summary="Give a task back",
@@ -104,7 +105,7 @@ class AbandonView(ApiView):
 
 
 class NackView(ApiView):
-    @operation(
+    @Operation(
         "nack",
         tag="Worker",
         summary="Say that this attempt failed",

@@ -9,7 +9,8 @@ from django.http import HttpResponse
 from codeq_site import errors, offloop
 from queues import selectors, services, upkeep
 from queues.api import translate
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.api.wire import queues as wire
 from queues.task import QueueStats
 from tenants.permissions import IsAdmin
@@ -17,7 +18,7 @@ from tenants.tenant import Caller
 
 
 class QueuesView(ApiView):
-    @operation(
+    @Operation(
         "list_queues",
         tag="Admin",
         summary="List the tenant's queues",
@@ -32,7 +33,7 @@ class QueuesView(ApiView):
 
 
 class QueueView(ApiView):
-    @operation(
+    @Operation(
         "queue_stats",
         tag="Admin",
         summary="Count what one queue holds",
@@ -47,7 +48,7 @@ class QueueView(ApiView):
 
 
 class PauseView(ApiView):
-    @operation(
+    @Operation(
         "pause",
         tag="Admin",
         summary="Stop giving out a queue's tasks",
@@ -63,7 +64,7 @@ class PauseView(ApiView):
 
 
 class ResumeView(ApiView):
-    @operation(
+    @Operation(
         "resume",
         tag="Admin",
         summary="Give out a queue's tasks again",
@@ -79,7 +80,7 @@ class ResumeView(ApiView):
 
 
 class CleanupView(ApiView):
-    @operation(
+    @Operation(
         "cleanup",
         tag="Admin",
         summary="Remove ended tasks whose retention is over",

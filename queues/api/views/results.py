@@ -13,7 +13,8 @@ from codeq_site.errors import CodeqError
 from queues import archive, artifacts, selectors, services, waiting
 from queues import task as nouns
 from queues.api import claiming, translate
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.api.views.leases import HOLDER, LEASE, lease_token
 from queues.api.wire import LIMITS
 from queues.api.wire import results as wire
@@ -22,7 +23,7 @@ from tenants.tenant import Caller
 
 
 class ResultView(ApiView):
-    @operation(
+    @Operation(
         "get_result",
         tag="Producer",
         summary="Read a task's result, waiting for it if asked",
@@ -61,7 +62,7 @@ class ResultView(ApiView):
         task, result = found[0]
         return answer(wire.TaskResult(task=translate.task(task, caller.tenant.slug), result=translate.result(result)))
 
-    @operation(
+    @Operation(
         "submit",
         tag="Worker",
         summary="Hand in the result of a claimed task",
@@ -81,7 +82,7 @@ class ResultView(ApiView):
 
 
 class ResultBatchView(ApiView):
-    @operation(
+    @Operation(
         "submit_batch",
         tag="Worker",
         summary="Hand in several results",
@@ -96,7 +97,7 @@ class ResultBatchView(ApiView):
 
 
 class ExchangeView(ApiView):
-    @operation(
+    @Operation(
         "exchange",
         tag="Worker",
         summary="Hand in results and take the next tasks",
@@ -124,7 +125,7 @@ class ExchangeView(ApiView):
 
 
 class ArtifactView(ApiView):
-    @operation(
+    @Operation(
         "get_artifact",
         tag="Producer",
         summary="Download an artifact",

@@ -6,8 +6,9 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from codeq_site import errors, offloop
+from queues.api.operation import Operation
 from queues.api.translate import whole
-from queues.api.view import ApiView, answer, operation
+from queues.api.view import ApiView, answer
 from queues.api.wire import subscriptions as wire
 from tenants.permissions import HasScope, commands_for
 from tenants.tenant import Caller
@@ -18,7 +19,7 @@ MAY = (HasScope("codeq:subscribe"),)
 
 
 class SubscriptionsView(ApiView):
-    @operation(
+    @Operation(
         "subscribe",
         tag="Worker",
         summary="Be told when a queue has work again",
@@ -43,7 +44,7 @@ class SubscriptionsView(ApiView):
         )
         return answer(_subscribed(row))
 
-    @operation(
+    @Operation(
         "list_subscriptions",
         tag="Worker",
         summary="List one's own subscriptions",
@@ -57,7 +58,7 @@ class SubscriptionsView(ApiView):
 
 
 class SubscriptionView(ApiView):
-    @operation(
+    @Operation(
         "unsubscribe",
         tag="Worker",
         summary="Be told no more",
@@ -72,7 +73,7 @@ class SubscriptionView(ApiView):
 
 
 class RenewView(ApiView):
-    @operation(
+    @Operation(
         "renew_subscription",
         tag="Worker",
         summary="Renew a subscription",

@@ -12,7 +12,8 @@ from codeq_site.errors import CodeqError
 from queues import archive, metrics, search, selectors, services
 from queues import task as nouns
 from queues.api import trace, translate
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.api.wire import Moment
 from queues.api.wire import tasks as wire
 from tenants.permissions import IsEither, IsProducer
@@ -22,7 +23,7 @@ TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": 
 
 
 class TasksView(ApiView):
-    @operation(
+    @Operation(
         "search",
         tag="Producer",
         summary="Find tasks",
@@ -39,7 +40,7 @@ class TasksView(ApiView):
         tasks = [translate.task(task, caller.tenant.slug) for task in page.tasks]
         return answer(wire.FoundTasks(tasks=tasks, cursor=page.cursor))
 
-    @operation(
+    @Operation(
         "enqueue",
         tag="Producer",
         summary="Put a task on a queue",
@@ -77,7 +78,7 @@ class TasksView(ApiView):
 
 
 class TaskBatchView(ApiView):
-    @operation(
+    @Operation(
         "enqueue_batch",
         tag="Producer",
         summary="Put several tasks on queues",
@@ -106,7 +107,7 @@ class TaskBatchView(ApiView):
 
 
 class TaskView(ApiView):
-    @operation(
+    @Operation(
         "get_task",
         tag="Producer",
         summary="Read a task",
@@ -122,7 +123,7 @@ class TaskView(ApiView):
             found = await offloop.run(archive.task, caller.tenant, task_id)
         return answer(translate.task(found, caller.tenant.slug))
 
-    @operation(
+    @Operation(
         "cancel",
         tag="Producer",
         summary="Cancel a task",

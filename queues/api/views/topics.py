@@ -6,8 +6,9 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import policies
+from queues.api.operation import Operation
 from queues.api.translate import whole
-from queues.api.view import ApiView, answer, nothing, operation
+from queues.api.view import ApiView, answer, nothing
 from queues.api.wire import topics as wire
 from queues.models import QueuePolicy
 from queues.policies import Policy
@@ -16,7 +17,7 @@ from tenants.tenant import Caller
 
 
 class TopicsView(ApiView):
-    @operation(
+    @Operation(
         "list_topics",
         tag="Admin",
         summary="List the queues with a policy of their own",
@@ -31,7 +32,7 @@ class TopicsView(ApiView):
 
 
 class TopicView(ApiView):
-    @operation(
+    @Operation(
         "get_topic",
         tag="Admin",
         summary="Read a queue's policy",
@@ -44,7 +45,7 @@ class TopicView(ApiView):
         """404 for a queue that has none."""
         return answer(_topic(await offloop.run(policies.find, caller.tenant, name)))
 
-    @operation(
+    @Operation(
         "put_topic",
         tag="Admin",
         summary="Give a queue a policy",
@@ -70,7 +71,7 @@ class TopicView(ApiView):
         row, is_new = await offloop.run(policies.put, caller.tenant, name, policy, actor=caller.subject)
         return answer(_topic(row), 201 if is_new else 200)
 
-    @operation(
+    @Operation(
         "delete_topic",
         tag="Admin",
         summary="Take a queue's policy away",
