@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from codeq_site import errors
 from codeq_site.redis import client
@@ -21,7 +20,7 @@ from queues import beat, deadletters, exports, failures, pages, selectors, servi
 from queues.deadletters import Filter
 from queues.models import AuditedResult
 from tenants.tenant import Tenant
-from tests.queues.conftest import Queue
+from tests.queues.conftest import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -305,19 +304,6 @@ def test_words_that_are_too_common_are_found_all_the_same(
     expected = made(40, error="everywhere")
     made(5, error="elsewhere")
     assert [each for page in pages_of([tenant.tid], Filter(text="everywhere"), 7) for each in page] == expected
-
-
-def plan(work: Callable[[], object]) -> str:
-    """How PostgreSQL would answer what `work` asks."""
-    with CaptureQueriesContext(connection) as asked:
-        work()
-    lines = []
-    with connection.cursor() as cursor:
-        for query in asked:
-            if "queues_auditedresult" in query["sql"]:
-                cursor.execute("EXPLAIN " + query["sql"])
-                lines += [line for (line,) in cursor.fetchall()]
-    return "\n".join(lines)
 
 
 @pytest.mark.spec("ADM-2", "Dead letters are listed and grouped by index, however many there are")
