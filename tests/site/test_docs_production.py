@@ -257,9 +257,7 @@ def test_every_rule_asks_for_what_is_exported(asked_for: set[str]) -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
-@pytest.mark.spec(
-    "OBS-4", "The dashboard's panels are PromQL, ask for what /metrics exports, and do not overlap"
-)
+@pytest.mark.spec("OBS-4", "The dashboard's panels are PromQL, ask for what /metrics exports, and do not overlap")
 def test_every_panel_asks_for_what_is_exported(asked_for: set[str]) -> None:
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
