@@ -1,4 +1,5 @@
-"""docs/howto/production.md and alerts.yml: run as they stand, and held to what the code reads and exports."""
+"""docs/howto/production.md, the rules, the dashboard and the runbook: run as they stand where they can be run, and held
+to what the code reads and exports."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from django.conf import settings
@@ -34,7 +36,10 @@ from tests.waiting import until
 
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto"
 PAGE = (HOWTO / "production.md").read_text(encoding="utf-8")
-RULES = (HOWTO / "alerts.yml").read_text(encoding="utf-8")
+RUNBOOK = (HOWTO / "runbook.md").read_text(encoding="utf-8")
+RULES = [rule for group in yaml.safe_load((HOWTO / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+DASHBOARD = json.loads((HOWTO / "dashboard.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def block(heading: str, language: str = "sh") -> str:
@@ -183,7 +188,9 @@ def test_the_servers_are_set_as_those_that_the_tests_run_on() -> None:
     assert server_settings() == DURABLE
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\b(?:CODEQ_[A-Z_]+|[A-Z]+_URL|SPARK_MASTER)\b", PAGE))))
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"\b(?:CODEQ_[A-Z_]+|[A-Z]+_URL|SPARK_MASTER)\b", PAGE + RUNBOOK)))
+)
 def test_every_setting_that_the_page_names_is_one(name: str) -> None:
     assert name in env.names()
 
@@ -217,20 +224,72 @@ def test_the_page_tells_of_every_metric_and_of_no_other(exported: set[str]) -> N
     assert set(re.findall(r"`(codeq_(?!site)\w+)`", PAGE)) == exported
 
 
-def test_every_metric_of_the_rules_is_exported(exported: set[str]) -> None:
-    rules = [rule for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]]
-    assert len({rule["alert"] for rule in rules}) == len(rules) > 10
-    for rule in rules:
-        named = set(re.findall(r"\bcodeq_\w+", rule["expr"]))
-        assert (named or {"up"}) <= exported | {"up"}, rule["alert"]
+# What Grafana puts in before it asks.
+FILLED_IN = {"$__rate_interval": "5m", "$command": ".*"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    """The names of metrics in PromQL that Prometheus would accept."""
+    for name, value in FILLED_IN.items():
+        expression = expression.replace(name, value)
+    promql_parser.parse(expression)
+    return set(re.findall(r"\b(?:codeq_\w+|up)\b", expression))
+
+
+@pytest.fixture
+def asked_for(exported: set[str]) -> set[str]:
+    """`exported`, and what else a query may name: the buckets of a histogram, and what Prometheus adds."""
+    return exported | {f"{name}_bucket" for name in exported} | {"up"}
+
+
+def test_an_expression_that_prometheus_would_refuse_is_found() -> None:
+    with pytest.raises(ValueError, match="parenthesis"):
+        metrics_of("sum(rate(codeq_task_created_total[$__rate_interval])")
+
+
+@pytest.mark.spec("OBS-4", "The rules are PromQL, name what /metrics exports, and say what is the matter")
+def test_every_rule_asks_for_what_is_exported(asked_for: set[str]) -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES) > 10
+    for rule in RULES:
+        assert set() < metrics_of(rule["expr"]) <= asked_for, rule["alert"]
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("page", "ticket")
-        assert rule["expr"].count("(") == rule["expr"].count(")")
-        assert rule["expr"].count("{") == rule["expr"].count("}")
 
 
-def test_the_rules_ask_for_labels_that_the_metrics_have() -> None:
+@pytest.mark.spec("OBS-4", "The dashboard's panels are PromQL, ask for what /metrics exports, and do not overlap")
+def test_every_panel_asks_for_what_is_exported(asked_for: set[str]) -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        own = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert cells.isdisjoint(own), panel["title"]
+        assert max(x for x, _ in own) < 24
+        cells |= own
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"]) > 20
+    for panel in PANELS:
+        assert panel["description"], panel["title"]
+        for target in panel["targets"]:
+            assert set() < metrics_of(target["expr"]) <= asked_for, panel["title"]
+
+
+def test_the_dashboard_shows_every_metric(exported: set[str]) -> None:
+    shown = set().union(*(metrics_of(target["expr"]) for panel in PANELS for target in panel["targets"]))
+    assert exported <= {name.removesuffix("_bucket") for name in shown} | {"codeq_depths_complete"}
+
+
+def test_rules_and_panels_ask_for_labels_that_the_metrics_have() -> None:
     known = {name for family in REGISTRY.collect() for sample in family.samples for name in sample.labels}
-    known |= {"command", "status", "scope", "kind", "outcome", "queue", "name", "job", "code"}
-    assert set(re.findall(r"[{,](\w+)!?=", RULES)) <= known
-    assert set(re.findall(r"by \((\w+)\)", RULES)) <= known
+    known |= {"command", "status", "scope", "kind", "outcome", "queue", "name", "job", "code", "le"}
+    asked = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+    for expression in asked:
+        assert set(re.findall(r"[{,](\w+)!?=", expression)) <= known, expression
+        grouped = [names.split(", ") for names in re.findall(r"by \(([\w, ]+)\)", expression)]
+        assert {name for names in grouped for name in names} <= known, expression
+
+
+@pytest.mark.spec("DOC-2", "Each alert has its section in the runbook, and no panel speaks of an alert that is none")
+def test_the_runbook_has_a_section_for_each_alert() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert re.findall(r"^## (\w+)$", RUNBOOK, flags=re.M) == names
+    said = set(re.findall(r"\bCodeq[A-Z]\w+", RUNBOOK + json.dumps(DASHBOARD)))
+    assert said <= set(names)

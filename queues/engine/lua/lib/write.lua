@@ -1,45 +1,7 @@
--- Redis does not roll a script back; these do. Every write remembers its inverse, and when anything fails, whatever
--- the reason, `run` takes back what was written, newest first, before the error leaves the script.
 -- Four slots a write: the name of its inverse and that one's words; a table for each would cost more than the rest.
-local undo = {}
 local function remember(inverse, key, a, b)
   local n = #undo
   undo[n + 1], undo[n + 2], undo[n + 3], undo[n + 4] = inverse, key, a, b or false
-end
-
-local function take_back()
-  local function members(pairs)
-    local found = {}
-    for i = 2, #pairs, 2 do found[i / 2] = pairs[i] end
-    return unpack(found)
-  end
-  local inverses = {
-    hash = function(key, fields, was)
-      for i, field in ipairs(fields) do
-        if was[i] then call('HSET', key, field, was[i]) else call('HDEL', key, field) end
-      end
-    end,
-    count = function(key, field, by)
-      if call('HINCRBY', key, field, by) == 0 then call('HDEL', key, field) end
-    end,
-    created = function(key) call('DEL', key) end,
-    string = function(key, before) call('SET', key, before, 'KEEPTTL') end,
-    pushed = function(key, count) call('LPOP', key, count) end,
-    popped = function(key, ids)
-      for i = #ids, 1, -1 do call('RPUSH', key, ids[i]) end
-    end,
-    added = function(key, pairs) call('ZREM', key, members(pairs)) end,
-    removed = function(key, pairs) call('ZADD', key, unpack(pairs)) end,
-    entry = function(key, id) call('XDEL', key, id) end,
-  }
-  for i = #undo - 3, 1, -4 do inverses[undo[i]](undo[i + 1], undo[i + 2], undo[i + 3]) end
-end
-
-local function run(main)
-  local ok, reply = pcall(main)
-  if ok then return reply end
-  take_back()
-  return redis.error_reply('CODEQ ' .. tostring(type(reply) == 'table' and reply.err or reply))
 end
 
 -- `was` holds what `fields` were before, in their order: every field written must be among them.
