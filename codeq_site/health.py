@@ -15,7 +15,8 @@ from django.http import HttpResponse
 from codeq_site import errors, metrics, offloop
 from codeq_site.conf import conf
 from codeq_site.redis import client, settle_partitions
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.engine import scripts
 from tenants import views as tenant_views
 from tenants.authentication import BearerAuthentication
@@ -47,14 +48,14 @@ class KeySet(msgspec.Struct):
 
 
 class HealthView(ApiView):
-    @operation("healthz", tag="Operations", summary="Is the process alive", is_open=True, answers={200: Healthy})
+    @Operation("healthz", tag="Operations", summary="Is the process alive", is_open=True, answers={200: Healthy})
     async def get(self) -> HttpResponse:
         """Nothing else is looked at, so that a broken Redis restarts nobody."""
         return answer(Healthy())
 
 
 class ReadyView(ApiView):
-    @operation(
+    @Operation(
         "readyz",
         tag="Operations",
         summary="Would a request be answered",
@@ -71,7 +72,7 @@ class ReadyView(ApiView):
 
 
 class MetricsView(ApiView):
-    @operation(
+    @Operation(
         "metrics",
         tag="Operations",
         summary="Metrics for Prometheus",
@@ -91,7 +92,7 @@ class MetricsView(ApiView):
 
 
 class KeysView(ApiView):
-    @operation(
+    @Operation(
         "jwks",
         tag="Operations",
         summary="The public keys of this installation's tokens",

@@ -2,7 +2,7 @@
 
 The stock ASGI handler hops to a thread for every request and sends signals through another; that is most of what a
 request costs there (docs/adr/0005). Without them no connection to the database is looked after, so a view here asks
-the database only through `queues.api.database`.
+the database only through `codeq_site.offloop`.
 """
 
 from __future__ import annotations

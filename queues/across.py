@@ -15,12 +15,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from codeq_site.redis import engine
-from queues import archive, pages, search
+from queues import archive, pages, rules, search
 from queues.engine import Call
 from queues.engine.call import together
 from queues.models import AuditedResult
 from queues.search import Asked
-from queues.services import IDEMPOTENCY_KEY
 from queues.task import NewTask, Status, Task
 from tenants.tenant import Tenant
 
@@ -84,7 +83,7 @@ def page(
 def _by_key(tids: Sequence[str], asked: Asked) -> list[Found]:
     """What this idempotency key has made, of each tenant."""
     assert asked.q is not None
-    if not IDEMPOTENCY_KEY.fullmatch(asked.q):
+    if not rules.is_idempotency_key(asked.q):
         return []
     key = [NewTask(command="", payload="", idempotency_key=asked.q)]
     known = _all([engine().known(tid, key) for tid in tids])

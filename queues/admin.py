@@ -16,8 +16,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
-from unfold.paginator import InfinitePaginator
 
+from codeq_site.readonly import ReadOnly
 from queues import audit
 from queues.console.queue import url_of
 from queues.console.task import url_of_task
@@ -49,24 +49,6 @@ def as_json(text: str) -> SafeString:
         shown[:SHOWN_CHARS],
         rest,
     )
-
-
-class ReadOnly:
-    """Rows that the system writes: nobody adds, changes or deletes them here."""
-
-    # Neither counts the table nor numbers its pages: both would read all of it.
-    paginator = InfinitePaginator
-    show_full_result_count = False
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 class AuditAdmin(ReadOnly, TenantScopedAdmin):

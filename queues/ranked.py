@@ -21,7 +21,7 @@ from django.db import transaction
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
-from queues.engine.keys import COMMAND
+from queues import rules
 from queues.engine.options import CHUNK
 from queues.models import RankedEntry
 from tenants.tenant import Tenant
@@ -48,8 +48,7 @@ class RankedQueue:
     """
 
     def __init__(self, tenant: Tenant, name: str, *, lock_seconds: int = LOCK_SECONDS) -> None:
-        if not COMMAND.fullmatch(name):
-            raise errors.InvalidRequest("name: 1 to 128 of A-Z a-z 0-9 _ . -")
+        rules.check_command(name, "name")
         if not 1 <= lock_seconds <= LOCK_LIMIT_SECONDS:
             raise errors.InvalidRequest(f"lock_seconds: 1 to {LOCK_LIMIT_SECONDS}")
         self.tid, self.name, self.lock_seconds = tenant.tid, name, lock_seconds
@@ -146,6 +145,5 @@ def _hand_over_or_leave(tid: str, name: str, pk: int) -> None:
 
 def _word(task_id: TaskId) -> str:
     word = str(task_id)
-    if not COMMAND.fullmatch(word):
-        raise errors.InvalidRequest("task_id: 1 to 128 of A-Z a-z 0-9 _ . -")
+    rules.check_command(word, "task_id")
     return word

@@ -8,10 +8,10 @@ import msgspec
 
 from codeq_site import errors
 from codeq_site.redis import engine
+from queues import rules
 from queues.engine import Call
 from queues.engine.call import together
 from queues.filters import filters
-from queues.services import _check_command, _check_id
 from queues.task import Answer, Peeked, Place, QueueStats, Result, Status, Task
 from tenants.tenant import Tenant
 
@@ -43,7 +43,7 @@ def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> Call[tuple[T
 
 
 def queue_stats(tenant: Tenant, command: str) -> Call[QueueStats]:
-    _check_command(command)
+    rules.check_command(command)
     return engine().stats(tenant.tid, [command]).then(lambda queues: queues[0])
 
 
@@ -68,7 +68,7 @@ def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
 
 def peek(tenant: Tenant, command: str, limit: int = 25) -> Call[Peeked]:
     """A look at a queue: at most `limit` tasks that are next, in progress, and delayed."""
-    _check_command(command)
+    rules.check_command(command)
     return engine().peek(tenant.tid, command, limit)
 
 
@@ -80,16 +80,16 @@ def answered(tenant: Tenant, task_id: str) -> Call[tuple[Task, Answer | None]]:
 def owner(task_id: str) -> Call[str | None]:
     """The tid of the tenant whose live task this is, if it is any. Of all tenants: the asker's rights are to be seen
     to."""
-    _check_id(task_id)
+    rules.check_id(task_id)
     return engine().owner(task_id)
 
 
 def place(tenant: Tenant, task_id: str) -> Call[Place]:
     """Where a live task stands in its queue."""
-    _check_id(task_id)
+    rules.check_id(task_id)
     return engine().place(tenant.tid, task_id)
 
 
 def _read(tenant: Tenant, task_id: str, *, watch: bool) -> Call[tuple[Task, Answer | None]]:
-    _check_id(task_id)
+    rules.check_id(task_id)
     return filters().gone_is_gone(tenant.tid, task_id, lambda: engine().task(tenant.tid, task_id, watch=watch))

@@ -20,9 +20,9 @@ from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 from unfold.forms import ActionForm
-from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
 
+from codeq_site.readonly import ReadOnly
 from tenants.models import Tenant
 from tenants.reasons import REASON_CHARS, ReasonForm, reason_in
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
@@ -49,23 +49,6 @@ class ReasonedActions(ActionForm):
     )
 
 
-class WrittenBySystem(TenantScopedAdmin):
-    """Rows that the system writes: seen by the tenant's staff, changed by nobody."""
-
-    change_role = None
-    paginator = InfinitePaginator
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 class AttemptInline(TabularInline):
     model = DeliveryAttempt
     fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
@@ -80,7 +63,7 @@ class AttemptInline(TabularInline):
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(WrittenBySystem):
+class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     list_display = (
         "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
     )  # fmt: skip
@@ -155,7 +138,7 @@ class DeliveryAdmin(WrittenBySystem):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WrittenBySystem):
+class EndpointAdmin(ReadOnly, TenantScopedAdmin):
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
     list_filter = ("is_enabled", TenantFilter)
@@ -243,7 +226,7 @@ class EndpointAdmin(WrittenBySystem):
 
 
 @admin.register(Subscription)
-class SubscriptionAdmin(WrittenBySystem):
+class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
     list_filter = ("mode", TenantFilter)
@@ -257,7 +240,7 @@ class SubscriptionAdmin(WrittenBySystem):
 
 
 @admin.register(Circuit)
-class CircuitAdmin(WrittenBySystem):
+class CircuitAdmin(ReadOnly, TenantScopedAdmin):
     """Hosts that fail: how often in a row, and until when they are left alone."""
 
     list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
