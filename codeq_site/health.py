@@ -14,7 +14,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors, metrics, offloop
 from codeq_site.conf import conf
-from codeq_site.redis import client, settle_partitions
+from codeq_site.redis import client, primaries, serving, settle_partitions
 from queues.api.view import ApiView, answer, operation
 from queues.engine import scripts
 from tenants import views as tenant_views
@@ -34,10 +34,14 @@ class Healthy(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """A request would be answered now. With durability `fsync` an acknowledged write is on disk."""
+    """A request would be answered now. With durability `fsync` an acknowledged write is on disk.
+
+    `missing`: which primaries of a Redis Cluster do not serve. Tenants of the others are answered.
+    """
 
     status: Literal["ok"] = "ok"
     durability: Literal["fsync", "relaxed"]
+    missing: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class KeySet(msgspec.Struct):
@@ -67,7 +71,8 @@ class ReadyView(ApiView):
         missing = await readiness.missing()
         if missing:
             raise errors.Unavailable("; ".join(missing), retry_after_seconds=5)
-        return answer(Ready(durability=conf().queues.durability))
+        partly = await partly_missing.missing()
+        return answer(Ready(durability=conf().queues.durability, missing=partly or msgspec.UNSET))
 
 
 class MetricsView(ApiView):
@@ -138,21 +143,48 @@ class Readiness:
 
 
 def redis_is_missing() -> str | None:
-    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions."""
+    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions.
+
+    Of a cluster that is asked of every primary that answers, and one has to: a process that said no because one is
+    away would take the service from the tenants of all others.
+    """
     try:
-        server = client()
-        server.ping()
-        for script in scripts.everything():
-            if not server.script_exists(script.sha)[0]:
-                server.script_load(script.source)
-        settle_partitions(server)
-        return _not_durable(server)
+        store, problems = client(), []
+        servers = serving(store)
+        for name, server in servers.items():
+            try:
+                problem = _server_is_missing(server)
+            except (redis.ConnectionError, redis.TimeoutError):
+                problem = "redis: does not answer"
+            problems.append(problem and f"{problem} ({name})" if name else problem)
+        if not servers:
+            return "redis: does not answer"
+        if not any(problems) and len(servers) == len(primaries(store)):
+            settle_partitions(store)
+        return next(filter(None, problems), None)
     except errors.ConfigError as error:
         return f"redis: {error}"
     except redis.ResponseError:
         return "redis: refuses our commands"
     except (redis.RedisError, OSError):
         return "redis: does not answer"
+
+
+def primaries_are_missing() -> str | None:
+    """Which primaries of a cluster do not serve."""
+    try:
+        away = sorted(set(primaries(client())) - set(serving(client())))
+    except (redis.RedisError, OSError):
+        return "redis: does not answer"
+    return f"redis: no answer from {', '.join(away)}" if away else None
+
+
+def _server_is_missing(server: redis.Redis) -> str | None:
+    server.ping()
+    for script in scripts.everything():
+        if not server.script_exists(script.sha)[0]:
+            server.script_load(script.source)
+    return _not_durable(server)
 
 
 def _not_durable(server: redis.Redis) -> str | None:
@@ -181,3 +213,4 @@ def database_is_missing() -> str | None:
 
 
 readiness = Readiness(redis_is_missing, database_is_missing)
+partly_missing = Readiness(primaries_are_missing)

@@ -11,12 +11,20 @@ import redis
 from redis.crc import key_slot
 
 from codeq_site.embedded import DURABLE, Valkey
+from queues.engine import cluster as clusters
 from queues.engine import keys
 from tests.conftest import free_port
 from tests.waiting import until
 
 SLOTS = 16_384
 NODES = 3
+
+
+class Client(clusters.Cluster):
+    """The client of the engine, which also empties all nodes."""
+
+    def flushall(self, **_: object) -> bool:
+        return all(self.nodes.client(address).flushall() for address in self.nodes.all())
 
 
 class Cluster:
@@ -62,8 +70,8 @@ class Cluster:
         return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
 
     @contextmanager
-    def client(self) -> Iterator[redis.RedisCluster]:
-        client = redis.RedisCluster.from_url(self.servers[0].url)
+    def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
+        client = Client(self.servers[0].url, patience_seconds=patience_seconds)
         try:
             yield client
         finally:
