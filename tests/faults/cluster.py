@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,9 +28,10 @@ class Client(clusters.Cluster):
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **config: str) -> None:
+        """`config` of every node. Three servers of one test on one disk: they are not durable unless told to be."""
         self.ports = [free_port() for _ in range(NODES)]
-        self.servers = [self._server(directory / f"{n}", port) for n, port in enumerate(self.ports)]
+        self.servers = [self._server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]
         for server in self.servers:
             server.start()
         self.nodes = [redis.Redis.from_url(server.url) for server in self.servers]
@@ -38,7 +39,7 @@ class Cluster:
         self._form()
 
     @staticmethod
-    def _server(directory: Path, port: int) -> Valkey:
+    def _server(directory: Path, port: int, config: Mapping[str, str]) -> Valkey:
         directory.mkdir()
         settings = {
             "port": str(port),
@@ -47,8 +48,8 @@ class Cluster:
             "cluster-node-timeout": "2000",
             # A partition whose node is away must not stop the others.
             "cluster-require-full-coverage": "no",
-            # Three servers of one test on one disk.
             "appendfsync": "everysec",
+            **config,
         }
         return Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, **settings})
 
