@@ -34,14 +34,10 @@ class Healthy(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """A request would be answered now. With durability `fsync` an acknowledged write is on disk.
-
-    `missing`: which primaries of a Redis Cluster do not serve. Tenants of the others are answered.
-    """
+    """A request would be answered now. With durability `fsync` an acknowledged write is on disk."""
 
     status: Literal["ok"] = "ok"
     durability: Literal["fsync", "relaxed"]
-    missing: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class KeySet(msgspec.Struct):
@@ -71,8 +67,7 @@ class ReadyView(ApiView):
         missing = await readiness.missing()
         if missing:
             raise errors.Unavailable("; ".join(missing), retry_after_seconds=5)
-        partly = await partly_missing.missing()
-        return answer(Ready(durability=conf().queues.durability, missing=partly or msgspec.UNSET))
+        return answer(Ready(durability=conf().queues.durability))
 
 
 class MetricsView(ApiView):
@@ -145,38 +140,24 @@ class Readiness:
 def redis_is_missing() -> str | None:
     """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions.
 
-    Of a cluster that is asked of every primary that answers, and one has to: a process that said no because one is
-    away would take the service from the tenants of all others.
+    Every primary of a cluster must. Tenants of the others are answered all the same, as they are without PostgreSQL.
     """
     try:
-        store, problems = client(), []
-        servers = serving(store)
-        for name, server in servers.items():
-            try:
-                problem = _server_is_missing(server)
-            except (redis.ConnectionError, redis.TimeoutError):
-                problem = "redis: does not answer"
-            problems.append(problem and f"{problem} ({name})" if name else problem)
-        if not servers:
-            return "redis: does not answer"
-        if not any(problems) and len(servers) == len(primaries(store)):
-            settle_partitions(store)
-        return next(filter(None, problems), None)
+        store = client()
+        there = serving(store)
+        if away := sorted(primaries(store).keys() - there.keys()):
+            return f"redis: not serving: {', '.join(away)}"
+        for name, server in there.items():
+            if problem := _server_is_missing(server):
+                return f"{problem} ({name})" if name else problem
+        settle_partitions(store)
     except errors.ConfigError as error:
         return f"redis: {error}"
     except redis.ResponseError:
         return "redis: refuses our commands"
     except (redis.RedisError, OSError):
         return "redis: does not answer"
-
-
-def primaries_are_missing() -> str | None:
-    """Which primaries of a cluster do not serve."""
-    try:
-        away = sorted(set(primaries(client())) - set(serving(client())))
-    except (redis.RedisError, OSError):
-        return "redis: does not answer"
-    return f"redis: no answer from {', '.join(away)}" if away else None
+    return None
 
 
 def _server_is_missing(server: redis.Redis) -> str | None:
@@ -213,4 +194,3 @@ def database_is_missing() -> str | None:
 
 
 readiness = Readiness(redis_is_missing, database_is_missing)
-partly_missing = Readiness(primaries_are_missing)

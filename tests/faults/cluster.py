@@ -36,6 +36,7 @@ class Cluster:
             server.start()
         self.nodes = [redis.Redis.from_url(server.url) for server in self.servers]
         self.ids = [node.execute_command("CLUSTER", "MYID").decode() for node in self.nodes]
+        self.replicas: list[Valkey] = []
         self._form()
 
     @staticmethod
@@ -49,6 +50,7 @@ class Cluster:
             # A partition whose node is away must not stop the others.
             "cluster-require-full-coverage": "no",
             "appendfsync": "everysec",
+            "repl-diskless-sync-delay": "0",
             **config,
         }
         return Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, **settings})
@@ -60,15 +62,30 @@ class Cluster:
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", n * share, last)
             node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for server in self.servers[1:]:
-            self.nodes[0].execute_command(
-                "CLUSTER", "MEET", "127.0.0.1", server.config["port"], server.config["cluster-port"]
-            )
+            self._meet(server)
         until(lambda: all(self._is_whole(node) for node in self.nodes), 30)
 
-    @staticmethod
-    def _is_whole(node: redis.Redis) -> bool:
+    def _meet(self, server: Valkey) -> None:
+        ports = server.config["port"], server.config["cluster-port"]
+        self.nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", *ports)
+
+    def _is_whole(self, node: redis.Redis) -> bool:
         info = node.execute_command("CLUSTER", "INFO")
-        return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+        known = len(self.servers) + len(self.replicas)
+        return b"cluster_state:ok" in info and f"cluster_known_nodes:{known}".encode() in info
+
+    def add_replicas(self, directory: Path, **config: str) -> list[redis.Redis]:
+        """One of each primary, in step with it."""
+        self.replicas = [self._server(directory / f"r{n}", free_port(), config) for n in range(NODES)]
+        for server in self.replicas:
+            server.start()
+            self._meet(server)
+        copies = [redis.Redis.from_url(server.url) for server in self.replicas]
+        until(lambda: all(self._is_whole(node) for node in (*self.nodes, *copies)), 30)
+        for copy, node_id in zip(copies, self.ids, strict=True):
+            copy.execute_command("CLUSTER", "REPLICATE", node_id)
+        until(lambda: all(copy.info("replication").get("master_link_status") == "up" for copy in copies), 30)
+        return copies
 
     @contextmanager
     def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
@@ -129,7 +146,7 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-        for server in self.servers:
+        for server in (*self.servers, *self.replicas):
             server.kill()
 
 

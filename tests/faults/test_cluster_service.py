@@ -253,8 +253,8 @@ def test_a_primary_that_dies_takes_only_its_tenants_with_it(
         assert (refused[0], refused[1]["code"]) == (503, "unavailable")
         # Beat's jobs take their turn elsewhere, and go around what is away.
         until(lambda: {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} >= set(done))
-        ready = json.loads(until(lambda: "missing" in (said := look(deployment, "/readyz")[1]) and said))
-        assert ready["missing"] == [f"redis: no answer from 127.0.0.1:{cluster.ports[dead]}"]
+        ready = json.loads(until(lambda: (said := look(deployment, "/readyz"))[0] == 503 and said[1]))
+        assert ready["detail"] == f"redis: not serving: 127.0.0.1:{cluster.ports[dead]}"
         assert "codeq_depths_complete 0.0" in look(deployment, "/metrics")[1]
         status, overview = look(deployment, "/admin/console/overview.json", cookie)
         assert status == 200
@@ -268,12 +268,45 @@ def test_a_primary_that_dies_takes_only_its_tenants_with_it(
             assert task["id"] == task_id  # in order, and none missing
             lost.complete(task["id"])
         until(lambda: {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} >= {*kept, *done})
-        until(lambda: "missing" not in look(deployment, "/readyz")[1])
+        until(lambda: look(deployment, "/readyz")[0] == 200)
         unanswered = [each for asker in askers for each in asker.heard if each.status not in (200, 202, 204)]
         assert unanswered == []
     assert Attempt.objects.count() == len(kept) + len(done)
     assert left(store, tenants) == []
     assert "CROSSSLOT" not in cluster.errors()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.spec(
+    "ENQ-2", "A replica that takes over is found: at an operator's word nothing fails, after a death soon"
+)
+def test_a_replica_takes_over(
+    deployment: Deployment, cluster: Cluster, tenants: Mapping[int, Tenant], tmp_path: Path
+) -> None:
+    copies = cluster.add_replicas(tmp_path / "cluster", appendfsync="always")
+    tenant = tenants[0]
+    with Load(deployment.port, [tenant.producer] * 3, [tenant.worker] * 3) as load:
+        until(lambda: len(load.done) > 20)
+        copies[0].execute_command("CLUSTER", "FAILOVER")
+        until(lambda: copies[0].info("replication")["role"] == "master")
+        enough = len(load.done) + 50
+        until(lambda: len(load.done) > enough)
+    assert Counter(each.status for each in load.heard).keys() <= {200, 202, 204}
+    assert sorted(load.made) == sorted(load.done)
+
+    # Now the new primary dies, and the old one, its replica, takes over by itself.
+    with Load(deployment.port, [tenant.producer] * 3, [tenant.worker] * 3) as load:
+        until(lambda: len(load.done) > 20)
+        died = time.monotonic()
+        cluster.replicas[0].kill()
+        until(lambda: cluster.nodes[0].info("replication")["role"] == "master")
+        enough = len(load.done) + 50
+        until(lambda: len(load.done) > enough)
+        away = max(each.began for each in load.heard if each.status not in (200, 202, 204)) - died
+    print(f"503 for {away:.1f} s", Counter(each.status for each in load.heard), len(load.made) - len(load.done))
+    assert Counter(each.status for each in load.heard).keys() <= {200, 202, 204, 503, 409, 404}
+    for copy in copies:
+        copy.close()
 
 
 def claimed_or_none(asker: Asker) -> dict[str, Any] | None:
