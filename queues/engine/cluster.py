@@ -30,6 +30,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from codeq_site.errors import ConfigError
+
 Address = tuple[str, int]
 Command = tuple[tuple[Any, ...], Mapping[str, Any]]
 SLOTS = 16_384
@@ -61,7 +63,10 @@ class Nodes:
         self._url = urlsplit(url)
         self._timeout_seconds = timeout_seconds
         self._seeds = [_address(text) for text in self._url.netloc.rpartition("@")[2].split(",")]
+        if self._url.scheme not in ("redis", "rediss") or not self._url.netloc:
+            raise ConfigError("REDIS_URL names no node of a cluster: write redis://host:port.")
         self._owners: list[Address | None] = [None] * SLOTS
+        self._primaries: frozenset[Address] = frozenset()
         self._clients: dict[tuple[Address, float], redis.Redis] = {}
         self._making = threading.Lock()
         self._asking = threading.Lock()
@@ -79,7 +84,7 @@ class Nodes:
         return self._client(address, self._timeout_seconds)
 
     def primaries(self) -> list[Address]:
-        return sorted({address for address in self._owners if address})
+        return sorted(self._primaries)
 
     def all(self) -> list[Address]:
         """The same, asked for if nothing is known yet."""
@@ -107,6 +112,7 @@ class Nodes:
             other = (error.host or asked[0], error.port)
             if isinstance(error, MovedError):
                 self._owners[slot] = other
+                self._primaries |= {other}
                 return other, False
             return other, True
         return self.known_owner(slot), False
@@ -138,7 +144,7 @@ class Nodes:
             if time.monotonic() - self._probed >= KNOWN_SECONDS:
                 self._there = frozenset(filter(self._serves, primaries))
                 self._probed = time.monotonic()
-        if self._there != frozenset(self.primaries()):
+        if self._there != self._primaries:
             with contextlib.suppress(RedisError):
                 self.refresh()
         return self._there
@@ -173,7 +179,7 @@ class Nodes:
             # Without a name it means: the host that you have asked.
             named = host.decode() if host not in (None, b"", b"?") else asked
             owners[first : last + 1] = [(named, int(port))] * (last + 1 - first)
-        self._owners = owners
+        self._owners, self._primaries = owners, frozenset(filter(None, set(owners)))
 
     def _probe(self, address: Address) -> redis.Redis:
         return self._client(address, min(PROBE_SECONDS, self._timeout_seconds))
