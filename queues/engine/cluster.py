@@ -39,6 +39,8 @@ SLOTS = 16_384
 REDIRECTIONS = (AskError, TryAgainError)  # MovedError is an AskError
 # The map may be wrong: the node is gone, or says that nobody serves the slot.
 LOST = (ConnectionError, TimeoutError, ClusterDownError)
+# What a node is called that announces no name: it is on the host that was asked.
+UNNAMED = ("", "?")
 # Between two tries while a slot moves, and how long a node may take to tell how it is.
 PAUSE_SECONDS = 0.02
 PROBE_SECONDS = 1.0
@@ -108,8 +110,8 @@ class Nodes:
 
     def after(self, error: ResponseError, slot: int, asked: Address) -> tuple[Address, bool]:
         """Whom to ask after this answer of `asked`, and whether that one must be told that it was sent for (ASKING)."""
-        if isinstance(error, AskError):  # a node that does not know its own name means the one that was asked
-            other = (error.host or asked[0], error.port)
+        if isinstance(error, AskError):
+            other = (asked[0] if error.host in UNNAMED else error.host, error.port)
             if isinstance(error, MovedError):
                 self._owners[slot] = other
                 self._primaries |= {other}
@@ -176,9 +178,9 @@ class Nodes:
     def _take(self, ranges: Sequence[Any], asked: str) -> None:
         owners: list[Address | None] = [None] * SLOTS
         for first, last, (host, port, *_), *_ in ranges:
-            # Without a name it means: the host that you have asked.
-            named = host.decode() if host not in (None, b"", b"?") else asked
-            owners[first : last + 1] = [(named, int(port))] * (last + 1 - first)
+            named = (host or b"").decode()
+            owner = (asked if named in UNNAMED else named, int(port))
+            owners[first : last + 1] = [owner] * (last + 1 - first)
         self._owners, self._primaries = owners, frozenset(filter(None, set(owners)))
 
     def _probe(self, address: Address) -> redis.Redis:
@@ -209,7 +211,10 @@ class Cluster(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] == "SCRIPT LOAD":  # redis-py's Lock does, where its EVALSHA met a node without the script
-            return [self.nodes.client(node).execute_command(*args, **options) for node in self.nodes.there()][-1]  # type: ignore[no-untyped-call]
+            answer = None
+            for address in self.nodes.there():
+                answer = self.nodes.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return answer
         slot = slot_of(_key(args))
         return self._follow((args, options), slot, self.nodes.owner(slot))
 

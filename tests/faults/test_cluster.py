@@ -233,6 +233,29 @@ def test_a_slot_moved_in_one_piece_is_not_noticed(cluster: Cluster, client: Clie
     assert len(found.tasks) == len(seen.made)
 
 
+async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluster: Cluster, client: Client) -> None:
+    for node in cluster.nodes:
+        node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
+    tid = TIDS[0]
+    slot = slot_of(partition_of(tid))
+    pipes = Pipes(client.nodes)
+    try:
+        with cluster.client() as other:
+            world = World(other, partitions=PARTITIONS)
+            behind = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
+            await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+            for _ in range(3):
+                cluster.move(slot, (cluster.owner(slot) + 1) % 3)
+                # Both learn by MOVED where it is now.
+                await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+                world.engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+            assert len(world.check().tasks) == 7
+    finally:
+        await pipes.close()
+        for node in cluster.nodes:
+            node.config_set("cluster-preferred-endpoint-type", "ip")
+
+
 @pytest.mark.real_time
 @pytest.mark.spec(
     "ENQ-2", "A node that is away is said to be away; the other partitions go on, and it comes back whole"
