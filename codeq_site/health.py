@@ -14,7 +14,7 @@ from django.http import HttpResponse
 
 from codeq_site import errors, metrics, offloop
 from codeq_site.conf import conf
-from codeq_site.redis import client, settle_partitions
+from codeq_site.redis import client, primaries, serving, settle_partitions
 from queues.api.operation import Operation
 from queues.api.view import ApiView, answer
 from queues.engine import scripts
@@ -139,21 +139,34 @@ class Readiness:
 
 
 def redis_is_missing() -> str | None:
-    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions."""
+    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions.
+
+    Every primary of a cluster must. Tenants of the others are answered all the same, as they are without PostgreSQL.
+    """
     try:
-        server = client()
-        server.ping()
-        for script in scripts.everything():
-            if not server.script_exists(script.sha)[0]:
-                server.script_load(script.source)
-        settle_partitions(server)
-        return _not_durable(server)
+        store = client()
+        there = serving(store)
+        if away := sorted(primaries(store).keys() - there.keys()):
+            return f"redis: not serving: {', '.join(away)}"
+        for name, server in there.items():
+            if problem := _server_is_missing(server):
+                return f"{problem} ({name})" if name else problem
+        settle_partitions(store)
     except errors.ConfigError as error:
         return f"redis: {error}"
     except redis.ResponseError:
         return "redis: refuses our commands"
     except (redis.RedisError, OSError):
         return "redis: does not answer"
+    return None
+
+
+def _server_is_missing(server: redis.Redis) -> str | None:
+    server.ping()
+    for script in scripts.everything():
+        if not server.script_exists(script.sha)[0]:
+            server.script_load(script.source)
+    return _not_durable(server)
 
 
 def _not_durable(server: redis.Redis) -> str | None:

@@ -89,10 +89,11 @@ DATABASES["default"]["OPTIONS"] = {
 }  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# The broker's server rather than the hot path's, where Celery's broker is a Redis at all.
+# The broker's server rather than the hot path's, where Celery's broker is a Redis at all. Not a cluster's node, which
+# has but a part of the keys.
 _cache_urls = [
     url
-    for url in (_conf.broker_url, _conf.redis_url, "redis://127.0.0.1:6379/1")
+    for url in (_conf.broker_url, "" if _conf.redis_cluster else _conf.redis_url, "redis://127.0.0.1:6379/1")
     if url.startswith(("redis://", "rediss://", "unix://"))
 ]
 CACHES = {

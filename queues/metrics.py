@@ -15,7 +15,7 @@ from codeq_site.celery import SCHEDULE
 from codeq_site.conf import conf
 from codeq_site.errors import Unavailable
 from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram, Tally
-from codeq_site.redis import client
+from codeq_site.redis import client, partitions
 from queues import selectors, stream
 from queues.engine import keys
 from queues.events import Event
@@ -65,6 +65,7 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
     is_complete = 1
     try:
         tids = list(_tenants())
+        is_complete = int(len(partitions()) == conf().queues.partitions)
         for at in range(0, len(tids), TENANTS_AT_ONCE):
             if time.monotonic() > until:
                 is_complete = 0
@@ -113,6 +114,6 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
 
 
 def _tenants() -> Iterator[str]:
-    for partition in range(conf().queues.partitions):
+    for partition in partitions():
         for tid in client().sscan_iter(keys.of_partition(partition).tenants, count=1000):
             yield tid.decode()

@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 
 from codeq_site import errors
 from codeq_site.conf import BackoffPolicy, conf
-from codeq_site.redis import engine
+from codeq_site.redis import engine, reachable
 from queues import rules
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import QueuePolicy
@@ -131,11 +131,14 @@ def tell(row: QueuePolicy) -> None:
 def sync(may_go_on: Callable[[], bool]) -> int:
     """Tell Redis of every policy; how many there are."""
     told = 0
+    tids = QueuePolicy.objects.order_by().values_list("tenant_id", flat=True).distinct()
+    there = set(reachable(map(str, tids)))
     for row in QueuePolicy.objects.order_by("pk").iterator(chunk_size=500):
         if not may_go_on():
             break
-        tell(row)
-        told += 1
+        if str(row.tenant_id) in there:
+            tell(row)
+            told += 1
     return told
 
 

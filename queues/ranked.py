@@ -20,7 +20,7 @@ from django.db import transaction
 
 from codeq_site import errors
 from codeq_site.conf import conf
-from codeq_site.redis import engine
+from codeq_site.redis import engine, reachable
 from queues import rules
 from queues.engine.options import CHUNK
 from queues.models import RankedEntry
@@ -116,9 +116,12 @@ def sweep(may_go_on: Callable[[], bool]) -> int:
         by_queue = defaultdict[tuple[str, str], list[int]](list)
         for row in rows:
             by_queue[str(row.tenant_id), row.queue].append(row.pk)
+        there = set(reachable(tid for tid, _ in by_queue))
         for (tid, name), pks in by_queue.items():
             if not may_go_on():
                 return handed_over
+            if tid not in there:
+                continue
             try:
                 handed_over += _hand_over(tid, name, pks)
             except redis.exceptions.ResponseError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from codeq_site import errors
-from codeq_site.redis import engine
+from codeq_site.redis import engine, partitions
 from queues import rules
 from queues.engine import Call
 from queues.engine.call import together
@@ -81,7 +81,7 @@ def owner(task_id: str) -> Call[str | None]:
     """The tid of the tenant whose live task this is, if it is any. Of all tenants: the asker's rights are to be seen
     to."""
     rules.check_id(task_id)
-    return engine().owner(task_id)
+    return engine().owner(task_id, partitions())
 
 
 def place(tenant: Tenant, task_id: str) -> Call[Place]:

@@ -9,6 +9,7 @@ import msgspec
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
 
+from codeq_site.redis import reachable
 from queues import history, selectors, vitals
 from queues.console.page import Guarded, Page
 from queues.models import QueueSample
@@ -81,16 +82,16 @@ def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overv
             is_paused=queue.is_paused,
             is_suspended=tenants[tid].is_suspended,
         )
-        for tid, queues in selectors.queues_of(list(tenants)).now().items()
+        for tid, queues in selectors.queues_of(reachable(tenants)).now().items()
         for queue in queues
     ]
     pulses = None
     if with_pulses:
         pulses = {f"{tid}:{command}": pulse for (tid, command), pulse in history.pulse(tenants, now).items()}
     signs = [vitals.beat(now), vitals.audit(), deliveries(request, now)]
-    memory, *others = vitals.store()
-    # How full the installation is, is not a tenant's business; whether their tasks are safe is.
-    signs += [memory, *others] if scoping.is_unlimited(request.user) else others
+    stored = vitals.store()
+    # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
+    signs += stored if scoping.is_unlimited(request.user) else stored[1:2]
     return Overview(rows=rows, signs=signs, tenants=len(tenants), is_partial=is_partial, pulses=pulses)
 
 
