@@ -7,10 +7,14 @@ behind the other: 30 MB of those were 2.3 GB of memory, and a few hundred half-s
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 # What is read of a head, or of trailers, before anything comes of it. A token and a trace are 1 KB.
 HEAD_BYTES = 64 * 2**10
@@ -18,21 +22,21 @@ HEAD_BYTES = 64 * 2**10
 HEAD_SECONDS = 20.0
 # Requests that wait on one connection for the one before them. A read holds some 500 that carry a token.
 PIPELINED = 1000
+READ_ON = 100
 # Offers of another protocol. All are declined, and left out when the request is parsed again.
 OFFERS = frozenset({b"upgrade", b"http2-settings"})
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Flow(FlowControl):
-    """Reads on only when every request that was read is being answered."""
+    """Reads on only when few requests wait that were read. Some may: who does not read does not see a client leave."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         super().__init__(transport)
         self.connection = connection
 
     def resume_reading(self) -> None:
-        # Who has a successor is here as a whole and needs nothing more.
-        if not self.connection.pipeline:
+        if len(self.connection.pipeline) < READ_ON:
             super().resume_reading()
 
 
@@ -44,6 +48,7 @@ class Trailers(list[tuple[bytes, bytes]]):
 
 
 class Connection(HttpToolsProtocol):
+    running: RequestResponseCycle | None = None
     head_timer: asyncio.TimerHandle | None = None
     # Bytes received since anything came of them: a whole head, a piece of a body.
     fruitless = 0
@@ -55,6 +60,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        # uvicorn tells the last one that was read. The one that is being answered may be a poll, and take a task.
+        if self.running is not None and not self.running.response_complete:
+            self.running.disconnected = True
+            self.running.message_event.set()
         # Or each would be there, with its request, until the collector comes by.
         self.pipeline.clear()
         self._forget_head()
@@ -120,6 +129,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = Trailers()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         if self.head_timer is None:

@@ -26,6 +26,7 @@ class Served:
         self.connections: list[Connection] = []
         self.is_held = asyncio.Event()
         self.is_held.set()
+        self.has_seen_leave = asyncio.Event()
         self.port = 0
         self.most_waiting = 0
 
@@ -38,6 +39,10 @@ class Served:
             body += message["body"]
             if not message["more_body"]:
                 break
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            self.has_seen_leave.set()
+            return
         await self.is_held.wait()
         self.most_waiting = max(self.most_waiting, *(len(each.pipeline) for each in self.connections))
         names = sorted(name.decode() for name, _ in scope["headers"])
@@ -171,6 +176,15 @@ async def test_requests_behind_one_that_waits_are_not_read_on_and_on(served: Ser
     # A read of 256 KB at a time, and never one while another is in hand.
     assert served.most_waiting < 600
     writer.transport.abort()
+
+
+async def test_who_waits_sees_the_client_leave_behind_another_request(served: Served) -> None:
+    """Or a long poll would take a task for nobody."""
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /wait HTTP/1.1\r\n\r\n" + GET * 3)
+    await writer.drain()
+    writer.close()
+    await asyncio.wait_for(served.has_seen_leave.wait(), 10)
 
 
 async def test_a_thousand_tiny_requests_in_one_piece_are_refused(served: Served) -> None:
