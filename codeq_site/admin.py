@@ -97,7 +97,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(LogEntry)
-class LogEntryAdmin(ReadOnly, ModelAdmin):
+class LogEntryAdmin(scoping.OffersFilters, ReadOnly, ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
     list_display = ("when", "who", "what", "whose", "kind")

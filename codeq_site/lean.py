@@ -126,6 +126,11 @@ class LeanRequest(ASGIRequest):
         self.taken += len(chunk)
         return chunk
 
+    @property
+    def is_body_withheld(self) -> bool:
+        """Whether the client waits to hear if its body is wanted. To read is to say yes."""
+        return not self.taken and self.received.get(b"expect", b"").lower() == b"100-continue"
+
     async def drain(self, limit: int) -> None:
         """Let the client finish sending, within bounds. `is_body_read` says whether it did."""
         try:
@@ -181,13 +186,19 @@ class LeanHandler(ASGIHandler):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.serve(scope, receive, send, self.view)
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to a path that this process does not serve."""
+    async def refuse(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        why: errors.CodeqError | type[errors.CodeqError] = errors.NotFound,
+    ) -> None:
+        """The answer to a request that no view gets; by default, to a path that this process does not serve."""
 
-        async def nothing(request: LeanRequest) -> HttpResponseBase:
-            raise errors.NotFound
+        async def refused(request: LeanRequest) -> HttpResponseBase:
+            raise why
 
-        await self.serve(scope, receive, send, nothing)
+        await self.serve(scope, receive, send, refused)
 
     async def serve(
         self,
@@ -204,7 +215,7 @@ class LeanHandler(ASGIHandler):
                 response = await view(request)
             except Exception as error:  # noqa: BLE001 - the edge of the process; it is logged there
                 response = problem.answer(error)
-            if not request.is_body_read:
+            if not request.is_body_read and not request.is_body_withheld:
                 await request.drain(self.drain_bytes)
         except RequestAborted:
             return
