@@ -293,10 +293,10 @@ def test_no_task_is_lost_to_workers_that_are_stopped_when_it_comes(codeq: Client
         stopping.join()
         thread.join(20)
         assert not thread.is_alive()
-        with Client(web.base, make_token("worker")) as other:
-            for again in other.claim([brink]):
-                other.complete(again, {})
-        assert ended(codeq, task.id).is_completed
+        if codeq.task(task.id).status != "COMPLETED":
+            with Client(web.base, make_token("worker")) as other:
+                (again,) = other.claim([brink], wait_seconds=5)
+                assert again.id == task.id
 
 
 def test_a_worker_says_at_once_what_will_never_work(web: Web) -> None:
