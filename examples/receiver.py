@@ -39,13 +39,14 @@ class Receiver(BaseHTTPRequestHandler):
             self.answer(413)
             return
         body = self.rfile.read(int(length))
-        if not is_genuine(self.headers, body, os.environ["SECRET"], time.time()):
+        headers = {name.lower(): value for name, value in self.headers.items()}  # a proxy may write them as it likes
+        if not is_genuine(headers, body, os.environ["SECRET"], time.time()):
             print("forged, or signed with another secret", flush=True)
             self.answer(401)
             return
         # At least once means that it may come again, under the same id.
-        if self.headers["webhook-id"] not in seen:
-            seen.add(self.headers["webhook-id"])
+        if headers["webhook-id"] not in seen:
+            seen.add(headers["webhook-id"])
             told = json.loads(body)
             print("genuine:", told["taskId"], told["status"], told["result"] or told["error"], flush=True)
         self.answer(204)

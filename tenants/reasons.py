@@ -12,7 +12,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from unfold.admin import ModelAdmin
-from unfold.forms import BaseDialogForm
+from unfold.forms import ActionForm, BaseDialogForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 REASON_CHARS = 500
@@ -22,6 +22,14 @@ class ReasonForm(BaseDialogForm):
     """What every act of an operator is asked for, and what stays in the tenant's history."""
 
     reason = forms.CharField(max_length=REASON_CHARS, widget=UnfoldAdminTextInputWidget)
+
+
+class ReasonedActions(ActionForm):
+    """The form above a list: an action there asks for its reason as every other does."""
+
+    reason = forms.CharField(
+        max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
+    )
 
 
 class NoReason(Exception):
