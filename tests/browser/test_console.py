@@ -129,6 +129,9 @@ def test_a_queue_has_charts_and_lists(site: Site, log_in: LogIn, acme: str) -> N
     for span, steps in (("24 hours", 96), ("7 days", 84), ("1 hour", 60)):
         page.get_by_text(span, exact=True).click()
         page.wait_for_function(f"Chart.getChart(document.querySelector('canvas')).data.labels.length === {steps}")
+    page.get_by_role("link", name="acme", exact=True).click()
+    expect(page.get_by_label("Tenant")).to_have_value("acme")
+    expect(page.locator("[data-queue='acme/charted']")).to_be_visible()
 
 
 @pytest.mark.spec("ADM-1", "A queue's policy is set in the console, and holds")
