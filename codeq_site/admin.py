@@ -21,6 +21,7 @@ from codeq_site.readonly import ReadOnly
 from tenants import scoping
 from tenants.fields import ChoosesRows
 from tenants.models import Tenant, TenantMembership
+from tenants.reasons import SavedWithReason
 
 # Besides the tenant itself: what staff of a tenant may change, and is told of who did.
 OF_TENANTS = ("tenants.TenantIssuer", "tenants.TenantMembership", "webhooks.Endpoint", "queues.QueuePolicy")
@@ -30,7 +31,7 @@ admin.site.unregister(User)
 admin.site.unregister(Group)
 
 
-class SuperusersOnly(ModelAdmin):
+class SuperusersOnly(SavedWithReason):
     """Who may log in, and as what, is decided by those who run the platform."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:

@@ -140,6 +140,15 @@ class LeanRequest(ASGIRequest):
         except TimeoutError:
             return
 
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the server has closed the connection already, of which `disconnected` tells a turn of the loop later.
+
+        False where a server does not show its transport, as uvicorn does.
+        """
+        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        return transport is not None and bool(transport.is_closing())
+
     async def disconnected(self) -> None:
         """Returns when the client has gone. Only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":

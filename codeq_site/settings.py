@@ -181,7 +181,11 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     # The structs name their enums; the stock hook would rename them.
     "POSTPROCESSING_HOOKS": [],
-    "DESCRIPTION": "Task queues for many tenants: leases, retries, delays, dead letters and webhooks.",
+    "DESCRIPTION": (
+        "Task queues for many tenants: leases, retries, delays, dead letters and webhooks. To try a call here, press "
+        "Authorize and paste a token: `manage.py token --tenant demo --role producer` prints one. The headings name "
+        "the roles."
+    ),
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",

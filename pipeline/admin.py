@@ -53,6 +53,7 @@ class RunLogAdmin(ReadOnly, ModelAdmin):
 
 
 class MartAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
     search_help_text = "A command, by its beginning."

@@ -19,7 +19,7 @@ from codeq_site.redis import client, partitions
 from queues import selectors, stream
 from queues.engine import keys
 from queues.events import Event
-from queues.models import BeatJob, Quarantine
+from queues.models import BeatJob, Quarantine, RankedEntry
 from queues.task import Outcome, Task
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
@@ -90,13 +90,15 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def audit(until: float) -> Iterator[GaugeMetricFamily]:
-    """How far the audit is behind, and what it could not store. What cannot be read now is left out."""
+    """How far Redis and PostgreSQL are behind each other, and what is stuck. What cannot be read now is left out."""
     with contextlib.suppress(Unavailable, redis.RedisError):
         yield GaugeMetricFamily("codeq_audit_lag", "Entries not in PostgreSQL yet.", value=stream.lag())
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         count = Quarantine.objects.count()
         yield GaugeMetricFamily("codeq_audit_quarantine", "Entries that cannot be stored.", value=count)
+        count = RankedEntry.objects.count()
+        yield GaugeMetricFamily("codeq_ranked_waiting", "Entries of ranked queues not in Redis yet.", value=count)
 
 
 @metrics.at_scrape

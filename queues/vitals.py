@@ -11,11 +11,12 @@ import redis
 from codeq_site.celery import SCHEDULE
 from codeq_site.redis import client, primaries
 from queues import stream
-from queues.models import BeatJob
+from queues.models import BeatJob, Quarantine
 
-# A tick may be late by so many of its periods, and by so long in any case, before somebody should look.
+# A tick may be late by so many of its periods, and by so long in any case, before somebody should look: with much to do
+# a run goes on for 20 s, and only its end is on record.
 LATE_PERIODS = 3
-LATE_AT_LEAST = timedelta(seconds=15)
+LATE_AT_LEAST = timedelta(seconds=30)
 LAG_ALARM = 10_000
 FULL = 0.9
 
@@ -53,6 +54,12 @@ def audit() -> Sign:
         return Sign(name="Audit", is_well=False, says="Redis does not answer")
     says = "up to date" if lag == 0 else f"{lag:,} entries behind"
     return Sign(name="Audit", is_well=lag < LAG_ALARM, says=says)
+
+
+def quarantine() -> Sign:
+    """What the audit could not store, and somebody has to look at."""
+    count = Quarantine.objects.count()
+    return Sign(name="Quarantine", is_well=not count, says=f"{count:,} could not be stored" if count else "empty")
 
 
 def store() -> list[Sign]:

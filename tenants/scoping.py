@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from tenants.fields import ChoosesRows
 from tenants.models import Tenant, TenantMembership
-from tenants.reasons import DeletedWithReason
+from tenants.reasons import DeletedWithReason, SavedWithReason
 
 Role = TenantMembership.Role
 _RANK = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
@@ -92,7 +92,7 @@ class OffersFilters:
         return bool(super().lookup_allowed(lookup, value, request))  # type: ignore[misc]
 
 
-class TenantScopedAdmin(OffersFilters, ChoosesRows, DeletedWithReason):
+class TenantScopedAdmin(OffersFilters, ChoosesRows, SavedWithReason, DeletedWithReason):
     """Rows that belong to a tenant. Rights come from memberships alone, for every view, action and form field."""
 
     tenant_path: ClassVar[str] = "tenant"  # from a row to its tenant, as a query writes it

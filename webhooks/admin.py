@@ -19,12 +19,11 @@ from django.utils.safestring import SafeString
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
-from unfold.forms import ActionForm
-from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
 from codeq_site.readonly import ReadOnly
 from tenants.models import Tenant
-from tenants.reasons import REASON_CHARS, ReasonForm, reason_in
+from tenants.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
@@ -38,14 +37,6 @@ class RecoverForm(ReasonForm):
     since = forms.SplitDateTimeField(
         widget=UnfoldAdminSplitDateTimeWidget,
         help_text="What it missed since then is sent. As 2026-10-01 and 14:30:00, UTC.",
-    )
-
-
-class ReasonedActions(ActionForm):
-    """The form above a list: an action there asks for its reason as every other does."""
-
-    reason = forms.CharField(
-        max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
     )
 
 
@@ -77,6 +68,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     readonly_fields = ("task",)
     inlines = (AttemptInline,)
     actions = ("replay",)
+    nothing = "No delivery yet. One is opened when a task that names a webhook has ended."
     action_form = ReasonedActions
 
     def get_search_results(
@@ -139,6 +131,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
 
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No endpoint has failed for longer than its first few tries."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
     list_filter = ("is_enabled", TenantFilter)
@@ -227,6 +220,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
 
 @admin.register(Subscription)
 class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No worker has asked to be told of new work. They poll."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
     list_filter = ("mode", TenantFilter)
@@ -243,6 +237,7 @@ class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
 class CircuitAdmin(ReadOnly, TenantScopedAdmin):
     """Hosts that fail: how often in a row, and until when they are left alone."""
 
+    nothing = "No host fails."
     list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
     list_select_related = ("tenant",)
     list_filter = (TenantFilter,)

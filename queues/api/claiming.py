@@ -62,17 +62,23 @@ async def claim(request: LeanRequest, caller: Caller, body: NewClaim, count: int
         metrics.claimed(claimed.tasks)
         return claimed
 
-    if not body.wait_seconds:
-        return (await look(0)).tasks
-
     async def give_back(claimed: Claimed) -> None:
         back: list[Any] = [
             services.abandon(tenant, task.id, caller.subject, token=task.lease_token) for task in claimed.tasks
         ]
         await asyncio.gather(*back)
 
-    queues = [f"{tenant.tid}:{command}" for command in asked]
-    claimed = await unless_gone(waiting.room().claim(queues, look, give_back, request.disconnected, body.wait_seconds))
+    if body.wait_seconds:
+        queues = [f"{tenant.tid}:{command}" for command in asked]
+        waits = waiting.room().claim(queues, look, give_back, request.disconnected, body.wait_seconds)
+        claimed = await unless_gone(waits)
+    else:
+        claimed = await look(0)
+    # Who hung up while Redis was answering is known to have gone a moment later: the tasks would be nobody's until
+    # their leases are over. From here to the socket nothing else comes in between.
+    if claimed.tasks and request.is_hung_up:
+        await give_back(claimed)
+        raise RequestAborted
     return claimed.tasks
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 
 from codeq_site.redis import reachable
 from queues import history, selectors, vitals
@@ -39,9 +40,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_suspended: bool
 
 
+class Shown(Sign, frozen=True, kw_only=True):
+    url: str  # where there is more to see; empty where there is not, or not for this person
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
-    signs: list[Sign]
+    signs: list[Shown]
     tenants: int
     is_partial: bool  # more tenants than could be shown
     pulses: dict[str, history.Pulse] | None = None  # by "tid:command"
@@ -88,11 +93,21 @@ def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overv
     pulses = None
     if with_pulses:
         pulses = {f"{tid}:{command}": pulse for (tid, command), pulse in history.pulse(tenants, now).items()}
-    signs = [vitals.beat(now), vitals.audit(), deliveries(request, now)]
+    return Overview(rows=rows, signs=signs(request, now), tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+
+
+def signs(request: HttpRequest, now: datetime) -> list[Shown]:
+    """Whether all is well, each with the way to what is behind it."""
+    is_unlimited = scoping.is_unlimited(request.user)
+    jobs = reverse("admin:queues_beatjob_changelist") if is_unlimited else ""
+    found = [(vitals.beat(now), jobs), (vitals.audit(), jobs)]
+    if is_unlimited:
+        found.append((vitals.quarantine(), reverse("admin:queues_quarantine_changelist")))
+    found.append((deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
     stored = vitals.store()
     # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
-    signs += stored if scoping.is_unlimited(request.user) else stored[1:2]
-    return Overview(rows=rows, signs=signs, tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+    found += [(sign, "") for sign in (stored if is_unlimited else stored[1:2])]
+    return [Shown(name=sign.name, is_well=sign.is_well, says=sign.says, url=url) for sign, url in found]
 
 
 def deliveries(request: HttpRequest, now: datetime) -> Sign:

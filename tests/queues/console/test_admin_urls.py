@@ -174,7 +174,7 @@ def test_no_autocomplete_offers_another_tenants_row(role: str | None, mine: Rows
 def press_everything(client: Any, rows: Rows) -> None:
     """Send every form, action and dialog there is about these rows."""
     person = TenantMembership.objects.get(tenant=rows.tenant, user__username__endswith="-person").user_id
-    known = {"tenant": rows.tenant.pk, "user": person, "role": "admin"}
+    known = {"tenant": rows.tenant.pk, "user": person, "role": "admin", "reason": "because"}
     for model in ALL:
         name, pk = name_of(model), rows.pk(model)
         fields = {field.name: CANARY for field in model._meta.concrete_fields if not field.is_relation}

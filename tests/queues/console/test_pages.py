@@ -22,7 +22,7 @@ from codeq_site.redis import engine
 from queues import across, bulk, pieces, policies, selectors, services, vitals
 from queues.console import dead, overview, search
 from queues.deadletters import Filter
-from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
+from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
 from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Status
@@ -104,6 +104,18 @@ def test_only_the_platforms_operators_see_how_full_it_is(root: Client, login: Lo
     assert [sign["name"] for sign in seen] == ["Beat", "Audit", "Deliveries", "Durability"]
 
 
+def test_a_sign_leads_to_what_is_behind_it_and_only_where_one_may_go(root: Client, login: Login, acme: Queue) -> None:
+    Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
+    signs = {sign["name"]: sign for sign in root.get(url("overview-data")).json()["signs"]}
+    assert (signs["Quarantine"]["is_well"], signs["Quarantine"]["says"]) == (False, "1 could not be stored")
+    for client, names in ((root, {"Beat", "Audit", "Quarantine", "Deliveries"}), (login("viewer"), {"Deliveries"})):
+        leading = {
+            sign["name"]: sign["url"] for sign in client.get(url("overview-data")).json()["signs"] if sign["url"]
+        }
+        assert set(leading) == names
+        assert {client.get(path).status_code for path in leading.values()} == {200}
+
+
 def job(name: str, ended_at: datetime, **fields: Any) -> None:
     _, every = SCHEDULE[name]
     BeatJob.objects.create(
@@ -113,7 +125,7 @@ def job(name: str, ended_at: datetime, **fields: Any) -> None:
 
 def test_beat_is_well_while_its_jobs_come_in_time() -> None:
     assert not vitals.beat(NOW).is_well
-    job("drain", NOW - timedelta(seconds=10))
+    job("drain", NOW - timedelta(seconds=25))
     job("cleanup", NOW - timedelta(seconds=170))
     assert vitals.beat(NOW).is_well
     assert vitals.beat(NOW + timedelta(seconds=6)).says == "late: drain"
