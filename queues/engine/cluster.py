@@ -242,6 +242,8 @@ class Cluster(redis.Redis):
                     answers[at] = self._follow(commands[at], slots[at], self.nodes.owner(slots[at]))
                 except RedisError as error:
                     answers[at] = error
+            elif isinstance(answer, LOST):
+                self._look_again()
         return answers
 
     def _send(self, address: Address, commands: Sequence[Command]) -> list[Any]:
@@ -251,7 +253,6 @@ class Cluster(redis.Redis):
         try:
             return list(pipeline.execute(raise_on_error=False))
         except LOST as error:
-            self._look_again()
             return [error] * len(commands)
 
     def _follow(self, command: Command, slot: int, address: Address) -> Any:
