@@ -10,8 +10,8 @@ TESTS ?= tests
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null \
-		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null \
+		|| sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another); Ctrl-C stops it

@@ -8,6 +8,7 @@ import sys
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
     from django.core.management import execute_from_command_line
+    from django.db import OperationalError
 
     from codeq_site.errors import ConfigError
 
@@ -15,6 +16,13 @@ def main() -> None:
         execute_from_command_line(sys.argv)
     except ConfigError as error:
         sys.exit(str(error))
+    except OperationalError as error:
+        if "--traceback" in sys.argv:
+            raise
+        sys.exit(
+            f"PostgreSQL cannot be asked: {' '.join(str(error).split())}\n"
+            "Start codeQ first (`make run`); if it runs elsewhere, set CODEQ_HOME to its directory, or DATABASE_URL."
+        )
 
 
 if __name__ == "__main__":

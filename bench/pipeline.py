@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.spark import jobs, schemas, session, sinks, sources
+from pipeline.spark import jobs, schemas, session, sinks, snapshots, sources
 from pipeline.spark.jobs import Context
 from pipeline.spark.jobs.marts import TRANSFORMS
 from pipeline.spark.lake import Lake, Manifest, files, new_run
@@ -88,7 +88,7 @@ def prepare(at: str, count: int, master: str) -> dict[str, Any]:
     """The facts of so many attempts, straight into the lake as the `attempts` job would leave them."""
     spark, lake = session.start(master), Lake(f"{at}/lake")
     shape = Shape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS)
-    rows = judged(history(spark, shape).drop("arrived_at"), schemas.SOURCE, sources.ATTEMPTS.day).drop("reason")
+    rows = judged(history(spark, shape).drop("arrived_at"), schemas.SOURCE, snapshots.ATTEMPTS.day).drop("reason")
     staged = sinks.stage(sinks.spread(timed(rows), schemas.ATTEMPTS, {}), lake, schemas.ATTEMPTS, new_run())
     facts = sinks.counted(spark, lake, schemas.ATTEMPTS, staged, digest=True)
     lake.commit(lake.root(), {schemas.ATTEMPTS.name: Manifest(facts)})
@@ -136,7 +136,7 @@ def ingest(at: str, count: int, master: str) -> dict[str, Any]:
         shape = Shape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS, tenant_ids=tids)
         rows = to_audit(history(spark, shape), services.dsn())
         began = time.monotonic()
-        with sources.snapshot(services.dsn()) as moment:
+        with snapshots.held(services.dsn()) as moment:
             sources.read(spark, services.dsn(), moment, via="python").write.format("noop").mode("overwrite").save()
         read_s = time.monotonic() - began
         report, facts = jobs.run(Context(spark, Lake(f"{at}/ingested"), services.dsn()), ["ingest", "attempts"])

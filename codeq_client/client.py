@@ -74,6 +74,7 @@ class Client:
         self._token = token if isinstance(token, str) else ""
         self._token_lock = threading.Lock()
         self._http = httpx.Client(base_url=base.rstrip("/") + "/v1/codeq", transport=transport)
+        self._extensions: dict[str, Any] = {}
 
     def close(self) -> None:
         self._http.close()
@@ -203,6 +204,7 @@ class Client:
                     content=content,
                     headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                     timeout=self._timeout_seconds + wait_seconds,
+                    extensions=self._extensions,
                 )
             except httpx.TransportError as error:
                 problem: errors.CodeqError = errors.Unavailable(0, "no_answer", f"{type(error).__name__}: {error}")

@@ -29,6 +29,7 @@ import msgspec
 
 from codeq_client.client import Client
 from codeq_client.errors import CodeqError, Conflict, TooMany, Unavailable
+from codeq_client.poll import PollClient
 from codeq_client.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Job:
 class Worker:
     _client: Client
     _beats: Client
+    _polls: PollClient | None = None
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Worker:
         wait_seconds: float = 5.0,
         grace_seconds: float = 30.0,
     ) -> None:
-        """`wait_seconds` is how long a claim waits for a task, and so how long an idle worker takes to stop."""
+        """`wait_seconds` is how long a claim waits for a task before it is sent again."""
         self._base, self._token = base, token
         self._slots, self._lease_seconds = slots, lease_seconds
         self._wait_seconds, self._grace_seconds = wait_seconds, grace_seconds
@@ -125,6 +127,8 @@ class Worker:
         if self._is_stopping:
             self._grace_seconds = 0.0
         self._is_stopping = True
+        if self._polls is not None:
+            self._polls.hang_up()
 
     def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT. Raises what the service refuses for good, such as the token."""
@@ -133,6 +137,7 @@ class Worker:
         self._is_stopping = False
         self._over.clear()
         self._client = Client(self._base, self._token)
+        polls = self._polls = PollClient(self._base, self._token)
         # A lease is kept in time or not at all: what does not get through is sent again at the next beat.
         self._beats = Client(self._base, self._token, tries=1, timeout_seconds=max(1.0, self._lease_seconds / 6))
         beat = threading.Thread(target=self._beat, name="codeq-heartbeat", daemon=True)
@@ -140,28 +145,31 @@ class Worker:
         try:
             with self._stopped_by_signals():
                 while not self._is_stopping:
-                    self._take()
+                    self._take(polls)
                 self._finish()
         finally:
             self._over.set()
             beat.join()
+            polls.close()
             self._client.close()
             self._beats.close()
 
-    def _take(self) -> None:
+    def _take(self, polls: PollClient) -> None:
         with self._changed:
             free = self._slots - len(self._jobs)
             if free == 0:
                 self._changed.wait(0.5)
                 return
         try:
-            tasks = self._client.claim(
+            tasks = polls.claim(
                 list(self._handlers),
                 count=min(free, MOST_AT_ONCE),
                 lease_seconds=self._lease_seconds,
                 wait_seconds=self._wait_seconds,
             )
         except (Unavailable, TooMany) as error:
+            if self._is_stopping:
+                return
             log.warning("no claim now: %s", error)
             self._pause(error.retry_after_seconds or 1.0)
             return

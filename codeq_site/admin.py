@@ -16,11 +16,12 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
-from unfold.paginator import InfinitePaginator
 
+from codeq_site.readonly import ReadOnly
 from tenants import scoping
 from tenants.fields import ChoosesRows
 from tenants.models import Tenant, TenantMembership
+from tenants.reasons import SavedWithReason
 
 # Besides the tenant itself: what staff of a tenant may change, and is told of who did.
 OF_TENANTS = ("tenants.TenantIssuer", "tenants.TenantMembership", "webhooks.Endpoint", "queues.QueuePolicy")
@@ -30,7 +31,7 @@ admin.site.unregister(User)
 admin.site.unregister(Group)
 
 
-class SuperusersOnly(ModelAdmin):
+class SuperusersOnly(SavedWithReason):
     """Who may log in, and as what, is decided by those who run the platform."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -97,7 +98,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(LogEntry)
-class LogEntryAdmin(ModelAdmin):
+class LogEntryAdmin(scoping.OffersFilters, ReadOnly, ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
     list_display = ("when", "who", "what", "whose", "kind")
@@ -106,9 +107,6 @@ class LogEntryAdmin(ModelAdmin):
     search_help_text = "A person, a tenant, or words of what was done and why."
     date_hierarchy = "action_time"
     ordering = ("-action_time",)
-    list_per_page = 50
-    show_full_result_count = False
-    paginator = InfinitePaginator
     fields = ("when", "who", "what", "whose", "kind")
     readonly_fields = fields
 
@@ -149,12 +147,3 @@ class LogEntryAdmin(ModelAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return scoping.may(request.user, None)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False

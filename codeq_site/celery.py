@@ -6,6 +6,7 @@ or doubled one changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -75,15 +76,32 @@ SCHEDULE: dict[str, tuple[str, float]] = {
 def settle_partitions(**_: object) -> None:
     """At the start of a worker or a beat, before it touches a queue. With Redis away it starts nevertheless."""
     from codeq_site import redis as store
+    from codeq_site.conf import conf
 
     try:
+        _check_broker(conf().broker_url)
         store.settle_partitions(store.client())
     except ConfigError as error:
         raise SystemExit(str(error)) from error
     except (redis.RedisError, OSError):
         log.warning("Redis does not answer")
     # Not to be inherited by the processes that are forked from this one.
-    store.client().connection_pool.disconnect()
+    store.client().close()
+
+
+def _check_broker(url: str) -> None:
+    """A cluster's node takes Celery's first messages and refuses others: better not to begin."""
+    from codeq_site.redis import is_clustered
+
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        return
+    # One that is away, or does not let us ask, is Celery's to complain of.
+    with contextlib.suppress(redis.RedisError, OSError), redis.Redis.from_url(url, socket_timeout=5) as broker:
+        if is_clustered(broker):
+            raise ConfigError(
+                "CELERY_BROKER_URL names a node of a Redis Cluster, which Celery does not speak to: "
+                "give it a server of its own."
+            )
 
 
 for started in (worker_init, beat_init):

@@ -45,6 +45,8 @@ def everywhere(conf: Conf) -> Iterator[CheckMessage]:
                 hint="Write networks such as 10.20.0.0/16 or fd00:20::/32, separated by commas.",
                 id="codeq.E003",
             )
+    if conf.redis_cluster:
+        yield from _unfit_for_a_cluster(conf)
     artifacts = urlsplit(conf.artifacts)
     if artifacts.scheme not in ("", "file", "s3") or (artifacts.scheme == "s3" and not artifacts.netloc):
         yield Error(
@@ -107,6 +109,30 @@ def deployed(conf: Conf) -> Iterator[CheckMessage]:
             hint="Set it to INFO.",
             id="codeq.W018",
         )
+
+
+def _unfit_for_a_cluster(conf: Conf) -> Iterator[CheckMessage]:
+    nodes = _servers(conf.redis_url)
+    if not nodes:
+        yield Error(
+            "CODEQ_REDIS_CLUSTER is set, and REDIS_URL names no node of a cluster.",
+            hint="Write redis://host:port, or rediss://; several nodes as redis://a:6379,b:6379.",
+            id="codeq.E005",
+        )
+    if nodes & _servers(conf.broker_url):
+        yield Error(
+            "CELERY_BROKER_URL names a node of the Redis Cluster: Celery does not speak to clusters.",
+            hint="Give Celery a server of its own: another Valkey, or whatever else it speaks.",
+            id="codeq.E006",
+        )
+
+
+def _servers(url: str) -> set[str]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss"):
+        return set()
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return {host if ":" in host.rpartition("]")[2] else f"{host}:6379" for host in hosts if host}
 
 
 def _missing_servers(conf: Conf) -> Iterator[CheckMessage]:

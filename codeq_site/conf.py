@@ -179,6 +179,13 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         False
     )
     redis_url: Annotated[str, Meta(description="Valkey or Redis >= 7 of the hot path. Set by REDIS_URL.")] = ""
+    redis_cluster: Annotated[
+        bool,
+        Meta(
+            description="REDIS_URL names a node of a Redis Cluster, or several: `redis://a:6379,b:6379`; the others "
+            "are learned from it (docs/howto/production.md)."
+        ),
+    ] = False
     database_url: Annotated[str, Meta(description="PostgreSQL. Set by DATABASE_URL.")] = ""
     broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
     artifacts: Annotated[

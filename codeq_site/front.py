@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
@@ -11,12 +12,13 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 
-from codeq_site import metrics, request_id
+from codeq_site import errors, metrics, request_id
 from codeq_site.conf import conf
-from codeq_site.lean import LeanHandler, Message, Receive, Scope, Send
+from codeq_site.lean import BODY_SECONDS, LeanHandler, Message, Receive, Scope, Send
 from queues import waiting
 
 API = "/v1/codeq/"
+DISCONNECTED = {"type": "http.disconnect"}
 OPERATIONS = frozenset({"/healthz", "/readyz", "/metrics", "/.well-known/jwks.json"})
 
 
@@ -36,6 +38,35 @@ async def _read_in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
     while (piece := await sync_to_async(following)()) is not None:
         yield piece
+
+
+class BoundedBody:
+    """A body within the bounds that the API keeps. Django writes one of any size to a file first, from anybody."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._most = conf().web.body_bytes
+        self._until = asyncio.get_running_loop().time() + BODY_SECONDS
+        self._taken = 0
+        self._is_whole = False
+        self.refused: errors.CodeqError | None = None
+
+    async def receive(self) -> Message:
+        """The next message; that the client has left, when it is the server who has had enough."""
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            self.refused = errors.RequestTimeout()
+            return DISCONNECTED
+        self._taken += len(message.get("body", b""))
+        if self._taken > self._most:
+            self.refused = errors.PayloadTooLarge(f"The body is larger than {self._most} bytes.")
+            return DISCONNECTED
+        self._is_whole = not message.get("more_body", False)
+        return message
 
 
 class Front:
@@ -76,7 +107,10 @@ class Front:
                 message = {**message, "headers": [*message["headers"], (request_id.HEADER, own.encode())]}
             await send(message)
 
-        await self.console(dict(scope), receive, send_with_id)
+        body = BoundedBody(receive)
+        await self.console(dict(scope), body.receive, send_with_id)
+        if body.refused is not None:
+            await self.lean.refuse(scope, receive, send, body.refused)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

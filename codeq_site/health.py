@@ -14,8 +14,9 @@ from django.http import HttpResponse
 
 from codeq_site import errors, metrics, offloop
 from codeq_site.conf import conf
-from codeq_site.redis import client, settle_partitions
-from queues.api.view import ApiView, answer, operation
+from codeq_site.redis import client, primaries, serving, settle_partitions
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.engine import scripts
 from tenants import views as tenant_views
 from tenants.authentication import BearerAuthentication
@@ -47,14 +48,14 @@ class KeySet(msgspec.Struct):
 
 
 class HealthView(ApiView):
-    @operation("healthz", tag="Operations", summary="Is the process alive", is_open=True, answers={200: Healthy})
+    @Operation("healthz", tag="Operations", summary="Is the process alive", is_open=True, answers={200: Healthy})
     async def get(self) -> HttpResponse:
         """Nothing else is looked at, so that a broken Redis restarts nobody."""
         return answer(Healthy())
 
 
 class ReadyView(ApiView):
-    @operation(
+    @Operation(
         "readyz",
         tag="Operations",
         summary="Would a request be answered",
@@ -71,7 +72,7 @@ class ReadyView(ApiView):
 
 
 class MetricsView(ApiView):
-    @operation(
+    @Operation(
         "metrics",
         tag="Operations",
         summary="Metrics for Prometheus",
@@ -91,7 +92,7 @@ class MetricsView(ApiView):
 
 
 class KeysView(ApiView):
-    @operation(
+    @Operation(
         "jwks",
         tag="Operations",
         summary="The public keys of this installation's tokens",
@@ -138,21 +139,34 @@ class Readiness:
 
 
 def redis_is_missing() -> str | None:
-    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions."""
+    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions.
+
+    Every primary of a cluster must. Tenants of the others are answered all the same, as they are without PostgreSQL.
+    """
     try:
-        server = client()
-        server.ping()
-        for script in scripts.everything():
-            if not server.script_exists(script.sha)[0]:
-                server.script_load(script.source)
-        settle_partitions(server)
-        return _not_durable(server)
+        store = client()
+        there = serving(store)
+        if away := sorted(primaries(store).keys() - there.keys()):
+            return f"redis: not serving: {', '.join(away)}"
+        for name, server in there.items():
+            if problem := _server_is_missing(server):
+                return f"{problem} ({name})" if name else problem
+        settle_partitions(store)
     except errors.ConfigError as error:
         return f"redis: {error}"
     except redis.ResponseError:
         return "redis: refuses our commands"
     except (redis.RedisError, OSError):
         return "redis: does not answer"
+    return None
+
+
+def _server_is_missing(server: redis.Redis) -> str | None:
+    server.ping()
+    for script in scripts.everything():
+        if not server.script_exists(script.sha)[0]:
+            server.script_load(script.source)
+    return _not_durable(server)
 
 
 def _not_durable(server: redis.Redis) -> str | None:

@@ -21,7 +21,7 @@ from django.db.models import F
 from redis.lock import Lock
 
 from codeq_site.errors import CodeqError
-from codeq_site.redis import client
+from codeq_site.redis import client, partitions
 from queues.engine.keys import lock
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,10 @@ class Turn:
 
 
 def take_turn(name: str, seconds: float) -> Turn | None:
-    held = Lock(client(), lock(name), timeout=seconds, blocking=False, thread_local=False)
+    # In the first partition that is there: no job stops because one primary of a cluster is away. Should two processes
+    # differ about which that is, both run.
+    there = partitions()
+    held = Lock(client(), lock(name, there[0] if there else 0), timeout=seconds, blocking=False, thread_local=False)
     return Turn(held, seconds) if held.acquire() else None
 
 

@@ -2,7 +2,7 @@
 
 The stock ASGI handler hops to a thread for every request and sends signals through another; that is most of what a
 request costs there (docs/adr/0005). Without them no connection to the database is looked after, so a view here asks
-the database only through `queues.api.database`.
+the database only through `codeq_site.offloop`.
 """
 
 from __future__ import annotations
@@ -126,6 +126,11 @@ class LeanRequest(ASGIRequest):
         self.taken += len(chunk)
         return chunk
 
+    @property
+    def is_body_withheld(self) -> bool:
+        """Whether the client waits to hear if its body is wanted. To read is to say yes."""
+        return not self.taken and self.received.get(b"expect", b"").lower() == b"100-continue"
+
     async def drain(self, limit: int) -> None:
         """Let the client finish sending, within bounds. `is_body_read` says whether it did."""
         try:
@@ -134,6 +139,15 @@ class LeanRequest(ASGIRequest):
                     await self._take()
         except TimeoutError:
             return
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether the server has closed the connection already, of which `disconnected` tells a turn of the loop later.
+
+        False where a server does not show its transport, as uvicorn does.
+        """
+        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        return transport is not None and bool(transport.is_closing())
 
     async def disconnected(self) -> None:
         """Returns when the client has gone. Only after the body was read."""
@@ -181,13 +195,19 @@ class LeanHandler(ASGIHandler):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.serve(scope, receive, send, self.view)
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to a path that this process does not serve."""
+    async def refuse(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        why: errors.CodeqError | type[errors.CodeqError] = errors.NotFound,
+    ) -> None:
+        """The answer to a request that no view gets; by default, to a path that this process does not serve."""
 
-        async def nothing(request: LeanRequest) -> HttpResponseBase:
-            raise errors.NotFound
+        async def refused(request: LeanRequest) -> HttpResponseBase:
+            raise why
 
-        await self.serve(scope, receive, send, nothing)
+        await self.serve(scope, receive, send, refused)
 
     async def serve(
         self,
@@ -204,7 +224,7 @@ class LeanHandler(ASGIHandler):
                 response = await view(request)
             except Exception as error:  # noqa: BLE001 - the edge of the process; it is logged there
                 response = problem.answer(error)
-            if not request.is_body_read:
+            if not request.is_body_read and not request.is_body_withheld:
                 await request.drain(self.drain_bytes)
         except RequestAborted:
             return

@@ -10,6 +10,8 @@ from codeq_site.supervisor import StartError
 
 # Connections the kernel holds for a process that is busy; a burst of new clients fits.
 BACKLOG = 4096
+# A client that takes nothing of its answer for so long has gone, or wants to keep the connection busy.
+UNREAD_MS = 30_000
 _LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
@@ -20,6 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
     keep-alive connections evenly.
     """
     opened = _bind(host, port, is_shared=True)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     opened.listen(BACKLOG)
     return opened
 

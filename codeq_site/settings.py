@@ -54,6 +54,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "codeq_site.unaskable.Unaskable",
 ]
 
 ROOT_URLCONF = "codeq_site.urls"
@@ -89,10 +90,11 @@ DATABASES["default"]["OPTIONS"] = {
 }  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# The broker's server rather than the hot path's, where Celery's broker is a Redis at all.
+# The broker's server rather than the hot path's, where Celery's broker is a Redis at all. Not a cluster's node, which
+# has but a part of the keys.
 _cache_urls = [
     url
-    for url in (_conf.broker_url, _conf.redis_url, "redis://127.0.0.1:6379/1")
+    for url in (_conf.broker_url, "" if _conf.redis_cluster else _conf.redis_url, "redis://127.0.0.1:6379/1")
     if url.startswith(("redis://", "rediss://", "unix://"))
 ]
 CACHES = {
@@ -179,7 +181,11 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     # The structs name their enums; the stock hook would rename them.
     "POSTPROCESSING_HOOKS": [],
-    "DESCRIPTION": "Task queues for many tenants: leases, retries, delays, dead letters and webhooks.",
+    "DESCRIPTION": (
+        "Task queues for many tenants: leases, retries, delays, dead letters and webhooks. To try a call here, press "
+        "Authorize and paste a token: `manage.py token --tenant demo --role producer` prints one. The headings name "
+        "the roles."
+    ),
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",

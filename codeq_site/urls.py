@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
+from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView, SpectacularSwaggerView
 
 from codeq_site import health
@@ -12,6 +13,8 @@ from codeq_site.login import login
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
     path("v1/codeq/", include("pipeline.api.urls")),
+    # Whoever opens the address that they were told is not to find nothing there.
+    path("", RedirectView.as_view(pattern_name="console:overview")),
     path("healthz", health.HealthView.as_view(), name="healthz"),
     path("readyz", health.ReadyView.as_view(), name="readyz"),
     path("metrics", health.MetricsView.as_view(), name="metrics"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import socket
 import sys
 
@@ -13,6 +14,7 @@ import redis
 import uvicorn
 
 from codeq_site import ports
+from codeq_site.connection import Connection
 from codeq_site.errors import ConfigError
 
 # Requests still running when the process is told to stop get this long.
@@ -36,7 +38,7 @@ def main() -> None:
             uvicorn.Config(
                 application,
                 loop="uvloop",
-                http="httptools",
+                http=Connection,
                 ws="none",
                 lifespan="auto",
                 log_config=None,
@@ -52,6 +54,7 @@ def main() -> None:
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
     settle_memory()
+    allow_files()
     server.run(sockets=[own_socket])
 
 
@@ -64,6 +67,14 @@ class Server(uvicorn.Server):
         # Or a deployment would have to wait for the longest poll.
         waiting.room().end_waits()
         await super().shutdown(sockets)
+
+
+def allow_files() -> None:
+    """As many connections as the machine's owner allows: a shell or a unit begins with 1,024, for old programs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS says "unlimited" and takes no such number.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def settle_memory() -> None:

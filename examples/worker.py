@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 
 from codeq_client import Fail, Job, Retry, Worker
 
+if not {"CODEQ", "WORKER"} <= os.environ.keys():
+    sys.exit(__doc__)
 worker = Worker(os.environ["CODEQ"], os.environ["WORKER"], slots=4)
 
 

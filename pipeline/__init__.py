@@ -1,1 +1,2 @@
-"""History to tables: the marts and how they are seen. `pipeline.spark` computes them and imports nothing of ours."""
+"""History to tables: the marts and how they are seen. `pipeline.spark` computes them, and imports of the rest only
+`pipeline.fingerprint`."""

@@ -9,8 +9,8 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
-from unfold.paginator import InfinitePaginator
 
+from codeq_site.readonly import ReadOnly
 from pipeline.models import (
     Capacity,
     Failure,
@@ -27,22 +27,6 @@ from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 STATE_COLOURS = {
     RunLog.State.SUCCEEDED: "success", RunLog.State.RUNNING: "info", RunLog.State.FAILED: "danger",
 }  # fmt: skip
-
-
-class ReadOnly:
-    # Neither counts the table nor numbers its pages: both would read all of it.
-    paginator = InfinitePaginator
-    show_full_result_count = False
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 @admin.register(RunLog)
@@ -69,6 +53,7 @@ class RunLogAdmin(ReadOnly, ModelAdmin):
 
 
 class MartAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
     search_help_text = "A command, by its beginning."

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from django.db.models import Max, Min, Sum
 
-from pipeline.models import Capacity, Failure, Latency, LeaseAdvice, RunLog, Throughput, Usage, WebhookHealth
+from pipeline.models import Capacity, Failure, Latency, LeaseAdvice, Mart, RunLog, Throughput, Usage, WebhookHealth
 from pipeline.selectors import Days
 
 HOUR, DAY = dt.timedelta(hours=1), dt.timedelta(days=1)
@@ -90,9 +90,9 @@ def latest(tid: str) -> dt.date | None:
     """The last day that the tenant has history of. A row from the future, of a clock gone wrong, is no such day."""
     today = dt.datetime.now(dt.UTC).date()
     for mart in (Throughput, WebhookHealth):
-        found = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))["last"]
+        found: dt.date | None = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))["last"]
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     return None
 
 
@@ -180,11 +180,11 @@ def endpoints(tid: str, days: Days) -> list[dict[str, Any]]:
     return list(_of(WebhookHealth, tid, days).values("endpoint").annotate(**said).order_by("-attempts")[:GROUPS])
 
 
-def _of(mart: Any, tid: str, days: Days) -> Any:
-    return mart.objects.filter(tenant_id=tid, date__gte=days.since, date__lt=days.until).order_by()
+def _of(mart: type[Mart], tid: str, days: Days) -> Any:
+    return mart._default_manager.filter(tenant_id=tid, date__gte=days.since, date__lt=days.until).order_by()
 
 
-def _hourly(mart: Any, tid: str, days: Days, **more: str) -> Iterable[dict[str, Any]]:
+def _hourly(mart: type[Mart], tid: str, days: Days, **more: str) -> Iterable[dict[str, Any]]:
     return ({**row, "at": row["hour"]} for row in _of(mart, tid, days).filter(**more).values())
 
 

@@ -14,13 +14,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from codeq_site.redis import engine
-from queues import archive, pages, search
+from codeq_site.redis import engine, reachable
+from queues import archive, pages, rules, search
 from queues.engine import Call
 from queues.engine.call import together
 from queues.models import AuditedResult
 from queues.search import Asked
-from queues.services import IDEMPOTENCY_KEY
 from queues.task import NewTask, Status, Task
 from tenants.tenant import Tenant
 
@@ -59,10 +58,11 @@ def page(
     assert asked.q is not None
     search.check(asked)
     found: list[Found] = []
-    is_cut = len(live) > TENANTS
+    there = reachable(live[:TENANTS])
+    is_cut = len(live) > len(there)
     if cursor is None:
-        found = _by_key(live[:TENANTS], asked)
-        held, is_more = _held(live[:TENANTS], asked)
+        found = _by_key(there, asked)
+        held, is_more = _held(there, asked)
         found += [each for each in held if each not in found]
         is_cut = is_cut or is_more
     if not asked.is_ended_asked or not pages.words_of(asked.q):
@@ -84,7 +84,7 @@ def page(
 def _by_key(tids: Sequence[str], asked: Asked) -> list[Found]:
     """What this idempotency key has made, of each tenant."""
     assert asked.q is not None
-    if not IDEMPOTENCY_KEY.fullmatch(asked.q):
+    if not rules.is_idempotency_key(asked.q):
         return []
     key = [NewTask(command="", payload="", idempotency_key=asked.q)]
     known = _all([engine().known(tid, key) for tid in tids])
@@ -126,6 +126,7 @@ def _alive(ended: Sequence[AuditedResult]) -> set[str]:
 
 
 def _tasks(ids: Mapping[str, Sequence[str]]) -> list[Found]:
+    ids = {tid: ids[tid] for tid in reachable(ids)}
     tasks = _all([engine().tasks(tid, of_tenant) for tid, of_tenant in ids.items()])
     return [Found(tid, task) for tid, of_tenant in zip(ids, tasks, strict=True) for task in of_tenant if task]
 

@@ -16,14 +16,15 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
-from unfold.paginator import InfinitePaginator
 
+from codeq_site.readonly import ReadOnly
 from queues import audit
 from queues.console.queue import url_of
 from queues.console.task import url_of_task
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from queues.task import Outcome, Status
 from queues.templatetags.console_words import gist
+from tenants.reasons import ReasonedActions, reason_in
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
@@ -51,25 +52,8 @@ def as_json(text: str) -> SafeString:
     )
 
 
-class ReadOnly:
-    """Rows that the system writes: nobody adds, changes or deletes them here."""
-
-    # Neither counts the table nor numbers its pages: both would read all of it.
-    paginator = InfinitePaginator
-    show_full_result_count = False
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 class AuditAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "Nothing has ended yet. What ends is here a second later."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
@@ -170,6 +154,7 @@ class AttemptAdmin(AuditAdmin):
 class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
     """All policies; one is changed on its queue's page, where what it does is seen."""
 
+    nothing = "Every queue is as the settings say. A policy of its own is set on the queue's page."
     list_display = (
         "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
@@ -210,9 +195,15 @@ class QuarantineAdmin(PlatformAdmin):
     fields = ("partition", "stream_id", "reason", "created_at")
     readonly_fields = ("created_at",)
     actions = ("retry",)
+    action_form = ReasonedActions
+    nothing = "Nothing is in quarantine: all that ended could be stored."
 
     @action(description="Try to store these again", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
+        reason = reason_in(request)
+        if not reason:
+            self.message_user(request, "Nothing was tried: give a reason.", messages.ERROR)
+            return
         asked = queryset.count()
         with transaction.atomic():
             stored = audit.retry(queryset)
@@ -221,7 +212,7 @@ class QuarantineAdmin(PlatformAdmin):
                 content_type=ContentType.objects.get_for_model(Quarantine),
                 object_repr=f"{asked} entries",
                 action_flag=CHANGE,
-                change_message=f"Tried to store {asked} quarantined entries again: {stored} stored",
+                change_message=f"Tried to store {asked} quarantined entries again, {stored} stored: {reason}",
             )
         self.message_user(
             request,
@@ -232,6 +223,7 @@ class QuarantineAdmin(PlatformAdmin):
 
 @admin.register(BeatJob)
 class BeatJobAdmin(PlatformAdmin):
+    nothing = "No job has run yet: Celery's beat and a worker must be running, and reach their broker."
     list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
 

@@ -23,14 +23,13 @@ from django.utils.module_loading import import_string
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.errors import ConfigError
-from queues import archive, selectors
+from queues import archive, rules, selectors
 from queues.models import AuditedResult
 from tenants.tenant import Tenant
 
 log = logging.getLogger(__name__)
 
 ID = re.compile(r"[0-9a-f]{64}")
-TASK_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class New(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +56,7 @@ def keep(tid: str, task_id: str, new: Sequence[New]) -> tuple[list[Kept], list[s
     Done before the result is submitted: `take_back` if that is refused. TaskNotFound for what is no id, as it becomes
     part of a path.
     """
-    if not TASK_ID.fullmatch(task_id):
-        raise errors.TaskNotFound
+    rules.check_id(task_id)
     kept, stored = [], []
     for each in new:
         if each.content is None:

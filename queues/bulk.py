@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from codeq_site import errors
-from codeq_site.redis import client
+from codeq_site.redis import engine, holder
 from queues import deadletters
 from queues.deadletters import DeadLetter, Filter, Tids
 from queues.models import BulkItem, BulkJob
@@ -90,7 +90,7 @@ def start(
         canary_percent=canary.percent,
         canary_seconds=canary.seconds,
         total=None if isinstance(which, Filter) else len(ids),
-        before=_redis_now(),
+        before=_redis_now(tenant),
         created_at=_now(),
     )
     with transaction.atomic():
@@ -202,7 +202,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _redis_now() -> datetime:
-    """The clock that says when a task died."""
-    seconds, micros = client().time()
+def _redis_now(tenant: Tenant) -> datetime:
+    """The clock that says when a task of theirs died."""
+    seconds, micros = holder(engine().partition_of(tenant.tid)).time()
     return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(micros))

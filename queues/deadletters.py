@@ -1,4 +1,4 @@
-"""Dead letters: found, grouped, looked at, replayed, deleted. Lists come from PostgreSQL, never from Redis.
+"""Dead letters: found, replayed, deleted. Lists come from PostgreSQL, never from Redis.
 
 The audit marks a dead letter (`is_dead`) when the stream tells of its death, and unmarks it when the stream tells that
 it was replayed or removed; so a list is as late as the drain, a second. What is done here is unmarked at once.
@@ -18,9 +18,8 @@ from django.db.models.functions import Left
 from msgspec import Meta
 
 from codeq_site import errors
-from queues import failures, pages, selectors, services
-from queues.engine.keys import COMMAND
-from queues.models import Attempt, AuditedResult
+from queues import failures, pages, payloads, rules, selectors, services
+from queues.models import AuditedResult
 from queues.pages import Condition, Which
 from queues.task import Task
 from tenants.tenant import Tenant
@@ -85,28 +84,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a task's history."""
-
-    number: int
-    outcome: str
-    worker: str
-    error: str
-    visible_at: datetime
-    claimed_at: datetime | None
-    ended_at: datetime
-
-
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one dead letter. `live` is None where Redis has let it go."""
-
-    letter: DeadLetter
-    payload: str
-    webhook: str
-    attempts: list[Ended]
-    live: Task | None
-
-
 def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pages.PAGE) -> Page:
     """The next dead letters, the newest first: bounded work, whatever is asked."""
     after = pages.from_text(cursor) if cursor else None
@@ -124,8 +101,8 @@ def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: boo
 
     InvalidRequest for a JSON path that is none, and for words without a letter or digit, which would mean everything.
     """
-    if asked.command is not None and not COMMAND.fullmatch(asked.command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
+    if asked.command is not None:
+        rules.check_command(asked.command)
     where: list[Condition] = []
     if were:
         # An index knows what did not complete, and it is little.
@@ -172,40 +149,6 @@ def letters(found: Sequence[pages.Key]) -> list[DeadLetter]:
     return [_letter(by_id[task_id]) for task_id in ids if task_id in by_id]
 
 
-def inspect(tids: Tids, task_id: str) -> Inspection:
-    """One dead letter with its payload, its attempts and what Redis says of it. TaskNotFound if it is none."""
-    try:
-        rows = AuditedResult.objects.filter(pk=UUID(task_id), is_dead=True)
-    except ValueError:
-        raise errors.TaskNotFound from None
-    if tids is not None:
-        rows = rows.filter(tenant_id__in=list(tids))
-    row = rows.annotate(payload_start=Left("payload", SHOWN_CHARS)).values(
-        *_SHOWN, "payload_start", "payload", "webhook"
-    )[:1]
-    if not row:
-        raise errors.TaskNotFound
-    attempts = Attempt.objects.filter(task_id=row[0]["task_id"]).order_by("number")
-    return Inspection(
-        letter=_letter(row[0]),
-        payload=row[0]["payload"],
-        webhook=row[0]["webhook"],
-        attempts=[
-            Ended(
-                number=each.number,
-                outcome=each.outcome,
-                worker=each.worker,
-                error=each.error,
-                visible_at=each.visible_at,
-                claimed_at=each.claimed_at,
-                ended_at=each.ended_at,
-            )
-            for each in attempts
-        ],
-        live=_live(str(row[0]["tenant_id"]), task_id),
-    )
-
-
 def replay(
     tenant: Tenant, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
 ) -> list[Task | errors.CodeqError]:
@@ -229,12 +172,12 @@ def replay(
 
 def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
     """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
-    valid = [task_id for task_id in task_ids if _is_id(task_id)]
+    valid = [task_id for task_id in task_ids if rules.is_id(task_id)]
     positions = _positions(tenant.tid, valid)
     wrong = services.purge_dead(tenant, valid).now()
     _unmark(tenant.tid, positions, valid, wrong)
     answers = iter(wrong)
-    return [next(answers) if _is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+    return [next(answers) if rules.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
 
 
 def forget(tid: str, positions: Mapping[UUID, int]) -> None:
@@ -275,31 +218,19 @@ def _letter(row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def _live(tid: str, task_id: str) -> Task | None:
-    try:
-        # Of a tenant only its id matters to a read.
-        return selectors.task(Tenant(tid=tid, slug=""), task_id).now()
-    except errors.TaskNotFound:
-        return None
-
-
 def _compact(tenant: Tenant, payload: str) -> str:
     try:
-        text = msgspec.json.format(payload, indent=-1)
-        msgspec.json.decode(text, type=msgspec.Raw)
-        size = len(text.encode())
+        raw = msgspec.json.decode(payload, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"payload: not JSON: {error}") from None
-    if text == "null":
-        raise errors.InvalidRequest("payload: any JSON value but null")
-    if size > tenant.payload_bytes:
-        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+    text = payloads.compact(raw, "payload").decode()
+    rules.check_payload(tenant, text)
     return text
 
 
 def _positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
     """Which death of each the audit shows, before anything is done about it."""
-    ids = [UUID(task_id) for task_id in task_ids if _is_id(task_id)]
+    ids = [UUID(task_id) for task_id in task_ids if rules.is_id(task_id)]
     shown = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
     return {str(task_id): position for task_id, position in shown.values_list("task_id", "position")}
 
@@ -313,13 +244,6 @@ def _unmark(tid: str, positions: Mapping[str, int], task_ids: Sequence[str], ans
         and (not isinstance(answer, errors.CodeqError) or isinstance(answer, errors.NotDead | errors.TaskNotFound))
     }
     forget(tid, over)
-
-
-def _is_id(task_id: str) -> bool:
-    try:
-        return str(UUID(task_id)) == task_id
-    except (ValueError, AttributeError, TypeError):
-        return False
 
 
 def _command(command: str | None) -> list[Condition]:

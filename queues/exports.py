@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -54,7 +53,7 @@ def as_csv(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
     yield text.getvalue().encode()
 
 
-def _cells(letter: DeadLetter, payload: str) -> list[Any]:
+def _cells(letter: DeadLetter, payload: str) -> list[object]:
     return [
         letter.id, letter.tid, letter.command, letter.priority, letter.error, letter.failure, letter.deliveries,
         letter.attempts, letter.max_attempts, letter.worker, letter.created_at.isoformat(), letter.died_at.isoformat(),
@@ -62,5 +61,5 @@ def _cells(letter: DeadLetter, payload: str) -> list[Any]:
     ]  # fmt: skip
 
 
-def _harmless(cell: Any) -> Any:
+def _harmless(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

@@ -15,11 +15,11 @@ from codeq_site.celery import SCHEDULE
 from codeq_site.conf import conf
 from codeq_site.errors import Unavailable
 from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram, Tally
-from codeq_site.redis import client
+from codeq_site.redis import client, partitions
 from queues import selectors, stream
 from queues.engine import keys
 from queues.events import Event
-from queues.models import BeatJob, Quarantine
+from queues.models import BeatJob, Quarantine, RankedEntry
 from queues.task import Outcome, Task
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
@@ -65,6 +65,7 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
     is_complete = 1
     try:
         tids = list(_tenants())
+        is_complete = int(len(partitions()) == conf().queues.partitions)
         for at in range(0, len(tids), TENANTS_AT_ONCE):
             if time.monotonic() > until:
                 is_complete = 0
@@ -89,13 +90,15 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def audit(until: float) -> Iterator[GaugeMetricFamily]:
-    """How far the audit is behind, and what it could not store. What cannot be read now is left out."""
+    """How far Redis and PostgreSQL are behind each other, and what is stuck. What cannot be read now is left out."""
     with contextlib.suppress(Unavailable, redis.RedisError):
         yield GaugeMetricFamily("codeq_audit_lag", "Entries not in PostgreSQL yet.", value=stream.lag())
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         count = Quarantine.objects.count()
         yield GaugeMetricFamily("codeq_audit_quarantine", "Entries that cannot be stored.", value=count)
+        count = RankedEntry.objects.count()
+        yield GaugeMetricFamily("codeq_ranked_waiting", "Entries of ranked queues not in Redis yet.", value=count)
 
 
 @metrics.at_scrape
@@ -113,6 +116,6 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
 
 
 def _tenants() -> Iterator[str]:
-    for partition in range(conf().queues.partitions):
+    for partition in partitions():
         for tid in client().sscan_iter(keys.of_partition(partition).tenants, count=1000):
             yield tid.decode()

@@ -1,4 +1,5 @@
-"""What outlives a task in Redis: its attempts, how it ended, what could not be stored, how deep queues were.
+"""What outlives a task in Redis: its attempts, how it ended, what could not be stored, how deep queues were. And what
+is asked of queues: policies, bulk jobs, entries of ranked queues.
 
 Text is `text`, never `jsonb`: a worker may send what jsonb refuses or rewrites (`\\u0000`, `1e400`,
 duplicate keys), and one such result must not stop the audit. The tenant is kept as its `tid` without a

@@ -18,7 +18,7 @@ import msgspec
 from django.db import DataError, ProgrammingError, transaction
 
 from codeq_site import errors
-from codeq_site.redis import engine
+from codeq_site.redis import engine, reachable
 from queues import deadletters, pages, services, stream
 from queues.bulk import DONE, FAILED, SKIPPED, Kind, State, end_if_cancelled
 from queues.deadletters import Filter
@@ -43,7 +43,9 @@ def run(may_go_on: Callable[[], bool], *, seconds: float = TURN_SECONDS) -> int:
     """Carry on every job that is under way, a piece of each in turn; how many tasks were dealt with."""
     handled, until = 0, time.monotonic() + seconds
     while time.monotonic() < until and may_go_on():
-        ids = list(BulkJob.objects.filter(ended_at=None).order_by("created_at").values_list("pk", flat=True))
+        jobs = list(BulkJob.objects.filter(ended_at=None).order_by("created_at").values_list("pk", "tenant_id"))
+        there = set(reachable(str(tid) for _, tid in jobs))
+        ids = [job_id for job_id, tid in jobs if str(tid) in there]
         if not ids:
             break
         before = handled

@@ -17,7 +17,8 @@ from django.db.models import QuerySet
 
 from codeq_site import errors
 from codeq_site.conf import BackoffPolicy, conf
-from codeq_site.redis import engine
+from codeq_site.redis import engine, reachable
+from queues import rules
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import QueuePolicy
 from tenants.directory import directory
@@ -130,37 +131,44 @@ def tell(row: QueuePolicy) -> None:
 def sync(may_go_on: Callable[[], bool]) -> int:
     """Tell Redis of every policy; how many there are."""
     told = 0
+    tids = QueuePolicy.objects.order_by().values_list("tenant_id", flat=True).distinct()
+    there = set(reachable(map(str, tids)))
     for row in QueuePolicy.objects.order_by("pk").iterator(chunk_size=500):
         if not may_go_on():
             break
-        tell(row)
-        told += 1
+        if str(row.tenant_id) in there:
+            tell(row)
+            told += 1
     return told
 
 
 def check(command: str, policy: Policy) -> None:
     """InvalidRequest for what cannot hold."""
     limits = conf().queues
-    _require(bool(COMMAND.fullmatch(command)), "name: 1 to 128 of A-Z a-z 0-9 _ . -")
+    rules.check_command(command, "name")
     most, tiers, keep, busy = (
         policy.max_attempts, policy.priority_tiers, policy.retention_seconds, policy.max_consumers,
     )  # fmt: skip
-    _require(most is None or 1 <= most <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}")
-    _require(
+    rules.require(
+        most is None or 1 <= most <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}"
+    )
+    rules.require(
         tiers is None or (bool(tiers) and len(set(tiers)) == len(tiers) and set(tiers) <= set(PRIORITIES)),
         "priorityTiers: different priorities, 0 to 9",
     )
-    _require(keep is None or 60 <= keep <= RETENTION_LIMIT, f"retentionSeconds: 60 to {RETENTION_LIMIT}")
-    _require(busy is None or 1 <= busy <= CONSUMERS_LIMIT, f"maxConsumers: 1 to {CONSUMERS_LIMIT}")
+    rules.require(keep is None or 60 <= keep <= RETENTION_LIMIT, f"retentionSeconds: 60 to {RETENTION_LIMIT}")
+    rules.require(busy is None or 1 <= busy <= CONSUMERS_LIMIT, f"maxConsumers: 1 to {CONSUMERS_LIMIT}")
     topic = policy.dead_letter_topic
-    _require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
-    _require(topic != command, "deadLetterTopicRef: another topic than this one")
-    _require(not policy.backoff or policy.backoff in get_args(BackoffPolicy), "backoff: not one of the policies")
+    rules.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
+    rules.require(topic != command, "deadLetterTopicRef: another topic than this one")
+    rules.require(not policy.backoff or policy.backoff in get_args(BackoffPolicy), "backoff: not one of the policies")
     for name, seconds in (
         ("backoffBaseSeconds", policy.backoff_base_seconds),
         ("backoffCapSeconds", policy.backoff_cap_seconds),
     ):
-        _require(seconds is None or 0 <= seconds <= limits.horizon_seconds, f"{name}: 0 to {limits.horizon_seconds}")
+        rules.require(
+            seconds is None or 0 <= seconds <= limits.horizon_seconds, f"{name}: 0 to {limits.horizon_seconds}"
+        )
 
 
 def load(tids: list[str]) -> dict[str, Any]:
@@ -194,8 +202,3 @@ def retentions_ms(found: Policies) -> dict[str, int]:
     return {
         command: policy.retention_seconds * 1000 for command, policy in found.items() if policy.retention_seconds
     }  # fmt: skip
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise errors.InvalidRequest(otherwise)

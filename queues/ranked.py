@@ -20,8 +20,8 @@ from django.db import transaction
 
 from codeq_site import errors
 from codeq_site.conf import conf
-from codeq_site.redis import engine
-from queues.engine.keys import COMMAND
+from codeq_site.redis import engine, reachable
+from queues import rules
 from queues.engine.options import CHUNK
 from queues.models import RankedEntry
 from tenants.tenant import Tenant
@@ -48,8 +48,7 @@ class RankedQueue:
     """
 
     def __init__(self, tenant: Tenant, name: str, *, lock_seconds: int = LOCK_SECONDS) -> None:
-        if not COMMAND.fullmatch(name):
-            raise errors.InvalidRequest("name: 1 to 128 of A-Z a-z 0-9 _ . -")
+        rules.check_command(name, "name")
         if not 1 <= lock_seconds <= LOCK_LIMIT_SECONDS:
             raise errors.InvalidRequest(f"lock_seconds: 1 to {LOCK_LIMIT_SECONDS}")
         self.tid, self.name, self.lock_seconds = tenant.tid, name, lock_seconds
@@ -117,9 +116,12 @@ def sweep(may_go_on: Callable[[], bool]) -> int:
         by_queue = defaultdict[tuple[str, str], list[int]](list)
         for row in rows:
             by_queue[str(row.tenant_id), row.queue].append(row.pk)
+        there = set(reachable(tid for tid, _ in by_queue))
         for (tid, name), pks in by_queue.items():
             if not may_go_on():
                 return handed_over
+            if tid not in there:
+                continue
             try:
                 handed_over += _hand_over(tid, name, pks)
             except redis.exceptions.ResponseError:
@@ -146,6 +148,5 @@ def _hand_over_or_leave(tid: str, name: str, pk: int) -> None:
 
 def _word(task_id: TaskId) -> str:
     word = str(task_id)
-    if not COMMAND.fullmatch(word):
-        raise errors.InvalidRequest("task_id: 1 to 128 of A-Z a-z 0-9 _ . -")
+    rules.check_command(word, "task_id")
     return word

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from django.db import connection
 from django.db.models import Count
 
-from codeq_site.redis import client
-from queues import selectors, spread, stream
+from codeq_site.redis import client, partitions
+from queues import selectors, spread
 from queues.engine import keys
 from queues.models import AuditedResult, QueueSample
 from queues.task import Outcome, QueueStats, Status
@@ -164,7 +164,7 @@ def _kind(outcome: str, status: str) -> str:
 
 
 def _queues(may_go_on: MayGoOn) -> Iterator[tuple[str, QueueStats]]:
-    for partition in stream.partitions():
+    for partition in partitions():
         tids = client().sscan_iter(keys.of_partition(partition).tenants, count=1000)
         while chunk := [tid.decode() for tid in islice(tids, TENANTS)]:
             if not may_go_on():

@@ -19,11 +19,10 @@ import msgspec
 
 from codeq_site import errors
 from codeq_site.redis import engine
-from queues import archive, pages
+from queues import archive, pages, rules
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import AuditedResult
 from queues.pages import Condition, Which
-from queues.services import IDEMPOTENCY_KEY
 from queues.task import NewTask, Status, Task
 from tenants.tenant import Tenant
 
@@ -110,8 +109,8 @@ def page(tenant: Tenant, asked: Asked, *, cursor: str | None = None, limit: int 
 
 def check(asked: Asked) -> None:
     """InvalidRequest for what no task can be."""
-    if asked.command is not None and not COMMAND.fullmatch(asked.command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
+    if asked.command is not None:
+        rules.check_command(asked.command)
 
 
 def _read(cursor: str | None) -> tuple[Spot | None, pages.Key | None]:
@@ -143,7 +142,7 @@ def _by_id(tenant: Tenant, q: str) -> Task | None:
 
 
 def _by_key(tenant: Tenant, q: str) -> list[Task]:
-    if not IDEMPOTENCY_KEY.fullmatch(q):
+    if not rules.is_idempotency_key(q):
         return []
     known = engine().known(tenant.tid, [NewTask(command="", payload="", idempotency_key=q)]).now()
     return [item.task for item in known if item is not None]

@@ -6,7 +6,6 @@ one, so that one bad item never costs the others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,9 +14,8 @@ import msgspec
 from codeq_site import errors
 from codeq_site.conf import conf
 from codeq_site.redis import engine
-from queues import policies
+from queues import policies, rules
 from queues.engine import Call
-from queues.engine.keys import COMMAND, PRIORITIES
 from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.filters import filters
 from queues.task import (
@@ -36,10 +34,6 @@ from tenants.tenant import Tenant
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
-# Unix milliseconds that a date can still be written for: the year 9999 ends there.
-LATEST_MS = 253_402_300_799_000
-TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REASON_CHARS = 4096
 
 
@@ -70,7 +64,7 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
         stored = filters().known_first(tenant.tid, new, engine().known, store)
         return stored.then(_without_mismatches) if tenant.is_idempotency_strict else stored
 
-    return _each_valid(tasks, lambda task: _check_task(tenant, task, known), enqueue_valid)
+    return _each_valid(tasks, lambda task: rules.check_task(tenant, task, _tiers(task, known)), enqueue_valid)
 
 
 def claim(
@@ -93,11 +87,11 @@ def claim(
         raise errors.TenantSuspended
     limits = conf().queues
     seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
-    _require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
-    _require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
-    _require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
+    rules.require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
+    rules.require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
+    rules.require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
     for command in commands:
-        _check_command(command)
+        rules.check_command(command)
     return engine().claim(
         tenant.tid,
         list(dict.fromkeys(commands)),
@@ -127,9 +121,9 @@ def heartbeat(
     """Move the deadline of a live lease to `extend_seconds` from now."""
     limits = conf().queues
     seconds = limits.lease_seconds if extend_seconds is None else extend_seconds
-    _require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
-    _check_id(task_id)
-    _check_token(tenant, token)
+    rules.require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
+    rules.check_id(task_id)
+    rules.check_token(tenant, token)
     return filters().gone_is_gone(
         tenant.tid,
         task_id,
@@ -143,13 +137,13 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> Call[li
     """End tasks with their results. Sending the same result again is harmless and answers the same."""
 
     def check(new: NewResult) -> None:
-        _check_id(new.task_id)
-        _check_token(tenant, new.lease_token)
-        _require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
+        rules.check_id(new.task_id)
+        rules.check_token(tenant, new.lease_token)
+        rules.require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
         if new.status is Status.COMPLETED:
-            _require(new.result is not None, "result: a completed task needs one")
+            rules.require(new.result is not None, "result: a completed task needs one")
         else:
-            _require(bool(new.error), "error: a failed task needs one")
+            rules.require(bool(new.error), "error: a failed task needs one")
         size = len(new.result or b"") + len(new.error or "")
         if size > tenant.result_bytes:
             raise errors.PayloadTooLarge(f"result: {size} bytes; this tenant may send {tenant.result_bytes}")
@@ -179,10 +173,10 @@ def nack(
     reason: str | None = None,
 ) -> Call[Returned]:
     """Give a task back because it failed: it waits for `delay_seconds`, else its backoff, or is dead."""
-    _check_id(task_id)
-    _check_token(tenant, token)
+    rules.check_id(task_id)
+    rules.check_token(tenant, token)
     cap = conf().queues.backoff_cap_seconds
-    _require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
+    rules.require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
     delay_ms = None if delay_seconds is None else round(min(delay_seconds, cap) * 1000)
     return filters().gone_is_gone(
         tenant.tid,
@@ -201,8 +195,8 @@ def nack(
 
 def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> Call[Returned]:
     """Let go of a task: it is back in line at once, and the attempt counts."""
-    _check_id(task_id)
-    _check_token(tenant, token)
+    rules.check_id(task_id)
+    rules.check_token(tenant, token)
     return filters().gone_is_gone(
         tenant.tid,
         task_id,
@@ -214,7 +208,7 @@ def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = No
 
 def cancel(tenant: Tenant, task_id: str) -> Call[Task]:
     """Withdraw a task that has not ended. Cancelling it again answers the same."""
-    _check_id(task_id)
+    rules.check_id(task_id)
     return engine().cancel(
         tenant.tid,
         task_id,
@@ -230,26 +224,26 @@ def replay(
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
     return _each_valid(
         task_ids,
-        _check_id,
+        rules.check_id,
         lambda valid: engine().replay(tenant.tid, valid, [replaced.get(task_id) for task_id in valid]),
     )
 
 
 def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
     """Bring dead letters back in line for a job: each once, however often the job asks. What was wrong with each."""
-    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return engine().replay_for(tenant.tid, task_ids, job)
 
 
 def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
     """Take back what that job has replayed and nobody has claimed since; Conflict for what is on its way."""
-    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return engine().recall(tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
 def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> Call[list[errors.CodeqError | None]]:
     """Delete dead letters, and nothing that is none any more. What was wrong with each."""
-    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
 
     def note(wrong: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
         filters().note_gone(tenant.tid, task_ids, [error is None for error in wrong])
@@ -260,9 +254,9 @@ def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> Call[list[errors.Code
 
 def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
     """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
-    _require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     for task_id in task_ids:
-        _check_id(task_id)
+        rules.check_id(task_id)
     return engine().purge(tenant.tid, task_ids).then(lambda went: _note_gone(tenant.tid, task_ids, went))
 
 
@@ -296,12 +290,12 @@ def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
 
 def pause(tenant: Tenant, command: str) -> Call[None]:
     """Claims take nothing from the queue any more; enqueues, results and retries go on."""
-    _check_command(command)
+    rules.check_command(command)
     return engine().pause(tenant.tid, command)
 
 
 def resume(tenant: Tenant, command: str) -> Call[None]:
-    _check_command(command)
+    rules.check_command(command)
     return engine().resume(tenant.tid, command)
 
 
@@ -311,7 +305,7 @@ def _each_valid(
     send: Callable[[list[I]], Call[list[R | errors.CodeqError]]],
 ) -> Call[list[R | errors.CodeqError]]:
     """Send the items that pass the check; the others' errors stand at their places in the answer."""
-    _require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
+    rules.require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
     refused: dict[int, errors.CodeqError] = {}
     valid: list[I] = []
     for position, item in enumerate(items):
@@ -338,35 +332,13 @@ def _without_mismatches(items: list[Enqueued | errors.CodeqError]) -> list[Enque
 
 def _with_priority(task: NewTask, known: policies.Policies) -> NewTask:
     """A task that says no priority gets the lowest of its queue's: a policy without 0 must not refuse it."""
-    policy = known.get(task.command)
-    if task.is_priority_said or policy is None or policy.priority_tiers is None:
-        return task
-    return msgspec.structs.replace(task, priority=min(policy.priority_tiers))
+    tiers = _tiers(task, known)
+    return task if task.is_priority_said or tiers is None else msgspec.structs.replace(task, priority=min(tiers))
 
 
-def _check_task(tenant: Tenant, task: NewTask, known: policies.Policies) -> None:
-    limits = conf().queues
-    _check_command(task.command)
-    _require(task.priority in PRIORITIES, "priority: 0 to 9, higher first")
+def _tiers(task: NewTask, known: policies.Policies) -> Sequence[int] | None:
     policy = known.get(task.command)
-    if policy is not None and policy.priority_tiers is not None:
-        tiers = ", ".join(map(str, policy.priority_tiers))
-        _require(task.priority in policy.priority_tiers, f"priority: {task.command} knows {tiers}")
-    attempts = task.max_attempts
-    _require(
-        attempts is None or 1 <= attempts <= limits.max_attempts_limit,
-        f"maxAttempts: 1 to {limits.max_attempts_limit}",
-    )
-    _require(task.delay_ms >= 0, "delaySeconds: 0 or more")
-    _require(task.run_at_ms is None or 0 < task.run_at_ms <= LATEST_MS, "runAt: not a moment in time")
-    key = task.idempotency_key
-    _require(key is None or bool(IDEMPOTENCY_KEY.fullmatch(key)), "idempotencyKey: 1 to 255 printable characters")
-    try:
-        size = len(task.payload.encode())
-    except UnicodeEncodeError:
-        raise errors.InvalidRequest("payload: a lone surrogate is not text") from None
-    if size > tenant.payload_bytes:
-        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+    return None if policy is None else policy.priority_tiers
 
 
 def _limits(what: str, per_second: float, by: str) -> Limits:
@@ -380,25 +352,6 @@ def _limits(what: str, per_second: float, by: str) -> Limits:
         token=by,
         token_percent=limits.token_percent,
     )
-
-
-def _check_command(command: str) -> None:
-    _require(bool(COMMAND.fullmatch(command)), "command: 1 to 128 of A-Z a-z 0-9 _ . -")
-
-
-def _check_id(task_id: str) -> None:
-    """Only the canonical form of a UUID is an id: anything else names nothing, and must not become part of a key."""
-    if not isinstance(task_id, str) or TASK_ID.fullmatch(task_id) is None:
-        raise errors.TaskNotFound
-
-
-def _check_token(tenant: Tenant, token: str | None) -> None:
-    _require(bool(token) or not tenant.is_lease_token_required, "leaseToken: this tenant requires it")
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise errors.InvalidRequest(otherwise)
 
 
 __all__ = [

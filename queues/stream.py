@@ -29,14 +29,10 @@ class State(NamedTuple):
     length: int
 
 
-def partitions() -> range:
-    return range(redis.engine().options.partitions)
-
-
 def survey() -> dict[int, State]:
-    """Every partition that has a stream. A stream without the group gets it."""
+    """Every partition that is there and has a stream. A stream without the group gets it."""
     found: dict[int, State] = {}
-    every = list(partitions())
+    every = redis.partitions()
     with redis.client().pipeline(transaction=False) as pipe:
         for partition in every:
             pipe.xlen(_key(partition))
@@ -100,7 +96,7 @@ def acknowledge(entries: Iterable[Entry]) -> None:
 def drained_until_ms(partition: int) -> int:
     """Everything that ended before this moment is in PostgreSQL: cleanup must not pass it."""
     client, key = redis.client(), _key(partition)
-    seconds, micros = client.time()
+    seconds, micros = redis.holder(partition).time()
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     # The state comes before the entries: one that is read or stored in between only makes the answer earlier.
     ours = next((group for group in _groups([partition])[0] if group["name"] == GROUP.encode()), None)

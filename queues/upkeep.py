@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from codeq_site.errors import Unavailable
-from codeq_site.redis import client, engine
+from codeq_site.redis import client, engine, partitions
 from queues import artifacts, services, stream
 from queues.engine import keys
 from tenants.directory import directory
@@ -26,7 +26,7 @@ HELD_AT_MOST = 5_000  # of one tenant; they are read again with every pass
 def repair(may_go_on: MayGoOn) -> tuple[int, int]:
     """Visit every queue in which something is due: how many tasks became ready, how many leases were over."""
     promoted = expired = 0
-    for partition in stream.partitions():
+    for partition in partitions():
         # Longest due first; a visit that leaves nothing due takes the queue off the list.
         for tid, command in engine().visits(partition).now():
             moved = reaped = LIMIT
@@ -44,7 +44,7 @@ def cleanup(may_go_on: MayGoOn) -> int:
     """Remove ended tasks whose retention is over and that are in PostgreSQL; how many went."""
     removed = 0
     remover = artifacts.Remover()
-    for partition in stream.partitions():
+    for partition in partitions():
         of = keys.of_partition(partition)
         # Retention ends no earlier than the task did: what it had left before this moment is audited.
         before_ms = stream.drained_until_ms(partition) - 1

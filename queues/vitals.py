@@ -9,13 +9,14 @@ import msgspec
 import redis
 
 from codeq_site.celery import SCHEDULE
-from codeq_site.redis import client
+from codeq_site.redis import client, primaries
 from queues import stream
-from queues.models import BeatJob
+from queues.models import BeatJob, Quarantine
 
-# A tick may be late by so many of its periods, and by so long in any case, before somebody should look.
+# A tick may be late by so many of its periods, and by so long in any case, before somebody should look: with much to do
+# a run goes on for 20 s, and only its end is on record.
 LATE_PERIODS = 3
-LATE_AT_LEAST = timedelta(seconds=15)
+LATE_AT_LEAST = timedelta(seconds=30)
 LAG_ALARM = 10_000
 FULL = 0.9
 
@@ -26,6 +27,9 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     is_well: bool
     says: str
+
+
+AWAY = Sign(name="Redis", is_well=False, says="does not answer")
 
 
 def beat(now: datetime) -> Sign:
@@ -52,17 +56,47 @@ def audit() -> Sign:
     return Sign(name="Audit", is_well=lag < LAG_ALARM, says=says)
 
 
+def quarantine() -> Sign:
+    """What the audit could not store, and somebody has to look at."""
+    count = Quarantine.objects.count()
+    return Sign(name="Quarantine", is_well=not count, says=f"{count:,} could not be stored" if count else "empty")
+
+
 def store() -> list[Sign]:
-    """Redis' memory, and whether what it acknowledges is on disk."""
+    """Redis' memory, and whether what it acknowledges is on disk: of a cluster the fullest and the least safe."""
     try:
-        with client().pipeline(transaction=False) as pipe:
+        servers = primaries(client())
+    except redis.RedisError:
+        return [AWAY]
+    found = {name: _asked(server) for name, server in servers.items()}
+    there = [answers for answers in found.values() if answers]
+    if not there:
+        return [AWAY]
+    signs = [
+        _memory(max((memory for memory, _, _ in there), key=_fill)),
+        min((_durability(persistence, config) for _, persistence, config in there), key=lambda sign: sign.is_well),
+    ]
+    if len(found) > 1:
+        away = ", ".join(sorted(name for name, answers in found.items() if not answers))
+        says = f"no answer from {away}" if away else f"{len(found)} primaries answer"
+        signs.append(Sign(name="Redis", is_well=not away, says=says))
+    return signs
+
+
+def _asked(server: redis.Redis) -> tuple[dict[str, Any], dict[str, Any], Any] | None:
+    try:
+        with server.pipeline(transaction=False) as pipe:
             pipe.info("memory")
             pipe.info("persistence")
             pipe.config_get("appendfsync")
             memory, persistence, config = pipe.execute(raise_on_error=False)
     except redis.RedisError:
-        return [Sign(name="Redis", is_well=False, says="does not answer")]
-    return [_memory(memory), _durability(persistence, config)]
+        return None
+    return memory, persistence, config
+
+
+def _fill(memory: dict[str, Any]) -> float:
+    return int(memory["used_memory"]) / (int(memory.get("maxmemory") or 0) or 2**63)
 
 
 def _memory(memory: dict[str, Any]) -> Sign:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from codeq_site.errors import CodeqError
-from codeq_site.redis import client, engine
+from codeq_site.redis import client, engine, partitions
 from queues.engine import keys
 
 CHUNK = 1000
@@ -27,7 +27,7 @@ def take() -> list[Queue]:
     """The queues that turned non-empty since they were last taken, each given to one taker only."""
     names: list[bytes] = []
     with client().pipeline(transaction=False) as pipe:
-        for partition in range(engine().options.partitions):
+        for partition in partitions():
             pipe.spop(keys.of_partition(partition).woken, CHUNK)
         for found in pipe.execute():
             names += found

@@ -8,7 +8,7 @@ from rest_framework.authentication import BaseAuthentication
 
 from codeq_site.errors import Unauthenticated
 from tenants.tenant import Caller
-from tenants.tokens import verifier
+from tenants.verifier import verifier
 
 if TYPE_CHECKING:
     from rest_framework.request import Request

@@ -54,11 +54,6 @@ class IsAdmin(_HasRole):
     roles = frozenset({Role.ADMIN, Role.OPERATOR})
 
 
-class IsOperator(_HasRole):
-    message = "This needs a platform operator's token."
-    roles = frozenset({Role.OPERATOR})
-
-
 @cache
 def HasScope(scope: str) -> type[Guard]:  # noqa: N802 - read as the permission class it returns
     """The worker's token must have this scope. A scope in a producer's token opens no worker's door."""

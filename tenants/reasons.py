@@ -1,7 +1,8 @@
-"""Why an operator does something: asked for before what cannot be undone, and kept with it."""
+"""Why an operator does something: asked for before it is done, and kept with it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django import forms
@@ -12,7 +13,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from unfold.admin import ModelAdmin
-from unfold.forms import BaseDialogForm
+from unfold.forms import ActionForm, BaseDialogForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 REASON_CHARS = 500
@@ -24,6 +25,14 @@ class ReasonForm(BaseDialogForm):
     reason = forms.CharField(max_length=REASON_CHARS, widget=UnfoldAdminTextInputWidget)
 
 
+class ReasonedActions(ActionForm):
+    """The form above a list: an action there asks for its reason as every other does."""
+
+    reason = forms.CharField(
+        max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
+    )
+
+
 class NoReason(Exception):
     """Asked to delete, and not told why."""
 
@@ -31,6 +40,38 @@ class NoReason(Exception):
 def reason_in(request: HttpRequest) -> str:
     """The reason in the person's words, if there is any; PostgreSQL takes no NUL in a text."""
     return request.POST.get("reason", "").replace("\0", "").strip()[:REASON_CHARS]
+
+
+class ReasonField(forms.CharField):
+    """Of the form and not of the row: it is never among what was changed."""
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return False
+
+
+class SavedWithReason(ModelAdmin):
+    """Rows are added and changed for a reason, which templates/admin/submit_line.html asks for beside the button."""
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
+        form = super().get_form(request, obj, change=change, **options)
+        if options.get("fields", ()) is None:  # asked which fields the row has
+            return form
+        return type(form)(form.__name__, (form,), {"reason": ReasonField(max_length=REASON_CHARS)})
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        return super().log_addition(request, obj, _because(request, message))
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        return super().log_change(request, obj, _because(request, message))
+
+
+def _because(request: HttpRequest, message: Any) -> Any:
+    """What a form has changed, as Django says it, and why; an act of ours has said why itself."""
+    reason = reason_in(request)
+    if isinstance(message, str) or not reason:  # a password is changed on a page of Django's own
+        return message
+    words = LogEntry(change_message=json.dumps(message)).get_change_message().rstrip(".")
+    return f"{words}: {reason}"
 
 
 class DeletedWithReason(ModelAdmin):

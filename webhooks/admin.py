@@ -19,12 +19,11 @@ from django.utils.safestring import SafeString
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
-from unfold.forms import ActionForm
-from unfold.paginator import InfinitePaginator
-from unfold.widgets import UnfoldAdminSplitDateTimeWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
+from codeq_site.readonly import ReadOnly
 from tenants.models import Tenant
-from tenants.reasons import REASON_CHARS, ReasonForm, reason_in
+from tenants.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
@@ -41,31 +40,6 @@ class RecoverForm(ReasonForm):
     )
 
 
-class ReasonedActions(ActionForm):
-    """The form above a list: an action there asks for its reason as every other does."""
-
-    reason = forms.CharField(
-        max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
-    )
-
-
-class WrittenBySystem(TenantScopedAdmin):
-    """Rows that the system writes: seen by the tenant's staff, changed by nobody."""
-
-    change_role = None
-    paginator = InfinitePaginator
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 class AttemptInline(TabularInline):
     model = DeliveryAttempt
     fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
@@ -80,7 +54,7 @@ class AttemptInline(TabularInline):
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(WrittenBySystem):
+class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     list_display = (
         "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
     )  # fmt: skip
@@ -94,6 +68,7 @@ class DeliveryAdmin(WrittenBySystem):
     readonly_fields = ("task",)
     inlines = (AttemptInline,)
     actions = ("replay",)
+    nothing = "No delivery yet. One is opened when a task that names a webhook has ended."
     action_form = ReasonedActions
 
     def get_search_results(
@@ -155,7 +130,8 @@ class DeliveryAdmin(WrittenBySystem):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(WrittenBySystem):
+class EndpointAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No endpoint has failed for longer than its first few tries."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
     list_filter = ("is_enabled", TenantFilter)
@@ -243,7 +219,8 @@ class EndpointAdmin(WrittenBySystem):
 
 
 @admin.register(Subscription)
-class SubscriptionAdmin(WrittenBySystem):
+class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
+    nothing = "No worker has asked to be told of new work. They poll."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
     list_filter = ("mode", TenantFilter)
@@ -257,9 +234,10 @@ class SubscriptionAdmin(WrittenBySystem):
 
 
 @admin.register(Circuit)
-class CircuitAdmin(WrittenBySystem):
+class CircuitAdmin(ReadOnly, TenantScopedAdmin):
     """Hosts that fail: how often in a row, and until when they are left alone."""
 
+    nothing = "No host fails."
     list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
     list_select_related = ("tenant",)
     list_filter = (TenantFilter,)

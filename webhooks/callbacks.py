@@ -12,7 +12,7 @@ import msgspec
 
 from codeq_site import bulk
 from queues.events import Ended, text
-from webhooks import http
+from webhooks import addresses
 from webhooks.models import Delivery, Endpoint
 
 # Deliveries of one task's endings have ids of their own, the same whenever the ending is read again.
@@ -67,8 +67,8 @@ def _row(item: Ended) -> dict[str, Any]:
         "created_at": moment, "ended_at": None,
     }  # fmt: skip
     try:
-        target = http.parse(spec.webhook)
-    except http.Refused as error:
+        target = addresses.parse(spec.webhook)
+    except addresses.Refused as error:
         # Was refused at the door, or should have been: it is on record, and nothing is ever sent.
         return row | {"status": Delivery.Status.GIVEN_UP.value, "last_error": f"refused: {error}", "ended_at": moment}
     return row | {"address": target.endpoint, "host": target.place}

@@ -15,7 +15,7 @@ from codeq_site.conf import conf
 from tenants import sealing
 from tenants import services as tenants
 from tenants.models import Tenant
-from webhooks import http, record, signing
+from webhooks import addresses, record, signing
 from webhooks.models import Delivery, Endpoint
 
 SECRET_BYTES = 32
@@ -47,7 +47,7 @@ def recover(endpoint: Endpoint, since: datetime, now: datetime) -> int:
 
 def register(tid: str, url: str, description: str = "") -> tuple[Endpoint, str]:
     """Give an endpoint a secret of its own, in place of its tenant's. The secret is shown here and never again."""
-    address = http.check_url(url).endpoint
+    address = addresses.check_url(url).endpoint
     secret = _new_secret()
     with transaction.atomic():
         endpoint, _ = Endpoint.objects.select_for_update().get_or_create(tenant_id=tid, address=address)

@@ -13,7 +13,7 @@ from django.db.models import Q
 from codeq_site.conf import conf
 from codeq_site.errors import Forbidden, InvalidRequest, NotFound
 from tenants.tenant import Tenant
-from webhooks import http
+from webhooks import addresses
 from webhooks.models import Subscription
 
 Mode = Subscription.Mode
@@ -41,7 +41,7 @@ def subscribe(
     `worker_group` is the token's: the mode is then `group` unless another is asked for, and the group must be that.
     Raises InvalidRequest, and Forbidden where the group is another or the tenant has too many.
     """
-    http.check_url(callback_url)
+    addresses.check_url(callback_url)
     mode = mode or (Mode.GROUP if worker_group else Mode.FANOUT)
     group = group or worker_group
     _require(mode in Mode.values, f"deliveryMode: one of {', '.join(Mode.values)}")
@@ -103,10 +103,6 @@ def own(tenant: Tenant, worker: str, now: datetime) -> list[Subscription]:
 
 def remove_expired(now: datetime) -> int:
     return Subscription.objects.filter(expires_at__lte=now).delete()[0]
-
-
-def count_active(now: datetime) -> int:
-    return Subscription.objects.filter(expires_at__gt=now).count()
 
 
 def of_tenants(tids: Iterable[str], now: datetime) -> dict[str, list[Subscription]]:

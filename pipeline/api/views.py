@@ -8,7 +8,8 @@ from codeq_site import errors, offloop
 from pipeline import selectors
 from pipeline.api import wire
 from pipeline.models import MARTS
-from queues.api.view import ApiView, answer, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from tenants.permissions import IsProducer
 from tenants.tenant import Caller
 
@@ -16,7 +17,7 @@ from tenants.tenant import Caller
 class InsightsView(ApiView):
     path_schemas = {"mart": {"type": "string", "enum": list(MARTS), "description": "Which table."}}
 
-    @operation(
+    @Operation(
         "read_insights",
         tag="Insights",
         summary="Read a mart",

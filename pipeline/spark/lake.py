@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -66,6 +66,12 @@ class Manifest:
     @property
     def rows(self) -> int:
         return sum(partition.rows for partition in self.partitions.values())
+
+    def stale(self, others: Mapping[str, str], anew: Callable[[str], bool]) -> set[str]:
+        """The days and tenants of which either side says another source, or that are to be made anew."""
+        return {
+            key for key in self.sources.keys() | others.keys() if self.sources.get(key) != others.get(key) or anew(key)
+        }
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()

@@ -160,11 +160,7 @@ def to_postgres(
                 sql.SQL("SELECT date, tenant_id, source FROM {} WHERE mart = %s").format(done), [table.name]
             )
         }
-        stale = sorted(
-            key
-            for key in there.keys() | manifest.sources.keys()
-            if there.get(key) != manifest.sources.get(key) or anew(key)
-        )
+        stale = sorted(manifest.stale(there, anew))
         if not stale:
             return 0, 0
         days, tenants = ([key.split("/")[part] for key in stale] for part in (0, 1))

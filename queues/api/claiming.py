@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from django.core.exceptions import RequestAborted
 
 from codeq_site.lean import LeanRequest
 from queues import metrics, selectors, services, waiting
-from queues.api import translate, wire
+from queues.api import translate
+from queues.api.wire.leases import NewClaim
 from queues.engine.options import CLAIM_QUEUES
 from queues.task import Claimed, Task
 from tenants.permissions import commands_for
 from tenants.tenant import ANY_COMMAND, Caller, Tenant
 
 R = TypeVar("R")
+Take = Callable[[Sequence[str], int], Awaitable[Claimed]]
 # Tenants whose queues are remembered by name; and how long, or a new queue would starve behind a busy old one.
 REMEMBERED = 10_000
 REMEMBERED_SECONDS = 1.0
 
 
-async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count: int) -> list[Task]:
+async def claim(request: LeanRequest, caller: Caller, body: NewClaim, count: int) -> list[Task]:
     """What the caller may have, now or within `waitSeconds`."""
     tenant = caller.tenant
     asked = commands_for(caller, body.commands)
@@ -60,17 +62,23 @@ async def claim(request: LeanRequest, caller: Caller, body: wire.NewClaim, count
         metrics.claimed(claimed.tasks)
         return claimed
 
-    if not body.wait_seconds:
-        return (await look(0)).tasks
-
     async def give_back(claimed: Claimed) -> None:
         back: list[Any] = [
             services.abandon(tenant, task.id, caller.subject, token=task.lease_token) for task in claimed.tasks
         ]
         await asyncio.gather(*back)
 
-    queues = [f"{tenant.tid}:{command}" for command in asked]
-    claimed = await unless_gone(waiting.room().claim(queues, look, give_back, request.disconnected, body.wait_seconds))
+    if body.wait_seconds:
+        queues = [f"{tenant.tid}:{command}" for command in asked]
+        waits = waiting.room().claim(queues, look, give_back, request.disconnected, body.wait_seconds)
+        claimed = await unless_gone(waits)
+    else:
+        claimed = await look(0)
+    # Who hung up while Redis was answering is known to have gone a moment later: the tasks would be nobody's until
+    # their leases are over. From here to the socket nothing else comes in between.
+    if claimed.tasks and request.is_hung_up:
+        await give_back(claimed)
+        raise RequestAborted
     return claimed.tasks
 
 
@@ -108,10 +116,11 @@ class _Names:
 _names = _Names()
 
 
-async def _of_every_queue(tenant: Tenant, take: Any, wait_ms: int) -> Claimed:
+async def _of_every_queue(tenant: Tenant, take: Take, wait_ms: int) -> Claimed:
     known = _names.get(tenant)
-    if 0 < len(known) <= CLAIM_QUEUES:
-        claimed: Claimed = await take(known, wait_ms)
+    if known:
+        # Of very many queues those that had most: to count them all for every claim would keep Redis busy.
+        claimed = await take(known[:CLAIM_QUEUES], wait_ms)
         if claimed.tasks:
             return claimed
     else:

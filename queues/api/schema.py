@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, get_args
 
 import msgspec
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ComponentRegistry, ResolvedComponent
+from msgspec import Struct
 
 from codeq_site import errors, problem
 from codeq_site.errors import CodeqError
 from queues.api import links
 from queues.api.examples import EXAMPLES
+from queues.api.operation import Answer, Operation
 
 JSON = "application/json"
 REF = "#/components/schemas/{name}"
@@ -30,9 +32,7 @@ ONE_OF_TWO = [{"required": [field], "properties": {field: NOT_NULL}} for field i
 RULES: dict[str, dict[str, Any]] = {
     "NewResult": {"allOf": RESULT_RULES},
     "NewResultOf": {"allOf": RESULT_RULES},
-    "NewArtifact": {
-        "oneOf": [{"required": [field], "properties": {field: NOT_NULL}} for field in ("url", "contentBase64")]
-    },
+    "NewArtifact": {"oneOf": ONE_OF_TWO},
     "NewReplay": {"not": {"required": ["ids", "filter"], "properties": {"ids": NOT_NULL, "filter": NOT_NULL}}},
 }
 BODY_ERRORS = (errors.InvalidRequest, errors.RequestTimeout, errors.PayloadTooLarge, errors.UnsupportedMediaType)
@@ -99,7 +99,7 @@ class ApiSchema(AutoSchema):
                 schema = {**PATH_SCHEMAS, **own}[name]
                 yield {"name": name, "in": "path", "required": True, "schema": schema}
 
-    def _query(self, kind: Any) -> Iterator[dict[str, Any]]:
+    def _query(self, kind: type[Struct] | None) -> Iterator[dict[str, Any]]:
         if kind is None:
             return
         component = _components([kind])[kind.__name__]
@@ -108,7 +108,7 @@ class ApiSchema(AutoSchema):
             said = {"name": name, "in": "query", "description": text, "schema": schema}
             yield said | ({"required": True} if name in component["required"] else {})
 
-    def _answer(self, status: int, kind: Any, example: Any, headers: dict[str, str]) -> dict[str, Any]:
+    def _answer(self, status: int, kind: Answer, example: Any, headers: Mapping[str, str]) -> dict[str, Any]:
         said: dict[str, Any] = {"description": HTTPStatus(status).phrase, "headers": self._headers("X-Request-Id")}
         for name, text in headers.items():
             said["headers"][name] = {"description": text, "schema": {"type": "string"}}
@@ -167,7 +167,7 @@ class ApiSchema(AutoSchema):
         return {"oneOf": references, "discriminator": {"propertyName": configs[0].tag_field, "mapping": mapping}}
 
 
-def declared_errors(declared: Any) -> list[type[CodeqError]]:
+def declared_errors(declared: Operation) -> list[type[CodeqError]]:
     """Every way the operation can fail on purpose, each once."""
     found: list[type[CodeqError]] = []
     if declared.body is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -12,22 +11,19 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from codeq_site import errors
-from queues import artifacts
+from queues import artifacts, payloads
 from queues import task as nouns
-from queues.api import wire
+from queues.api.wire import LIMITS, leases, results, tasks
 from queues.task import Location, Status
-from webhooks.http import check_url
-
-# What a worker's JSON library can be trusted with.
-PAYLOAD_DEPTH = 100
+from webhooks.addresses import check_url
 
 
-def new_task(body: wire.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
+def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
     if body.webhook is not None:
         check_url(body.webhook)
     return nouns.NewTask(
         command=body.command,
-        payload=opaque(body.payload, "payload").decode(),
+        payload=payloads.compact(body.payload, "payload").decode(),
         priority=0 if body.priority is UNSET else int(body.priority),
         is_priority_said=body.priority is not UNSET,
         max_attempts=whole(body.max_attempts),
@@ -46,10 +42,10 @@ def whole(number: float | None) -> int | None:
 
 
 def new_result(
-    task_id: str, body: wire.NewResult, lease_token: str | None, kept: Sequence[artifacts.Kept] = ()
+    task_id: str, body: results.NewResult, lease_token: str | None, kept: Sequence[artifacts.Kept] = ()
 ) -> nouns.NewResult:
     is_absent = bytes(body.result) in (b"", b"null")
-    result = None if is_absent else opaque(body.result, "result")
+    result = None if is_absent else payloads.compact(body.result, "result")
     if result is not None and not result.startswith(b"{"):
         raise errors.InvalidRequest("Expected `object` - at `$.result`")
     if body.status == "COMPLETED" and result is None:
@@ -66,12 +62,12 @@ def new_result(
     )
 
 
-def new_artifacts(body: wire.NewResult) -> list[artifacts.New]:
+def new_artifacts(body: results.NewResult) -> list[artifacts.New]:
     """Checked and decoded."""
     return [_new_artifact(each) for each in body.artifacts or ()]
 
 
-def _new_artifact(body: wire.NewArtifact) -> artifacts.New:
+def _new_artifact(body: results.NewArtifact) -> artifacts.New:
     if (body.url is None) == (body.content_base64 is None):
         raise errors.InvalidRequest("artifacts: each has either `url` or `contentBase64`")
     if body.url is not None:
@@ -82,8 +78,8 @@ def _new_artifact(body: wire.NewArtifact) -> artifacts.New:
             content = base64.b64decode(body.content_base64, validate=True)
         except ValueError as error:
             raise errors.InvalidRequest("artifacts: contentBase64 is not base64") from error
-        if len(content) > wire.LIMITS.artifact_bytes:
-            raise errors.PayloadTooLarge(f"artifacts: {len(content)} bytes; at most {wire.LIMITS.artifact_bytes} each")
+        if len(content) > LIMITS.artifact_bytes:
+            raise errors.PayloadTooLarge(f"artifacts: {len(content)} bytes; at most {LIMITS.artifact_bytes} each")
     return artifacts.New(name=body.name, url=body.url, content=content, content_type=body.content_type)
 
 
@@ -95,52 +91,20 @@ def _check_address(url: str) -> None:
         raise errors.InvalidRequest("artifacts: url is not an address") from error
 
 
-_read_artifacts = msgspec.json.Decoder(list[wire.Artifact]).decode
-
-
-def opaque(raw: Raw, field: str) -> bytes:
-    """A JSON value as compact UTF-8 text, every number as it was written. What no JSON reader could take is refused.
-
-    The decoder has checked the syntax by now, escapes and surrogates among it; it looks neither at the bytes of a
-    string nor at the depth, which decides whether a worker's JSON library survives the payload.
-    """
-    try:
-        text = msgspec.json.format(raw, indent=-1)
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise errors.InvalidRequest(f"Not valid UTF-8 - at `$.{field}`") from error
-    if text == b"null":
-        raise errors.InvalidRequest(f"Expected a value, got `null` - at `$.{field}`")
-    if text.count(b"[") + text.count(b"{") > PAYLOAD_DEPTH and is_deeper(text, PAYLOAD_DEPTH):
-        raise errors.InvalidRequest(f"Nested deeper than {PAYLOAD_DEPTH} levels - at `$.{field}`")
-    return text
-
-
-_not_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+').sub
-_to_square = bytes.maketrans(b"{}", b"[]")
-
-
-def is_deeper(text: bytes, levels: int) -> bool:
-    """Whether valid JSON nests deeper than `levels`. The innermost brackets go, again and again."""
-    brackets = _not_brackets(b"", text).translate(_to_square)
-    for _ in range(levels):
-        if not brackets:
-            return False
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+_read_artifacts = msgspec.json.Decoder(list[results.Artifact]).decode
 
 
 def moment(ms: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
 
 
-def task(found: nouns.Task, tenant_id: str) -> wire.Task:
+def task(found: nouns.Task, tenant_id: str) -> tasks.Task:
     spec = found.spec
     is_answered = found.status is Status.COMPLETED or (
         found.status is Status.FAILED and found.location is not Location.DLQ_SET
     )
     created_at = moment(found.created_ms)
-    return wire.Task(
+    return tasks.Task(
         id=found.id,
         command=spec.command,
         payload=spec.payload,
@@ -165,8 +129,8 @@ def task(found: nouns.Task, tenant_id: str) -> wire.Task:
     )
 
 
-def result(found: nouns.Result) -> wire.Result:
-    return wire.Result(
+def result(found: nouns.Result) -> results.Result:
+    return results.Result(
         task_id=found.task_id,
         status=found.status,
         result=found.result,
@@ -178,37 +142,23 @@ def result(found: nouns.Result) -> wire.Result:
     )
 
 
-def progress(value: float | wire.Progress | None) -> str | None:
+def progress(value: float | leases.Progress | None) -> str | None:
     """Progress as it is stored: the compact JSON of a `Progress`."""
     if value is None:
         return None
-    known = value if isinstance(value, wire.Progress) else wire.Progress(percent=value)
+    known = value if isinstance(value, leases.Progress) else leases.Progress(percent=value)
     return msgspec.json.encode({"percent": known.percent, **({"note": known.note} if known.note else {})}).decode()
 
 
-def enqueued_item(item: nouns.Enqueued | errors.CodeqError, tenant_id: str) -> wire.EnqueuedItem:
+def enqueued_item(item: nouns.Enqueued | errors.CodeqError, tenant_id: str) -> tasks.EnqueuedItem:
     if isinstance(item, errors.CodeqError):
-        return wire.EnqueuedItem(error=item.code, status=item.status, detail=item.detail)
-    return wire.EnqueuedItem(
+        return tasks.EnqueuedItem(error=item.code, status=item.status, detail=item.detail)
+    return tasks.EnqueuedItem(
         task=task(item.task, tenant_id), is_replayed=item.is_replayed, is_mismatch=item.is_mismatch
     )
 
 
-def submitted_item(task_id: str, item: nouns.Result | errors.CodeqError) -> wire.SubmittedItem:
+def submitted_item(task_id: str, item: nouns.Result | errors.CodeqError) -> results.SubmittedItem:
     if isinstance(item, errors.CodeqError):
-        return wire.SubmittedItem(task_id=task_id, error=item.code, status=item.status, detail=item.detail)
-    return wire.SubmittedItem(task_id=task_id, result=result(item))
-
-
-def queue_stats(found: nouns.QueueStats, now_ms: int) -> wire.QueueStats:
-    oldest = found.oldest_ready_ms
-    return wire.QueueStats(
-        command=found.command,
-        ready=found.ready,
-        delayed=found.delayed,
-        in_progress=found.in_progress,
-        dlq=found.dlq,
-        paused=found.is_paused,
-        oldest_ready_seconds=None if oldest is None else max(0.0, (now_ms - oldest) / 1000),
-        ready_by_priority=found.ready_by_priority,
-    )
+        return results.SubmittedItem(task_id=task_id, error=item.code, status=item.status, detail=item.detail)
+    return results.SubmittedItem(task_id=task_id, result=result(item))

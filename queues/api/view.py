@@ -1,33 +1,28 @@
 """What every route of the API is: a view of Django REST framework whose dispatch is asynchronous and does only what
 a JSON API needs.
 
-An operation is declared once, above its handler: who may call it, what it reads, what it answers, how it fails. The
-dispatch below enforces that declaration and the schema prints it, so they cannot differ.
+What its operations are is declared above their handlers (`queues.api.operation`), and enforced here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, update_wrapper
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import update_wrapper
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 import msgspec
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework.permissions import BasePermission
 from rest_framework.views import APIView
 
 from codeq_site import errors, metrics, problem
 from codeq_site.conf import conf
 from codeq_site.lean import LeanRequest, LeanResponse
 from queues import services
+from queues.api.operation import Operation
 from queues.api.schema import ApiSchema
-from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponseBase]])
-JSON = "application/json"
 METHODS = ("get", "post", "put", "delete")
 # More than any route knows; a query with more is a mistake or an attack on the parser.
 QUERY_FIELDS = 20
@@ -35,62 +30,7 @@ QUERY_FIELDS = 20
 encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One method of one path."""
-
-    name: str
-    tag: str
-    summary: str
-    answers: dict[int, Any]  # status -> a struct, a media type, both, or None
-    may: Sequence[type[BasePermission]] = ()
-    errors: Sequence[type[errors.CodeqError]] = ()
-    body: Any = None
-    is_body_optional: bool = False
-    query: Any = None
-    # Headers that are read and sent, beside those of every operation: name -> what it says.
-    headers: dict[str, str] = field(default_factory=dict)
-    answer_headers: dict[str, str] = field(default_factory=dict)
-    # Which of the tenant's rates it counts against; None: none, or its own script counts it.
-    rate: str | None = None
-    # A verb that ends claimed work is open to a suspended tenant too.
-    is_finishing: bool = False
-    # Answers anybody: no token is looked at.
-    is_open: bool = False
-
-    @cached_property
-    def permissions(self) -> list[BasePermission]:
-        return [permission() for permission in self.may]
-
-    @cached_property
-    def authenticator(self) -> BearerAuthentication:
-        return FinishingBearerAuthentication() if self.is_finishing else BearerAuthentication()
-
-    @cached_property
-    def decoder(self) -> msgspec.json.Decoder[Any] | None:
-        return None if self.body is None else msgspec.json.Decoder(self.body)
-
-    def read(self, body: bytes) -> Any:
-        """What the body says."""
-        assert self.decoder is not None
-        if not body:
-            if not self.is_body_optional:
-                raise errors.InvalidRequest("The body is missing.")
-            body = b"{}"
-        return self.decoder.decode(body)
-
-
-def operation(name: str, **said: Any) -> Callable[[Handler], Handler]:
-    """Declare the handler below to be the operation `name`. Its docstring is the description in the schema."""
-
-    def declare(handler: Handler) -> Handler:
-        handler.operation = Operation(name=name, **said)  # type: ignore[attr-defined]
-        return handler
-
-    return declare
-
-
-def answer(value: Any, status: int = 200) -> LeanResponse:
+def answer(value: msgspec.Struct, status: int = 200) -> LeanResponse:
     return LeanResponse(encode(value), status)
 
 
@@ -101,7 +41,6 @@ def nothing() -> LeanResponse:
 class ApiView(APIView):
     """Authenticates, checks rights, reads, calls the handler; whatever is raised becomes a problem document."""
 
-    authentication_classes = [BearerAuthentication]
     schema = ApiSchema()
     operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponseBase]]]]] = {}
     allow: ClassVar[str] = ""
@@ -131,10 +70,6 @@ class ApiView(APIView):
             return self.dispatch(request, **arguments)
 
         return update_wrapper(view, super().as_view(**said))
-
-    def get_permissions(self) -> list[BasePermission]:
-        found = self.operations.get(self.request.method)
-        return found[0].permissions if found else []
 
     async def dispatch(self, request: LeanRequest, **arguments: Any) -> HttpResponseBase:  # type: ignore[override]
         try:
@@ -193,7 +128,7 @@ def check_content_type(value: bytes | None) -> None:
         raise errors.UnsupportedMediaType
 
 
-def read_query(query_string: bytes, kind: Any) -> Any:
+def read_query(query_string: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """The query as a struct; a field that comes twice is refused, as a proxy might go by the other one."""
     try:
         pairs = parse_qsl(

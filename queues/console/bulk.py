@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -191,7 +192,7 @@ class RecallBulk(Act):
         return redirect(url_of_job(job))
 
 
-def meant(request: HttpRequest, values: Any = None) -> tuple[dead.Asked, str]:
+def meant(request: HttpRequest, values: Mapping[str, str] | None = None) -> tuple[dead.Asked, str]:
     """The dead letters, of one tenant, and what is to be done to them. InvalidRequest where that is not said."""
     values = request.GET if values is None else values
     asked = dead.read(request, values)

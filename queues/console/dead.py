@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -193,7 +193,7 @@ def tell(request: HttpRequest, verb: str, wrong: list[errors.CodeqError | None])
     (messages.warning if skipped else messages.success)(request, words)
 
 
-def read(request: HttpRequest, given: Any = None) -> Asked:
+def read(request: HttpRequest, given: Mapping[str, str] | None = None) -> Asked:
     """Which dead letters the query means, of the tenants the person may see. InvalidRequest where it means none."""
     values = request.GET if given is None else given
     query = {name: values[name].strip() for name in NAMES if values.get(name, "").strip()}

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 
+from codeq_site.redis import reachable
 from queues import history, selectors, vitals
 from queues.console.page import Guarded, Page
 from queues.models import QueueSample
@@ -38,9 +40,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_suspended: bool
 
 
+class Shown(Sign, frozen=True, kw_only=True):
+    url: str  # where there is more to see; empty where there is not, or not for this person
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
-    signs: list[Sign]
+    signs: list[Shown]
     tenants: int
     is_partial: bool  # more tenants than could be shown
     pulses: dict[str, history.Pulse] | None = None  # by "tid:command"
@@ -81,17 +87,27 @@ def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overv
             is_paused=queue.is_paused,
             is_suspended=tenants[tid].is_suspended,
         )
-        for tid, queues in selectors.queues_of(list(tenants)).now().items()
+        for tid, queues in selectors.queues_of(reachable(tenants)).now().items()
         for queue in queues
     ]
     pulses = None
     if with_pulses:
         pulses = {f"{tid}:{command}": pulse for (tid, command), pulse in history.pulse(tenants, now).items()}
-    signs = [vitals.beat(now), vitals.audit(), deliveries(request, now)]
-    memory, *others = vitals.store()
-    # How full the installation is, is not a tenant's business; whether their tasks are safe is.
-    signs += [memory, *others] if scoping.is_unlimited(request.user) else others
-    return Overview(rows=rows, signs=signs, tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+    return Overview(rows=rows, signs=signs(request, now), tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+
+
+def signs(request: HttpRequest, now: datetime) -> list[Shown]:
+    """Whether all is well, each with the way to what is behind it."""
+    is_unlimited = scoping.is_unlimited(request.user)
+    jobs = reverse("admin:queues_beatjob_changelist") if is_unlimited else ""
+    found = [(vitals.beat(now), jobs), (vitals.audit(), jobs)]
+    if is_unlimited:
+        found.append((vitals.quarantine(), reverse("admin:queues_quarantine_changelist")))
+    found.append((deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
+    stored = vitals.store()
+    # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
+    found += [(sign, "") for sign in (stored if is_unlimited else stored[1:2])]
+    return [Shown(name=sign.name, is_well=sign.is_well, says=sign.says, url=url) for sign, url in found]
 
 
 def deliveries(request: HttpRequest, now: datetime) -> Sign:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -117,7 +118,7 @@ class DeleteTask(Act):
         return "The dead letter is deleted. What it died of stays in the audit."
 
 
-def raise_first(answers: list[Any]) -> None:
+def raise_first(answers: Sequence[object]) -> None:
     """Of one task's answer: what was wrong is the act's error."""
     for answer in answers:
         if isinstance(answer, errors.CodeqError):

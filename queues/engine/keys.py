@@ -22,9 +22,9 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:woken                            SET     <tid>:<command> that turned non-empty: for worker notifications
     codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
     codeq:{p}:wake                             CHANNEL "ready <queue>"; "queue <queue>", if it is new; "ended <id>"
+    codeq:{p}:lock:<job>                       STRING  whose turn it is to run one of beat's jobs, in one partition
     codeq:{p}:absent                           -       never exists: for `whole` in queues/engine/runner.py
     codeq:partitions                           STRING  how many there are, fixed at first start
-    codeq:lock:<job>                           STRING  whose turn it is to run one of beat's jobs
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PARTITIONS = "codeq:partitions"
 PRIORITIES = range(10)
 COMMAND = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 LEGEND = re.compile(
-    r"codeq:(partitions|lock:[a-z.]+|\{\d+\}:("
+    r"codeq:(partitions|\{\d+\}:("
     r"q:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}:(ready:\d|delayed|inprog|dlq)"
     r"|(queues|policies|ghosts|expiry):[a-z0-9]+|task:[0-9a-f-]{36}|idem:[a-z0-9]+:[0-9a-f]{64}"
     r"|rate:[a-z0-9]+:[a-z]+(:[0-9a-f]+)?"
     r"|ranked:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}(:lock:[A-Za-z0-9_.-]{1,128})?"
-    r"|tenants|due|waiting|woken|events))"
+    r"|tenants|due|waiting|woken|events|lock:[a-z.]+))"
 )
 
 
@@ -103,8 +103,8 @@ def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str,
     return tuple([line[priority] for priority in reversed(PRIORITIES) for line in lines])
 
 
-def lock(job: str) -> str:
-    return f"codeq:lock:{job}"
+def lock(job: str, partition: int = 0) -> str:
+    return f"{of_partition(partition).root}lock:{job}"
 
 
 def rate(root: str, tid: str, what: str, token: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from codeq_site import errors
@@ -71,11 +71,11 @@ class Reading(Verbs):
             root=self._root(tid), tid=tid, id=task_id, clock=self._now(),
         )  # fmt: skip
 
-    def owner(self, task_id: str) -> Call[str | None]:
-        """The tid of the tenant whose live task this is; every partition is asked, in one round trip."""
+    def owner(self, task_id: str, among: Iterable[int] | None = None) -> Call[str | None]:
+        """The tid of the tenant whose live task this is; every partition is asked, or some, in one round trip."""
         script = scripts.load("owner")
         commands = []
-        for partition in range(self.options.partitions):
+        for partition in range(self.options.partitions) if among is None else among:
             of = keys.of_partition(partition)
             commands.append((script, script.bind(due=of.due, root=of.root, id=task_id)))
         return Call(

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import redis
-import redis.asyncio
 from redis import exceptions
 
 from codeq_site.errors import StoreFull, Unavailable
 from queues.engine.call import Command
+from queues.engine.cluster import Cluster
 
 Line = tuple[Any, ...]
 Send = Callable[[Sequence[Line]], Awaitable[list[Any]]]
@@ -27,7 +27,6 @@ NOT_THERE = (
     exceptions.ClusterError,
     exceptions.AskError,
     exceptions.TryAgainError,
-    exceptions.RedisClusterException,
     OSError,
 )
 # Redis is there but will not take a write now: the first word of its refusal, where redis-py has no class for it.
@@ -74,7 +73,7 @@ class SyncRunner:
             for at in missing(answers):
                 script, bound = commands[at]
                 answers[at] = self._send([("EVAL", script.source, *bound[1:])])[0]
-        except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        except (exceptions.RedisError, OSError) as error:
             raise raised(error) from error
         return checked(answers)
 
@@ -106,36 +105,13 @@ def whole(line: Line) -> Line:
 
 
 class ClusterRunner(SyncRunner):
-    """The same on a Redis Cluster: all keys of a call are in one slot, so its lines go to one node together."""
+    """The same on a Redis Cluster. The keys of a line are in one slot; the lines of one call may be of many nodes."""
 
-    def __init__(self, cluster: redis.RedisCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def _send(self, lines: list[Line]) -> list[Any]:
-        lines = [whole(line) for line in lines]
-        if len(lines) == 1:
-            return [self._ask(lines[0])]
-        try:
-            node = self.cluster.get_redis_connection(self.cluster.get_node_from_key(lines[0][3]))  # type: ignore[no-untyped-call]
-            # Not the cluster's own pipeline, which asks the node for the keys of each line before it sends it.
-            pipeline = node.pipeline(transaction=False)
-            for line in lines:
-                pipeline.execute_command(*line)  # type: ignore[no-untyped-call]
-            answers = list(pipeline.execute(raise_on_error=False))
-        except NOT_THERE:
-            # redis-py looks for the new primary. That a script may run twice is harmless: see `enqueue`.
-            return [self._ask(line) for line in lines]
-        return [
-            self._ask(line) if isinstance(answer, NOT_THERE) else answer
-            for line, answer in zip(lines, answers, strict=True)
-        ]
-
-    def _ask(self, line: Line) -> Any:
-        """One line, sent on to wherever its slot is."""
-        try:
-            return self.cluster.execute_command(*line)  # type: ignore[no-untyped-call]
-        except exceptions.ResponseError as error:
-            return error
+        return self.cluster.together([(whole(line), {}) for line in lines])
 
 
 class AsyncRunner:
@@ -153,24 +129,6 @@ class AsyncRunner:
             for at in missing(answers):
                 script, bound = commands[at]
                 answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
-        except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:  # so is a TimeoutError
+        except (exceptions.RedisError, OSError) as error:  # so is a TimeoutError
             raise raised(error) from error
         return checked(answers)
-
-
-def through(client: redis.asyncio.RedisCluster, timeout_seconds: float) -> Send:
-    """`send` for a cluster, whose client finds the node of each line's keys itself."""
-
-    async def send(lines: Sequence[Line]) -> list[Any]:
-        async with asyncio.timeout(timeout_seconds):
-            if len(lines) == 1:
-                try:
-                    return [await client.execute_command(*whole(lines[0]))]
-                except exceptions.ResponseError as error:
-                    return [error]
-            pipeline = client.pipeline()
-            for line in lines:
-                pipeline.execute_command(*whole(line))
-            return list(await pipeline.execute(raise_on_error=False))
-
-    return send

@@ -53,6 +53,29 @@ def test_the_overview_updates_live(site: Site, log_in: LogIn) -> None:
         expect(page.locator(".cq-signs")).to_contain_text(name)
 
 
+def test_who_opens_the_address_alone_is_in_the_console(site: Site, log_in: LogIn) -> None:
+    page = log_in()
+    page.goto(f"{site.base}/")
+    expect(page).to_have_url(f"{site.base}/admin/")
+
+
+@pytest.mark.spec("ADM-3", "What is not well stands out on the overview, and leads to where it is dealt with")
+def test_what_is_not_well_stands_out_and_leads_on(site: Site, log_in: LogIn) -> None:
+    rows = "from queues.models import Quarantine; "
+    one = rows + "Quarantine.objects.create(partition=1, stream_id='0-1', reason='the odd one', raw=b'')"
+    site.manage("shell", "-v0", "-c", one)
+    try:
+        page = log_in()
+        bad = page.locator(".cq-signs [data-well=false]")
+        expect(bad.get_by_text("1 could not be stored")).to_be_visible()
+        red = bad.get_by_text("1 could not be stored").evaluate("each => getComputedStyle(each).color")
+        assert red == "rgb(185, 28, 28)"
+        bad.get_by_role("link", name="Quarantine").click()
+        expect(page.get_by_text("the odd one")).to_be_visible()
+    finally:
+        site.manage("shell", "-v0", "-c", f"{rows}Quarantine.objects.all().delete()")
+
+
 @pytest.mark.spec("ADM-3", "The overview is filtered and sorted where it stands, its totals with it")
 def test_the_overview_is_filtered_and_sorted(site: Site, log_in: LogIn) -> None:
     for command, count in (("sieve.a", 2), ("sieve.b", 5), ("sieve.c", 1)):
@@ -106,6 +129,9 @@ def test_a_queue_has_charts_and_lists(site: Site, log_in: LogIn, acme: str) -> N
     for span, steps in (("24 hours", 96), ("7 days", 84), ("1 hour", 60)):
         page.get_by_text(span, exact=True).click()
         page.wait_for_function(f"Chart.getChart(document.querySelector('canvas')).data.labels.length === {steps}")
+    page.get_by_role("link", name="acme", exact=True).click()
+    expect(page.get_by_label("Tenant")).to_have_value("acme")
+    expect(page.locator("[data-queue='acme/charted']")).to_be_visible()
 
 
 @pytest.mark.spec("ADM-1", "A queue's policy is set in the console, and holds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import redis
 from redis.crc import key_slot
 
 from codeq_site.embedded import DURABLE, Valkey
+from queues.engine import cluster as clusters
 from queues.engine import keys
 from tests.conftest import free_port
 from tests.waiting import until
@@ -19,18 +20,27 @@ SLOTS = 16_384
 NODES = 3
 
 
+class Client(clusters.Cluster):
+    """The client of the engine, which also empties all nodes."""
+
+    def flushall(self, **_: object) -> bool:
+        return all(self.nodes.client(address).flushall() for address in self.nodes.all())
+
+
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **config: str) -> None:
+        """`config` of every node. Three servers of one test on one disk: they are not durable unless told to be."""
         self.ports = [free_port() for _ in range(NODES)]
-        self.servers = [self._server(directory / f"{n}", port) for n, port in enumerate(self.ports)]
+        self.servers = [self._server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]
         for server in self.servers:
             server.start()
         self.nodes = [redis.Redis.from_url(server.url) for server in self.servers]
         self.ids = [node.execute_command("CLUSTER", "MYID").decode() for node in self.nodes]
+        self.replicas: list[Valkey] = []
         self._form()
 
     @staticmethod
-    def _server(directory: Path, port: int) -> Valkey:
+    def _server(directory: Path, port: int, config: Mapping[str, str]) -> Valkey:
         directory.mkdir()
         settings = {
             "port": str(port),
@@ -39,8 +49,9 @@ class Cluster:
             "cluster-node-timeout": "2000",
             # A partition whose node is away must not stop the others.
             "cluster-require-full-coverage": "no",
-            # Three servers of one test on one disk.
             "appendfsync": "everysec",
+            "repl-diskless-sync-delay": "0",
+            **config,
         }
         return Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, **settings})
 
@@ -51,19 +62,34 @@ class Cluster:
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", n * share, last)
             node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for server in self.servers[1:]:
-            self.nodes[0].execute_command(
-                "CLUSTER", "MEET", "127.0.0.1", server.config["port"], server.config["cluster-port"]
-            )
+            self._meet(server)
         until(lambda: all(self._is_whole(node) for node in self.nodes), 30)
 
-    @staticmethod
-    def _is_whole(node: redis.Redis) -> bool:
+    def _meet(self, server: Valkey) -> None:
+        ports = server.config["port"], server.config["cluster-port"]
+        self.nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", *ports)
+
+    def _is_whole(self, node: redis.Redis) -> bool:
         info = node.execute_command("CLUSTER", "INFO")
-        return b"cluster_state:ok" in info and b"cluster_known_nodes:3" in info
+        known = len(self.servers) + len(self.replicas)
+        return b"cluster_state:ok" in info and f"cluster_known_nodes:{known}".encode() in info
+
+    def add_replicas(self, directory: Path, **config: str) -> list[redis.Redis]:
+        """One of each primary, in step with it."""
+        self.replicas = [self._server(directory / f"r{n}", free_port(), config) for n in range(NODES)]
+        for server in self.replicas:
+            server.start()
+            self._meet(server)
+        copies = [redis.Redis.from_url(server.url) for server in self.replicas]
+        until(lambda: all(self._is_whole(node) for node in (*self.nodes, *copies)), 30)
+        for copy, node_id in zip(copies, self.ids, strict=True):
+            copy.execute_command("CLUSTER", "REPLICATE", node_id)
+        until(lambda: all(copy.info("replication").get("master_link_status") == "up" for copy in copies), 30)
+        return copies
 
     @contextmanager
-    def client(self) -> Iterator[redis.RedisCluster]:
-        client = redis.RedisCluster.from_url(self.servers[0].url)
+    def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
+        client = Client(self.servers[0].url, patience_seconds=patience_seconds)
         try:
             yield client
         finally:
@@ -120,7 +146,7 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-        for server in self.servers:
+        for server in (*self.servers, *self.replicas):
             server.kill()
 
 

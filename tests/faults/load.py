@@ -51,6 +51,7 @@ class Load:
 
     def __init__(self, port: int, producer: Sequence[str], worker: Sequence[str], *, pairs: int = 3) -> None:
         self.port = port
+        self.connections = 2 * pairs
         self.heard: list[Answered] = []
         self.looks: list[Answered] = []
         self.made: list[str] = []

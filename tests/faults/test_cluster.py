@@ -16,9 +16,10 @@ import redis.asyncio
 from codeq_site import errors
 from queues.engine import Engine, keys
 from queues.engine.options import Options
-from queues.engine.runner import AsyncRunner, ClusterRunner, through, whole
+from queues.engine.pipes import Pipes
+from queues.engine.runner import AsyncRunner, ClusterRunner, whole
 from queues.task import NewResult, Result, Status
-from tests.faults.cluster import Cluster, slot_of
+from tests.faults.cluster import Client, Cluster, slot_of
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.test_model import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Places, World, dump, new
@@ -39,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[redis.RedisCluster]:
+def client(cluster: Cluster) -> Iterator[Client]:
     with cluster.client() as client:
         client.flushall()
         for node in cluster.nodes:
@@ -56,7 +57,7 @@ def partition_of(tid: str) -> int:
 @pytest.mark.spec(
     "QUE-5", "On a Redis Cluster all keys of a tenant are in one slot, and every verb works as on one node"
 )
-def test_every_verb_works_on_a_cluster(cluster: Cluster, client: redis.RedisCluster) -> None:
+def test_every_verb_works_on_a_cluster(cluster: Cluster, client: Client) -> None:
     for tid in TIDS:
         clock = Clock()
         world = World(client, clock=clock, partitions=PARTITIONS, **OPTIONS)
@@ -69,13 +70,13 @@ def test_every_verb_works_on_a_cluster(cluster: Cluster, client: redis.RedisClus
 
 @pytest.mark.timeout(900)
 @pytest.mark.spec("QUE-5", "On a Redis Cluster the model holds too")
-def test_the_model_holds_on_a_cluster(client: redis.RedisCluster) -> None:
+def test_the_model_holds_on_a_cluster(client: Client) -> None:
     met = run_machine(client, 500 if LONG else 25, 40)
     assert met["claimed"] > 0
 
 
 @pytest.mark.spec("QUE-5", "While a slot moves no script begins with part of its keys")
-def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: redis.RedisCluster) -> None:
+def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
     engine.enqueue(TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS).now()
@@ -140,7 +141,7 @@ class Seen:
         ]
 
 
-def load(client: redis.RedisCluster, stop: threading.Event, seen: Seen, number: int) -> None:
+def load(client: Client, stop: threading.Event, seen: Seen, number: int) -> None:
     """Produces and works on all tenants; what is put off is asked again, as a client of the API would."""
     dice, engine = random.Random(number), World(client, partitions=PARTITIONS, **OPTIONS).engine
 
@@ -197,7 +198,7 @@ def under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Seen, list[Ba
 
 @pytest.mark.real_time
 @pytest.mark.spec("QUE-5", "A slot of a Redis Cluster moved under load, key by key, loses nothing and doubles nothing")
-def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: redis.RedisCluster) -> None:
+def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
     slot, moved = slot_of(partition_of(TIDS[0])), []
     backlog = [new("backlog")] * 200
     World(client, partitions=PARTITIONS).engine.enqueue(TIDS[0], "acme", backlog, retention_ms=DAY_MS).now()
@@ -217,7 +218,7 @@ def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, clie
 
 @pytest.mark.real_time
 @pytest.mark.spec("QUE-5", "A slot moved in one piece under load is not even noticed")
-def test_a_slot_moved_in_one_piece_is_not_noticed(cluster: Cluster, client: redis.RedisCluster) -> None:
+def test_a_slot_moved_in_one_piece_is_not_noticed(cluster: Cluster, client: Client) -> None:
     slot = slot_of(partition_of(TIDS[0]))
 
     def move_round() -> None:
@@ -232,11 +233,34 @@ def test_a_slot_moved_in_one_piece_is_not_noticed(cluster: Cluster, client: redi
     assert len(found.tasks) == len(seen.made)
 
 
+async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluster: Cluster, client: Client) -> None:
+    for node in cluster.nodes:
+        node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
+    tid = TIDS[0]
+    slot = slot_of(partition_of(tid))
+    pipes = Pipes(client.nodes)
+    try:
+        with cluster.client() as other:
+            world = World(other, partitions=PARTITIONS)
+            behind = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
+            await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+            for _ in range(3):
+                cluster.move(slot, (cluster.owner(slot) + 1) % 3)
+                # Both learn by MOVED where it is now.
+                await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+                world.engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+            assert len(world.check().tasks) == 7
+    finally:
+        await pipes.close()
+        for node in cluster.nodes:
+            node.config_set("cluster-preferred-endpoint-type", "ip")
+
+
 @pytest.mark.real_time
 @pytest.mark.spec(
     "ENQ-2", "A node that is away is said to be away; the other partitions go on, and it comes back whole"
 )
-def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, client: redis.RedisCluster) -> None:
+def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, client: Client) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
         engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
@@ -266,13 +290,11 @@ def _answers(engine: Engine, tid: str) -> bool:
         return False
 
 
-@pytest.mark.spec(
-    "ENQ-3", "The asyncio client of a cluster sends what belongs together in order, and loads what is missing"
-)
-async def test_the_asyncio_client_works_on_a_cluster(cluster: Cluster, client: redis.RedisCluster) -> None:
-    nodes = redis.asyncio.RedisCluster.from_url(cluster.servers[0].url)
+@pytest.mark.spec("ENQ-3", "The pipes to a cluster sends what belongs together in order, and loads what is missing")
+async def test_the_pipes_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
+    pipes = Pipes(client.nodes)
     try:
-        engine = Engine(AsyncRunner(through(nodes, 5.0), ClusterRunner(client)), Options(partitions=PARTITIONS))
+        engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
             asked = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
             made = await engine.enqueue(tid, "acme", asked, retention_ms=DAY_MS)
@@ -283,7 +305,7 @@ async def test_the_asyncio_client_works_on_a_cluster(cluster: Cluster, client: r
                 await engine.heartbeat("nobody", task.id, "w1", extend_ms=1, token="", progress="")
         World(client, partitions=PARTITIONS).check()
     finally:
-        await nodes.aclose()
+        await pipes.close()
 
 
 def test_a_line_gets_its_last_key_after_the_others() -> None:

@@ -30,7 +30,6 @@ class Told:
 
     made: set[str] = field(default_factory=set)
     done: dict[str, str] = field(default_factory=dict)
-    unsure: set[str] = field(default_factory=set)
     returned: dict[str, int] = field(default_factory=dict)
 
     def missing(self, found: Places) -> list[str]:

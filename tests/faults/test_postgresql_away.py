@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 from django.core.management import call_command
@@ -18,7 +19,7 @@ from queues.models import Attempt, AuditedResult, Quarantine
 from tenants import keys, services
 from tenants.tenant import Role
 from tests.faults.deployment import Deployment, database_at, freeze, thaw
-from tests.faults.load import Load, percentile_ms
+from tests.faults.load import Answered, Load, percentile_ms
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 
@@ -66,6 +67,11 @@ def deployment(server: PostgreSQL, tmp_path: Path) -> Iterator[Deployment]:
     deployment.close()
 
 
+def per_second(answers: Sequence[Answered]) -> float:
+    """How many there were in a second, of which half had more."""
+    return median(Counter(int(each.began - answers[0].began) for each in answers).values())
+
+
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec("BEA-1", "PostgreSQL away under load: no request fails or waits, 0 rows missing, 0 doubled (B-17)")
@@ -93,17 +99,29 @@ def test_the_api_does_not_notice_that_postgresql_is_away(
 
     assert Counter(each.status for each in load.heard).keys() <= {200, 202, 204}
     calm, meanwhile = load.between(before, began), load.between(began, back)
+    slow = [each for each in meanwhile if each.seconds > 1]
+    looks = [each for each in load.looks if began <= each.began < back]
     figures = {
-        "requests": len(load.heard), "meanwhile": len(meanwhile), "tasks": len(load.made),
+        "requests": len(load.heard), "meanwhile": len(meanwhile), "tasks": len(load.made), "slow": len(slow),
+        "a second before": per_second(calm), "a second meanwhile": per_second(meanwhile),
+        "p50 before, ms": round(percentile_ms(calm, 0.5), 1),
+        "p50 meanwhile, ms": round(percentile_ms(meanwhile, 0.5), 1),
         "p99 before, ms": round(percentile_ms(calm), 1), "p99 meanwhile, ms": round(percentile_ms(meanwhile), 1),
         "longest meanwhile, ms": round(percentile_ms(meanwhile, 1.0), 1),
+        "looks, s": [round(each.seconds, 1) for each in looks],
     }  # fmt: skip
     print(figures)
-    # Other tests may run on this machine at the same time. A request that waited for PostgreSQL would take seconds.
-    assert 2 * len(meanwhile) > len(calm), figures
-    assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + (10 if LONG else 500), figures
-    assert percentile_ms(meanwhile, 1.0) < (2000 if LONG else 4000), figures
-    assert max(each.seconds for each in load.looks) < (5 if LONG else 8), "a readiness check hung"
+    # Other tests may run on this machine at the same time, and then it stalls: that is in one second of many, and
+    # once on each connection. A wait for PostgreSQL would be on each at every new token, every two seconds.
+    assert per_second(meanwhile) > per_second(calm) / 2, figures
+    assert percentile_ms(meanwhile, 0.5) < 2 * percentile_ms(calm, 0.5) + 10, figures
+    assert len(slow) <= load.connections, figures
+    if LONG:
+        assert percentile_ms(meanwhile) < 2 * percentile_ms(calm) + 10, figures
+        assert percentile_ms(meanwhile, 1.0) < 2000, figures
+    # A check that hangs is given up after three seconds.
+    assert median(each.seconds for each in looks) < 4, figures
+    assert max(each.seconds for each in load.looks) < (5 if LONG else 8), figures
 
     assert sorted(load.made) == sorted(load.done)
     server_is_back = time.monotonic()

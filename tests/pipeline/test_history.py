@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pipeline.spark import cli, jobs, schemas, sinks, sources
+from pipeline.spark import cli, jobs, schemas, sinks, snapshots, sources
 from pipeline.spark.jobs import compact
 from pipeline.spark.jobs.running import HORIZON_DAYS
 from pipeline.spark.lake import Lake, files
@@ -89,7 +89,7 @@ def test_attempts_fed_three_times_in_any_order_count_once(
     rows = mixed(150, random.Random(3))
     audit.add(rows)
     run("ingest", "attempts", *CHEAP, lake=somewhere)
-    with sources.snapshot(audit.dsn) as moment:
+    with snapshots.held(audit.dsn) as moment:
         once = sources.read(spark, audit.dsn, moment, via="python").persist()
         for i in range(3):
             once.orderBy((once.id * (7 + i)) % 31).coalesce(1).write.parquet(str(tmp_path / "fed" / str(i)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client, engine
+from codeq_site.redis import client, engine, partitions
 from pipeline.spark import schemas, sinks
 from pipeline.spark.lake import Lake
 from queues import beat, services, stream
@@ -65,7 +65,7 @@ def work(queue: Queue, clock: Clock, rng: random.Random) -> None:
 def told() -> list[Event]:
     """Every entry of Redis' streams: what it counted itself."""
     found = []
-    for partition in stream.partitions():
+    for partition in partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
             found.append(parse(Entry(partition, stream_id.decode(), fields)))
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from codeq_site.redis import client, engine
 from queues import services
@@ -28,6 +30,19 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ms
+
+
+def plan(work: Callable[[], object]) -> str:
+    """How PostgreSQL would answer what `work` asks of the audited results."""
+    with CaptureQueriesContext(connection) as asked:
+        work()
+    lines = []
+    with connection.cursor() as cursor:
+        for query in asked:
+            if "queues_auditedresult" in query["sql"]:
+                cursor.execute("EXPLAIN " + query["sql"])
+                lines += [line for (line,) in cursor.fetchall()]
+    return "\n".join(lines)
 
 
 class Queue:

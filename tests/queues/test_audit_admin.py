@@ -182,12 +182,18 @@ def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
     assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403
 
 
-@pytest.mark.spec("ADM-4", "Who tried to store quarantined entries again is on record")
+@pytest.mark.spec("ADM-4", "Who tried to store quarantined entries again is on record, with the reason")
 def test_a_retry_of_the_quarantine_is_on_record(root: Client) -> None:
     raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
     row = Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=raw)
     form = {"action": "retry", "_selected_action": [row.pk]}
-    shown = root.post(reverse("admin:queues_quarantine_changelist"), form, follow=True).content.decode()
+    listed = reverse("admin:queues_quarantine_changelist")
+    assert "give a reason" in root.post(listed, form, follow=True).content.decode()
+    assert not LogEntry.objects.exists()
+    form["reason"] = "the column is wider now"
+    shown = root.post(listed, form, follow=True).content.decode()
     assert "0 stored, 1 still cannot be stored." in shown
     assert Quarantine.objects.filter(pk=row.pk).exists()
-    assert LogEntry.objects.get().change_message == "Tried to store 1 quarantined entries again: 0 stored"
+    assert LogEntry.objects.get().change_message == (
+        "Tried to store 1 quarantined entries again, 0 stored: the column is wider now"
+    )

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import connection, transaction
 
-from codeq_site import errors, jobs
+from codeq_site import errors, jobs, metrics
 from codeq_site.embedded import Valkey
 from codeq_site.redis import client, engine
 from queues import beat, ranked
@@ -115,6 +115,7 @@ def test_a_full_redis_is_an_outage_for_what_is_new_only(server: Valkey, line: Ra
         assert line.release_lock("t1")
         there.config_set("maxmemory", "0")
     assert beat.sweep_ranked() == "1 enqueued"
+    assert "codeq_ranked_waiting 0.0" in metrics.scrape().decode()
     assert line.dequeue() == "t2"
 
 
@@ -172,6 +173,7 @@ def test_a_sweep_stops_when_its_turn_is_over(line: RankedQueue) -> None:
     assert beat.sweep_ranked() == jobs.BUSY
     turn.pass_on()
     assert ranked.sweep(lambda: False) == 0
+    assert "codeq_ranked_waiting 1.0" in metrics.scrape().decode()
     assert beat.sweep_ranked() == "1 enqueued"
 
 

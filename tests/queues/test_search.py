@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from codeq_site import errors
 from codeq_site.redis import client, engine
@@ -18,7 +17,7 @@ from queues.models import AuditedResult
 from queues.search import Asked
 from queues.task import Location, Status, Task
 from tenants.tenant import Tenant
-from tests.queues.conftest import Queue
+from tests.queues.conftest import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -234,18 +233,6 @@ def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Qu
     calls = client().info("commandstats")
     assert calls["cmdstat_evalsha"]["calls"] <= 50 + 5
     assert "cmdstat_keys" not in calls
-
-
-def plan(work: Callable[[], object]) -> str:
-    with CaptureQueriesContext(connection) as asked:
-        work()
-    lines = []
-    with connection.cursor() as cursor:
-        for query in asked:
-            if "queues_auditedresult" in query["sql"]:
-                cursor.execute("EXPLAIN " + query["sql"])
-                lines += [line for (line,) in cursor.fetchall()]
-    return "\n".join(lines)
 
 
 @pytest.mark.spec("ADM-3", "Searches of what has ended are answered by an index")

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import redis
 
 from queues import selectors
+from queues.engine import Call
+from queues.engine.reading import Reading
+from queues.task import QueueStats
 from tests.queues.conftest import Clock, Queue
 
 
@@ -39,3 +44,29 @@ def test_a_tenant_sees_its_own_queues(queue: Queue, other_queue: Queue) -> None:
     other_queue.enqueue(command="c")
     assert [found.command for found in selectors.queues(queue.tenant).now()] == ["a", "b"]
     assert selectors.queue_stats(queue.tenant, "c").now().ready == 0
+
+
+@pytest.mark.spec("TEN-3", "Counting the queues of a tenant that has thousands keeps Redis from nobody for long")
+def test_very_many_queues_are_counted_some_at_a_time(
+    queue: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 queues, made in two seconds, kept every tenant from its own for half a second a look."""
+    asked: list[int] = []
+    count = Reading.stats
+
+    def noted(engine: Reading, tid: str, commands: Sequence[str] = ()) -> Call[list[QueueStats]]:
+        asked.append(len(commands))
+        return count(engine, tid, commands)
+
+    monkeypatch.setattr(Reading, "stats", noted)
+    monkeypatch.setattr(selectors, "QUEUES_AT_ONCE", 4)
+    names = [f"q{number:02}" for number in range(10)]
+    for name in names:
+        queue.enqueue(command=name)
+    other_queue.enqueue(command="b")
+    found = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "nobody"]).now()
+    assert [(each.command, each.ready) for each in found[queue.tenant.tid]] == [(name, 1) for name in names]
+    assert [each.command for each in found[other_queue.tenant.tid]] == ["b"]
+    assert found["nobody"] == []
+    assert asked == [4, 4, 2, 1]
+    assert len(selectors.queues(queue.tenant).now()) == 10

@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
     "database_url": "postgresql://codeq@db.example.com/codeq",
     "broker_url": "rediss://broker.example.com/0",
 }
+CLUSTER = {"redis_cluster": True, "redis_url": "rediss://:p,w@a.example.com,b.example.com:6379/0"}
 
 
 def conf_with(**changes: Any) -> Conf:
@@ -34,6 +35,7 @@ def ids(conf: Conf) -> list[str | None]:
 
 def test_a_good_deployment_has_no_problem() -> None:
     assert ids(conf_with()) == []
+    assert ids(conf_with(**CLUSTER)) == []
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,9 @@ def test_a_good_deployment_has_no_problem() -> None:
         ({"webhooks": {"allow_hosts": ["receivers.example.com"]}}, "codeq.E003"),
         ({"webhooks": {"allow_hosts": ["203.0.113.9/24"]}}, "codeq.E003"),
         ({"artifacts": "ftp://example.com/"}, "codeq.E004"),
+        ({"redis_cluster": True, "redis_url": "unix:///run/valkey.sock?db=0"}, "codeq.E005"),
+        (CLUSTER | {"broker_url": "redis://b.example.com:6379/1"}, "codeq.E006"),
+        (CLUSTER | {"broker_url": "rediss://user:secret@a.example.com"}, "codeq.E006"),
         ({"artifacts": "s3:///prefix"}, "codeq.E004"),
         ({"production": False}, "codeq.E010"),
         ({"secret_key": ""}, "codeq.E011"),

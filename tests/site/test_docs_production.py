@@ -40,7 +40,6 @@ RUNBOOK = (HOWTO / "runbook.md").read_text(encoding="utf-8")
 RULES = [rule for group in yaml.safe_load((HOWTO / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 DASHBOARD = json.loads((HOWTO / "dashboard.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-NEEDS_SERVERS = ("REDIS_URL", "CELERY_BROKER_URL", "DATABASE_URL")
 
 
 def block(heading: str, language: str = "sh") -> str:

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 
 from codeq_site import env
 from codeq_site.conf import Conf, build
 from codeq_site.errors import ConfigError
+from tests.conftest import free_port
+
+
+def test_a_command_without_its_servers_says_what_to_do(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "manage.py", "token", "--tenant", "demo", "--role", "producer"],
+        env={
+            "PATH": os.environ["PATH"],
+            "CODEQ_HOME": str(tmp_path),
+            "DATABASE_URL": f"postgresql://a@127.0.0.1:{free_port()}/a",
+        },
+        cwd=settings.BASE_DIR,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "Start codeQ first (`make run`)" in said.stderr
+    assert "Traceback" not in said.stderr
 
 
 def conf_of(tmp_path: Path, **environ: str) -> Conf:

@@ -13,7 +13,7 @@ import pytest
 from codeq_site.conf import conf
 from tenants import jwks, keys, models, services
 from tenants.directory import directory
-from tenants.tokens import Verifier, verifier
+from tenants.verifier import Verifier, verifier
 from tests.tenants.minting import ISSUER, Signer
 
 Configure = Callable[..., None]

@@ -62,9 +62,10 @@ def url(model: str, view: str, *args: object) -> str:
 
 
 def issuer_form(tenant: Tenant, **changes: str) -> dict[str, str]:
-    return {"tenant": tenant.tid, "issuer": "idp", "jwks": "", "jwks_url": "", **changes}
+    return {"tenant": tenant.tid, "issuer": "idp", "jwks": "", "jwks_url": "", "reason": "because", **changes}
 
 
+WHY = {"reason": "because"}
 MODELS = ["tenant", "tenantmembership", "tenantissuer", "signingsecret"]
 ROLES = ["viewer", "operator", "admin"]
 
@@ -163,7 +164,7 @@ def test_forged_forms_change_nothing_foreign(
         (f"/admin/tenants/tenant/{tid}/rotate-secret/", {"reason": "x", "_form_submitted": "True"}),
     ]
     for path, data in posts:
-        answer = client.post(path, data, follow=True)
+        answer = client.post(path, {"reason": "because", **data}, follow=True)
         assert answer.status_code in {200, 403, 404}, path
         assert "whsec_" not in answer.content.decode()
     assert snapshot(foreign) == before
@@ -240,7 +241,7 @@ def test_keys_that_cannot_be_kept_are_an_error_of_the_form(
 @ISOLATED
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody_raises_their_own_limits(role: str, login: Login, acme: Tenant) -> None:
-    answer = login(role).post(url("tenant", "change", acme.tid), {"slug": "acme", "payload_bytes": 10**9})
+    answer = login(role).post(url("tenant", "change", acme.tid), {"slug": "acme", "payload_bytes": 10**9, **WHY})
     assert answer.status_code == 403
     acme.refresh_from_db()
     assert acme.payload_bytes is None
@@ -250,11 +251,11 @@ def test_nobody_raises_their_own_limits(role: str, login: Login, acme: Tenant) -
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody_makes_tenants_or_members(role: str, login: Login, acme: Tenant) -> None:
     client = login(role)
-    assert client.post(url("tenant", "add"), {"slug": "mine"}).status_code == 403
+    assert client.post(url("tenant", "add"), {"slug": "mine", **WHY}).status_code == 403
     me = client.session["_auth_user_id"]
-    assert client.post(url("tenantmembership", "add"), {"tenant": acme.tid, "user": me}).status_code == 403
+    assert client.post(url("tenantmembership", "add"), {"tenant": acme.tid, "user": me, **WHY}).status_code == 403
     own = TenantMembership.objects.get(user_id=me)
-    client.post(url("tenantmembership", "change", own.pk), {"tenant": acme.tid, "user": me, "role": "admin"})
+    client.post(url("tenantmembership", "change", own.pk), {"tenant": acme.tid, "user": me, "role": "admin", **WHY})
     own.refresh_from_db()
     assert own.role == role
 
@@ -280,11 +281,29 @@ def test_a_superuser_edits_limits_and_a_suspension_made_meanwhile_stays(
     answer = login("root").post(
         url("tenant", "change", acme.tid),
         {"slug": "acme", "name": "acme", "create_per_second": "12.5", "is_idempotency_strict": "unknown"}
-        | {"is_lease_token_required": "true"},
+        | {"is_lease_token_required": "true", **WHY},
     )
     assert answer.status_code == 302, answer.context["errors"]
     acme.refresh_from_db()
     assert (acme.create_per_second, acme.is_lease_token_required, acme.status) == (12.5, True, "suspended")
+    said = LogEntry.objects.get().get_change_message()
+    assert said == "Changed Create per second and Lease token required: because"
+
+
+@pytest.mark.spec("ADM-4", "What is saved in the admin is saved for a reason, and the record keeps it")
+def test_nothing_is_saved_without_a_reason(login: Login, acme: Tenant) -> None:
+    client = login("root")
+    answer = client.post(url("tenant", "change", acme.tid), {"slug": "acme", "name": "other", "reason": " "})
+    assert answer.context["adminform"].form.errors == {"reason": ["This field is required."]}
+    page = answer.content.decode()
+    assert "This field is required." in page
+    assert 'name="reason"' in page
+    acme.refresh_from_db()
+    assert (acme.name, LogEntry.objects.count()) == ("acme", 0)
+    form = {"slug": "new", "name": "new", "is_idempotency_strict": "unknown", "is_lease_token_required": "unknown"}
+    assert client.post(url("tenant", "add"), {**form, "reason": "they signed"}).status_code == 302
+    assert LogEntry.objects.get().get_change_message() == "Added: they signed"
+    assert 'name="reason"' not in login("viewer").get(url("tenant", "change", acme.tid)).content.decode()
 
 
 # -- acts -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm
 
 from codeq_site.errors import Unauthenticated
 from tenants import jwks
-from tenants.tokens import Verifier
+from tenants.verifier import Verifier
 from tests.tenants.minting import Signer, assemble, b64, claims
 
 pytestmark = [

@@ -15,13 +15,12 @@ from tenants.permissions import (
     HasScope,
     IsAdmin,
     IsEither,
-    IsOperator,
     IsProducer,
     IsWorker,
     commands_for,
 )
 from tenants.tenant import WORKER_SCOPES, Caller, Role
-from tenants.tokens import Verifier
+from tenants.verifier import Verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer, claims
 
@@ -312,17 +311,17 @@ ALLOWED: dict[str, tuple[dict[str, Any], set[type[Guard]]]] = {
     "producer": ({}, {IsProducer, IsEither}),
     "worker": ({"aud": WORKER}, {IsWorker, IsEither}),
     "admin": ({"role": "ADMIN"}, {IsProducer, IsEither, IsAdmin}),
-    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin, IsOperator}),
+    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin}),
     "both": ({"aud": [PRODUCER, WORKER]}, {IsProducer, IsWorker, IsEither}),
 }
 
 
-@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, administrators and operators")
+@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, and administrators, an operator among them")
 @pytest.mark.parametrize("who", ALLOWED)
 def test_guards(who: str, signer: Signer, verifier: Verifier) -> None:
     changes, allowed = ALLOWED[who]
     caller = caller_of(verifier, signer, **changes)
-    guards = {IsProducer, IsWorker, IsEither, IsAdmin, IsOperator}
+    guards = {IsProducer, IsWorker, IsEither, IsAdmin}
     assert {guard for guard in guards if guard().allows(caller)} == allowed
 
 

@@ -11,8 +11,9 @@ import pytest
 from django.db import connections
 
 from codeq_site.errors import CodeqError, Unauthenticated, Unavailable
-from tenants import fetching, jwks, tokens
-from tenants.tokens import JwksValidator, Verifier
+from tenants import fetching, jwks
+from tenants.tokens import JwksValidator
+from tenants.verifier import Verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer
 from tests.tenants.test_fetching import BAD
@@ -308,7 +309,7 @@ async def test_tokens_of_known_keys_do_not_wait_for_keys_that_come_slowly(
 def test_nobody_waits_longer_than_the_fetch_may_take(
     issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("tenants.verifier._WAIT_SECONDS", 0.2)
     issuer.answer = issuer.hang
     with pytest.raises(CodeqError) as refusal:
         Verifier().verify(signer.token())
@@ -323,7 +324,7 @@ async def test_one_who_gives_up_waiting_for_keys_spoils_it_for_nobody(
     issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, issuer.answer = Verifier(), issuer.hang
-    monkeypatch.setattr(tokens, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("tenants.verifier._WAIT_SECONDS", 0.05)
     with pytest.raises(Unavailable):
         await one.verify_async(signer.token(jti="impatient"))
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from django.utils import timezone
 from codeq_site.errors import ConfigError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from tenants import keys, models, sealing, services
 from tenants.models import InstallationKey, SigningSecret, Tenant, TenantIssuer
-from tenants.tokens import Verifier
+from tenants.verifier import Verifier
 from tests.tenants.conftest import Configure
 from tests.tenants.minting import Signer
 from tests.waiting import until

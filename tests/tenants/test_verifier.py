@@ -16,12 +16,13 @@ from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
 from codeq_site.errors import Forbidden, TenantSuspended, Unauthenticated, Unavailable
-from tenants import models, services, tokens
+from tenants import models, services
 from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
 from tenants.claims import Verified
 from tenants.directory import directory
 from tenants.permissions import IsProducer, IsWorker, refuse_new_work
-from tenants.tokens import JwksValidator, Verifier, verifier
+from tenants.tokens import JwksValidator
+from tenants.verifier import Verifier, verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import Signer, claims
 
@@ -174,7 +175,7 @@ def test_the_memory_lasts_as_long_as_the_setting_says(configure: Configure) -> N
 @REMEMBERED
 @pytest.mark.usefixtures("acme")
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "CACHE_LIMIT", 10)
+    monkeypatch.setattr("tenants.verifier.CACHE_LIMIT", 10)
     one = Verifier([Counting()])
     for number in range(50):
         one.verify(f"token-{number}")

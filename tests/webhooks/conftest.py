@@ -15,7 +15,7 @@ from codeq_site.conf import conf
 from tenants.directory import directory
 from tenants.models import Tenant
 from tests.webhooks.receiver import Receiver
-from webhooks import http
+from webhooks import addresses
 from webhooks.models import Delivery
 from webhooks.sender import Sender
 
@@ -95,7 +95,7 @@ def make_delivery(acme: Tenant, clock: Clock) -> MakeDelivery:
     """A delivery that is due."""
 
     def make(url: str, **fields: Any) -> Delivery:
-        target = http.parse(url)
+        target = addresses.parse(url)
         usual: dict[str, Any] = {
             "tenant": acme, "task_id": uuid.uuid4(), "command": "render", "url": url, "address": target.endpoint,
             "host": target.place, "body": '{"status":"COMPLETED"}', "status": Delivery.Status.PENDING,

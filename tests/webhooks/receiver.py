@@ -72,7 +72,6 @@ class Receiver:
     answer: Answer = field(default_factory=lambda: raw(OK))
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
-    bytes_sent: int = 0
     port: int = 0
 
     def start(self) -> Receiver:

@@ -14,12 +14,13 @@ import msgspec
 import pytest
 
 from codeq_site.errors import InvalidRequest
-from queues.api import translate, wire
+from queues.api import translate
+from queues.api.wire.tasks import NewTask
 from tenants.tenant import Tenant
 from tests.waiting import until
 from tests.webhooks.conftest import Configure, MakeReceiver
 from tests.webhooks.receiver import Receiver
-from webhooks import http, subscriptions
+from webhooks import addresses, http, subscriptions
 
 # What may never be registered, whoever asks: `{port}` is where something of ours listens.
 HOSTILE = [
@@ -69,7 +70,7 @@ def canary(make_receiver: MakeReceiver) -> Iterator[Receiver]:
 @pytest.mark.parametrize("url", HOSTILE, ids=repr)
 def test_a_hostile_url_is_refused_at_registration(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^webhook: "):
-        http.check_url(url.replace("{port}", "18181"))
+        addresses.check_url(url.replace("{port}", "18181"))
 
 
 @pytest.mark.spec("WHK-5", "And it is refused again when it is called: nobody hears a single packet")
@@ -170,7 +171,7 @@ async def test_a_resolver_that_hangs_ends_by_the_deadline_and_is_asked_once_for_
     "text", ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
 )
 def test_a_public_address_is_called(text: str) -> None:
-    http.check_address(ipaddress.ip_address(text))
+    addresses.check_address(ipaddress.ip_address(text))
 
 
 @pytest.mark.parametrize(
@@ -186,38 +187,38 @@ def test_a_public_address_is_called(text: str) -> None:
     ],
 )
 def test_an_ordinary_url_is_taken(url: str) -> None:
-    assert http.check_url(url).host == http.check_url(url).host.lower()
+    assert addresses.check_url(url).host == addresses.check_url(url).host.lower()
 
 
 def test_a_url_is_taken_apart_as_it_will_be_called() -> None:
-    target = http.check_url("https://Example.org?x=1")
+    target = addresses.check_url("https://Example.org?x=1")
     assert (target.host, target.port, target.path, target.authority) == ("example.org", 443, "/?x=1", "example.org")
-    assert http.check_url("http://example.org:8081/a?x=1").endpoint == "http://example.org:8081/a"
-    assert http.check_url("http://[2606:4700:0::1111]/").authority == "[2606:4700::1111]"
+    assert addresses.check_url("http://example.org:8081/a?x=1").endpoint == "http://example.org:8081/a"
+    assert addresses.check_url("http://[2606:4700:0::1111]/").authority == "[2606:4700::1111]"
 
 
 def test_a_network_that_is_opened_is_opened_and_nothing_else(configure: Configure) -> None:
     configure(allow_hosts=["10.20.0.0/16"])
-    http.check_url("http://10.20.3.4:8080/")
-    http.check_url("http://[::ffff:10.20.3.4]:8081/")
+    addresses.check_url("http://10.20.3.4:8080/")
+    addresses.check_url("http://[::ffff:10.20.3.4]:8081/")
     for other in ("http://10.21.0.1/", "http://127.0.0.1/", "http://169.254.169.254/"):
         with pytest.raises(InvalidRequest):
-            http.check_url(other)
+            addresses.check_url(other)
 
 
 def test_no_setting_opens_the_metadata_services(configure: Configure) -> None:
     configure(allow_hosts=["0.0.0.0/0", "::/0"])
     for url in ("http://169.254.169.254/", "http://[fd00:ec2::254]/", "http://0.0.0.0:8081/", "http://[fe80::1]/"):
         with pytest.raises(InvalidRequest):
-            http.check_url(url)
+            addresses.check_url(url)
 
 
 def test_our_own_front_door_is_not_an_endpoint(configure: Configure) -> None:
     configure(allow_hosts=["127.0.0.0/8"])
-    http.check_url("http://127.0.0.1:8081/")
+    addresses.check_url("http://127.0.0.1:8081/")
     for url in ("http://127.0.0.1:8080/v1/codeq/tasks", "http://localhost:8080/"):
         with pytest.raises(InvalidRequest, match="codeQ itself"):
-            http.check_url(url)
+            addresses.check_url(url)
 
 
 @pytest.mark.spec("WHK-5", "No task and no subscription is made with a URL that may not be called (D-17)")
@@ -226,7 +227,7 @@ def test_nothing_is_made_with_a_hostile_url(url: str) -> None:
     url = url.replace("{port}", "18181")
     body = {"command": "c", "payload": 1, "webhook": url}
     with pytest.raises((InvalidRequest, msgspec.ValidationError)):
-        translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=wire.NewTask))
+        translate.new_task(msgspec.json.decode(msgspec.json.encode(body), type=NewTask))
     tenant = Tenant(tid="acme0001", slug="acme")
     with pytest.raises(InvalidRequest):
         subscriptions.subscribe(tenant, "w", callback_url=url, event_types=["c"], now=datetime.now(UTC))

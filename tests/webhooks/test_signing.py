@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import importlib.util
 import json
 import os
 import time
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+from django.conf import settings
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from webhooks import signing
@@ -69,3 +73,27 @@ def test_a_replay_is_refused_by_the_time_that_was_signed() -> None:
     headers = signing.headers([key], "d-1", int(time.time()) - 360, b"{}")
     with pytest.raises(WebhookVerificationError, match="too old"):
         Webhook(key).verify(b"{}", headers)
+
+
+@pytest.fixture(scope="module")
+def receiver() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("receiver", Path(settings.BASE_DIR) / "examples" / "receiver.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.spec("DOC-2", "The example receiver takes what is genuine, under either secret, and nothing else")
+def test_the_example_receiver_tells_the_genuine_from_the_forged(receiver: ModuleType) -> None:
+    new, former, body, now = secret(), secret(), b'{"status":"COMPLETED"}', 1_790_000_000
+    headers = signing.headers([new, former], "d-1", now, body)
+    assert receiver.is_genuine(headers, body, new, now + 299)
+    assert receiver.is_genuine(headers, body, former, now)
+    assert not receiver.is_genuine(headers, body, secret(), now)
+    assert not receiver.is_genuine(headers, body + b" ", new, now)
+    assert not receiver.is_genuine(headers, body, new, now + 301)
+    for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
+        assert not receiver.is_genuine(headers | {name: "1\u00fc"}, body, new, now)
+        assert not receiver.is_genuine({key: value for key, value in headers.items() if key != name}, body, new, now)

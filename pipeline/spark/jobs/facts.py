@@ -26,11 +26,7 @@ def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFram
     source = schemas.TABLES[table.fact]
     raw, before = lake.manifest(source.name, root), lake.manifest(table.name, root)
     wanted = {key: source_of(table, part) for key, part in raw.partitions.items()}
-    changed = {
-        key
-        for key in wanted.keys() | before.sources.keys()
-        if wanted.get(key) != before.sources.get(key) or (context.is_forced and context.is_asked_for(key))
-    }
+    changed = before.stale(wanted, context.is_anew)
     if not changed:
         return Report(table.name)
     there = sorted(changed & wanted.keys())

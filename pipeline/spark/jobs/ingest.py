@@ -10,14 +10,14 @@ from datetime import UTC, date, datetime, timedelta
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.spark import schemas, sinks, sources
+from pipeline.spark import files, schemas, sinks, snapshots, sources
 from pipeline.spark.jobs.running import Context, Report
 from pipeline.spark.lake import Manifest, Partition, new_run
 from pipeline.spark.transforms.attempts import LATE, judged
 
 FEEDS = (
-    (sources.ATTEMPTS, schemas.RAW, schemas.REJECTED, schemas.ATTEMPTS),
-    (sources.DELIVERIES, schemas.DELIVERIES_RAW, schemas.DELIVERIES_REJECTED, schemas.DELIVERIES),
+    (snapshots.ATTEMPTS, schemas.RAW, schemas.REJECTED, schemas.ATTEMPTS),
+    (snapshots.DELIVERIES, schemas.DELIVERIES_RAW, schemas.DELIVERIES_REJECTED, schemas.DELIVERIES),
 )
 
 
@@ -44,7 +44,7 @@ def ingest(context: Context) -> Report:
 
 
 def _feed(
-    context: Context, audit: sources.Audit, raw: schemas.Table, rejected: schemas.Table, facts: schemas.Table
+    context: Context, audit: snapshots.Audit, raw: schemas.Table, rejected: schemas.Table, facts: schemas.Table
 ) -> Report:
     lake, root = context.lake, context.lake.root()
     before, refused = lake.manifest(raw.name, root), lake.manifest(rejected.name, root)
@@ -85,17 +85,17 @@ def _feed(
 
 @contextlib.contextmanager
 def _source(
-    context: Context, audit: sources.Audit, mark: int
+    context: Context, audit: snapshots.Audit, mark: int
 ) -> Iterator[tuple[DataFrame | None, int, tuple[str, ...]]]:
     """What to read, up to which id it is settled, and what was left out; None where there is nothing new."""
     if context.files:
-        frame, left_out = sources.files(context.spark, context.files, audit.contract)
+        frame, left_out = files.read(context.spark, context.files, audit.contract)
         yield frame, 0, tuple(left_out)
-    elif not sources.exists(context.dsn, audit):
+    elif not snapshots.exists(context.dsn, audit):
         yield None, 0, (f"there is no {audit.table}",)
     else:
         after = 0 if context.is_forced else mark
-        with sources.snapshot(context.dsn, audit, after=after) as moment:
+        with snapshots.held(context.dsn, audit, after=after) as moment:
             if moment.lowest > moment.highest:
                 yield None, mark, ()
                 return

@@ -33,11 +33,7 @@ def _mart(context: Context, table: schemas.Table, transform: Callable[[DataFrame
     fact = schemas.TABLES[table.fact]
     facts, before = lake.manifest(fact.name, root), lake.manifest(table.name, root)
     wanted = {key: _source(table, facts, key) for key in _keys(table, facts.partitions)}
-    changed = {
-        key
-        for key in wanted.keys() | before.sources.keys()
-        if wanted.get(key) != before.sources.get(key) or (context.is_forced and context.is_asked_for(key))
-    }
+    changed = before.stale(wanted, context.is_anew)
     if not changed:
         return Report(table.name)
     read = {fact_key for key in changed for fact_key in _window(table, key) if fact_key in facts.partitions}

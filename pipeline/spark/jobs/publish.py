@@ -20,7 +20,7 @@ def publish(context: Context) -> Report:
             table,
             target=f"pipeline_{table.name}",
             published=PUBLISHED,
-            anew=lambda key: context.is_forced and context.is_asked_for(key),
+            anew=context.is_anew,
         )
         context.told("publish", f"{table.name}: {changed} days and tenants, {written} rows")
         keys, rows = keys + changed, rows + written

@@ -46,6 +46,10 @@ class Context:
     def is_forced(self) -> bool:
         return self.since is not None or self.until is not None
 
+    def is_anew(self, key: str) -> bool:
+        """Whether the partition is to be made again though nothing about it has changed."""
+        return self.is_forced and self.is_asked_for(key)
+
     def is_asked_for(self, key: str) -> bool:
         """Whether the partition's day is one of those asked for."""
         day = key.split("/")[0]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import msgspec
 from django.http import HttpResponse
 
 from codeq_site import errors, offloop
-from queues import bulk, deadletters
+from queues import bulk, deadletters, rules
 from queues.api import translate
-from queues.api import wire_admin as wire
-from queues.api.view import ApiView, answer, operation
-from queues.engine.keys import COMMAND
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
+from queues.api.wire import deadletters as wire
+from queues.models import BulkJob
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
 
 
 class DeadLettersView(ApiView):
-    @operation(
+    @Operation(
         "list_dead_letters",
         tag="Admin",
         summary="List a queue's dead letters",
@@ -28,16 +31,14 @@ class DeadLettersView(ApiView):
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
         """The newest first; a second behind, as they come from the audit."""
         asked = deadletters.Filter(
-            command=name(command), error=query.error, text=query.text, died_before=wire.older_than(query.older_than)
+            command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
         )
         page = await offloop.run(deadletters.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
-        return answer(
-            wire.DeadLetters(dead_letters=[wire.dead_letter(each) for each in page.letters], cursor=page.cursor)
-        )
+        return answer(wire.DeadLetters(dead_letters=[_dead_letter(each) for each in page.letters], cursor=page.cursor))
 
 
 class ReplayView(ApiView):
-    @operation(
+    @Operation(
         "replay",
         tag="Admin",
         summary="Bring dead letters back in line",
@@ -51,6 +52,7 @@ class ReplayView(ApiView):
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
         """A bulk job: each comes back once, with all its attempts. With `dryRun` nothing is changed."""
+        rules.check_command(command)
         tenant = caller.tenant
         if body.ids is not None and body.filter is not None:
             raise errors.InvalidRequest("ids, filter: one of them")
@@ -59,7 +61,7 @@ class ReplayView(ApiView):
             raise errors.InvalidRequest("filter.command: the path says another")
         asked = msgspec.structs.replace(
             asked,
-            command=name(command),
+            command=command,
             deliveries_from=translate.whole(asked.deliveries_from),
             deliveries_to=translate.whole(asked.deliveries_to),
         )
@@ -67,7 +69,7 @@ class ReplayView(ApiView):
             if body.ids is not None:
                 return answer(wire.DryRun(count=len(set(body.ids)), sample=[]))
             found = await offloop.run(bulk.dry_run, tenant, asked)
-            sample = [wire.dead_letter(each) for each in found.sample]
+            sample = [_dead_letter(each) for each in found.sample]
             return answer(wire.DryRun(count=found.count, sample=sample))
         job = await offloop.run(
             bulk.start,
@@ -78,13 +80,13 @@ class ReplayView(ApiView):
             reason=body.reason,
             rate_per_second=translate.whole(body.rate_per_second),
         )
-        response = answer(wire.bulk_job(job), 202)
+        response = answer(_bulk_job(job), 202)
         response.headers["Location"] = f"/v1/codeq/admin/bulk/{job.id}"
         return response
 
 
 class BulkView(ApiView):
-    @operation(
+    @Operation(
         "get_bulk_job",
         tag="Admin",
         summary="Watch a bulk job",
@@ -95,9 +97,9 @@ class BulkView(ApiView):
     )
     async def get(self, caller: Caller, job_id: str) -> HttpResponse:
         """How far it is."""
-        return answer(wire.bulk_job(await offloop.run(bulk.find, [caller.tenant.tid], job_id)))
+        return answer(_bulk_job(await offloop.run(bulk.find, [caller.tenant.tid], job_id)))
 
-    @operation(
+    @Operation(
         "cancel_bulk_job",
         tag="Admin",
         summary="Stop a bulk job",
@@ -108,10 +110,45 @@ class BulkView(ApiView):
     )
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
         """What is done stays done."""
-        return answer(wire.bulk_job(await offloop.run(bulk.cancel, [caller.tenant.tid], job_id)))
+        return answer(_bulk_job(await offloop.run(bulk.cancel, [caller.tenant.tid], job_id)))
 
 
-def name(command: str) -> str:
-    if not COMMAND.fullmatch(command):
-        raise errors.InvalidRequest("command: 1 to 128 of A-Z a-z 0-9 _ . -")
-    return command
+def _died_before(older_than: float | dt.datetime | None) -> dt.datetime | None:
+    if isinstance(older_than, (int, float)):
+        return dt.datetime.now(dt.UTC) - dt.timedelta(seconds=older_than)
+    return older_than
+
+
+def _dead_letter(found: deadletters.DeadLetter) -> wire.DeadLetter:
+    return wire.DeadLetter(
+        id=found.id,
+        command=found.command,
+        priority=found.priority,
+        error=found.error,
+        failure=found.failure,
+        deliveries=found.deliveries,
+        attempts=found.attempts,
+        max_attempts=found.max_attempts,
+        worker_id=found.worker,
+        payload_start=found.payload_start,
+        created_at=found.created_at,
+        died_at=found.died_at,
+    )
+
+
+def _bulk_job(row: BulkJob) -> wire.BulkJob:
+    return wire.BulkJob(
+        id=row.id,
+        kind=row.kind,
+        state=row.state,
+        total=row.total,
+        done=row.done,
+        skipped=row.skipped,
+        failed=row.failed,
+        error=row.error or None,
+        rate_per_second=row.rate_per_second,
+        reason=row.reason,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )

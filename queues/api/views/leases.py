@@ -6,9 +6,13 @@ from django.http import HttpResponse
 
 from codeq_site import errors
 from queues import services
-from queues.api import translate, wire
+from queues.api import translate
 from queues.api.claiming import claim
-from queues.api.view import ApiView, answer, nothing, operation
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer, nothing
+from queues.api.wire import LIMITS
+from queues.api.wire import leases as wire
+from queues.api.wire.tasks import Task
 from tenants.permissions import HasScope
 from tenants.tenant import Caller
 
@@ -18,14 +22,14 @@ CAN_CLAIM = (HasScope("codeq:claim"),)
 
 
 class ClaimView(ApiView):
-    @operation(
+    @Operation(
         "claim",
         tag="Worker",
         summary="Take a task",
         may=CAN_CLAIM,
         body=wire.NewClaim,
         is_body_optional=True,
-        answers={200: wire.Task, 204: None},
+        answers={200: Task, 204: None},
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
@@ -35,7 +39,7 @@ class ClaimView(ApiView):
 
 
 class ClaimBatchView(ApiView):
-    @operation(
+    @Operation(
         "claim_batch",
         tag="Worker",
         summary="Take several tasks",
@@ -47,14 +51,14 @@ class ClaimBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
         """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
-        tasks = await claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
+        tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
             return nothing()
         return answer(wire.Tasks(tasks=[translate.task(task, caller.tenant.slug) for task in tasks]))
 
 
 class HeartbeatView(ApiView):
-    @operation(
+    @Operation(
         "heartbeat",
         tag="Worker",
         summary="Keep the lease of a task",
@@ -81,7 +85,7 @@ class HeartbeatView(ApiView):
 
 
 class AbandonView(ApiView):
-    @operation(
+    @Operation(
         "abandon",
         tag="Worker",
         summary="Give a task back",
@@ -101,7 +105,7 @@ class AbandonView(ApiView):
 
 
 class NackView(ApiView):
-    @operation(
+    @Operation(
         "nack",
         tag="Worker",
         summary="Say that this attempt failed",

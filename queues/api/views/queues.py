@@ -8,14 +8,17 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import selectors, services, upkeep
-from queues.api import translate, wire
-from queues.api.view import ApiView, answer, operation
+from queues.api import translate
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
+from queues.api.wire import queues as wire
+from queues.task import QueueStats
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
 
 
 class QueuesView(ApiView):
-    @operation(
+    @Operation(
         "list_queues",
         tag="Admin",
         summary="List the tenant's queues",
@@ -26,11 +29,11 @@ class QueuesView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """Every queue with what it holds, by name."""
         found = await selectors.queues(caller.tenant)
-        return answer(wire.Queues(queues=[translate.queue_stats(queue, now_ms()) for queue in found]))
+        return answer(wire.Queues(queues=[_stats(queue) for queue in found]))
 
 
 class QueueView(ApiView):
-    @operation(
+    @Operation(
         "queue_stats",
         tag="Admin",
         summary="Count what one queue holds",
@@ -41,11 +44,11 @@ class QueueView(ApiView):
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
         """A queue that nobody has used yet is empty."""
-        return answer(translate.queue_stats(await selectors.queue_stats(caller.tenant, command), now_ms()))
+        return answer(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
 class PauseView(ApiView):
-    @operation(
+    @Operation(
         "pause",
         tag="Admin",
         summary="Stop giving out a queue's tasks",
@@ -61,7 +64,7 @@ class PauseView(ApiView):
 
 
 class ResumeView(ApiView):
-    @operation(
+    @Operation(
         "resume",
         tag="Admin",
         summary="Give out a queue's tasks again",
@@ -77,7 +80,7 @@ class ResumeView(ApiView):
 
 
 class CleanupView(ApiView):
-    @operation(
+    @Operation(
         "cleanup",
         tag="Admin",
         summary="Remove ended tasks whose retention is over",
@@ -100,3 +103,17 @@ class CleanupView(ApiView):
 def now_ms() -> int:
     """For showing ages and echoing defaults; Redis' clock decides about tasks."""
     return round(time.time() * 1000)
+
+
+def _stats(found: QueueStats) -> wire.QueueStats:
+    oldest = found.oldest_ready_ms
+    return wire.QueueStats(
+        command=found.command,
+        ready=found.ready,
+        delayed=found.delayed,
+        in_progress=found.in_progress,
+        dlq=found.dlq,
+        paused=found.is_paused,
+        oldest_ready_seconds=None if oldest is None else max(0.0, (now_ms() - oldest) / 1000),
+        ready_by_priority=found.ready_by_priority,
+    )

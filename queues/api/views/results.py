@@ -12,15 +12,18 @@ from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
 from queues import archive, artifacts, selectors, services, waiting
 from queues import task as nouns
-from queues.api import claiming, translate, wire
-from queues.api.view import ApiView, answer, operation
+from queues.api import claiming, translate
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
 from queues.api.views.leases import HOLDER, LEASE, lease_token
+from queues.api.wire import LIMITS
+from queues.api.wire import results as wire
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
 from tenants.tenant import Caller
 
 
 class ResultView(ApiView):
-    @operation(
+    @Operation(
         "get_result",
         tag="Producer",
         summary="Read a task's result, waiting for it if asked",
@@ -59,7 +62,7 @@ class ResultView(ApiView):
         task, result = found[0]
         return answer(wire.TaskResult(task=translate.task(task, caller.tenant.slug), result=translate.result(result)))
 
-    @operation(
+    @Operation(
         "submit",
         tag="Worker",
         summary="Hand in the result of a claimed task",
@@ -79,7 +82,7 @@ class ResultView(ApiView):
 
 
 class ResultBatchView(ApiView):
-    @operation(
+    @Operation(
         "submit_batch",
         tag="Worker",
         summary="Hand in several results",
@@ -94,7 +97,7 @@ class ResultBatchView(ApiView):
 
 
 class ExchangeView(ApiView):
-    @operation(
+    @Operation(
         "exchange",
         tag="Worker",
         summary="Hand in results and take the next tasks",
@@ -115,14 +118,14 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()
         else:
-            tasks = await claiming.claim(self.request, caller, body, int(body.count or wire.LIMITS.claim_batch))
+            tasks = await claiming.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         return answer(
             wire.Exchanged(results=results, tasks=[translate.task(task, caller.tenant.slug) for task in tasks])
         )
 
 
 class ArtifactView(ApiView):
-    @operation(
+    @Operation(
         "get_artifact",
         tag="Producer",
         summary="Download an artifact",

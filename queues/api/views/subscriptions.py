@@ -6,18 +6,20 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from codeq_site import errors, offloop
-from queues.api import wire_admin as wire
+from queues.api.operation import Operation
 from queues.api.translate import whole
-from queues.api.view import ApiView, answer, operation
+from queues.api.view import ApiView, answer
+from queues.api.wire import subscriptions as wire
 from tenants.permissions import HasScope, commands_for
 from tenants.tenant import Caller
 from webhooks import subscriptions
+from webhooks.models import Subscription
 
 MAY = (HasScope("codeq:subscribe"),)
 
 
 class SubscriptionsView(ApiView):
-    @operation(
+    @Operation(
         "subscribe",
         tag="Worker",
         summary="Be told when a queue has work again",
@@ -40,9 +42,9 @@ class SubscriptionsView(ApiView):
             min_interval_seconds=int(body.min_interval_seconds),
             worker_group=caller.group,
         )
-        return answer(wire.subscribed(row))
+        return answer(_subscribed(row))
 
-    @operation(
+    @Operation(
         "list_subscriptions",
         tag="Worker",
         summary="List one's own subscriptions",
@@ -52,11 +54,11 @@ class SubscriptionsView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """Those of the token's `sub` that have not expired."""
         rows = await offloop.run(subscriptions.own, caller.tenant, caller.subject, timezone.now())
-        return answer(wire.Subscriptions(subscriptions=[wire.subscription(row) for row in rows]))
+        return answer(wire.Subscriptions(subscriptions=[_subscription(row) for row in rows]))
 
 
 class SubscriptionView(ApiView):
-    @operation(
+    @Operation(
         "unsubscribe",
         tag="Worker",
         summary="Be told no more",
@@ -71,7 +73,7 @@ class SubscriptionView(ApiView):
 
 
 class RenewView(ApiView):
-    @operation(
+    @Operation(
         "renew_subscription",
         tag="Worker",
         summary="Renew a subscription",
@@ -91,4 +93,21 @@ class RenewView(ApiView):
             timezone.now(),
             ttl_seconds=whole(body.ttl_seconds),
         )
-        return answer(wire.subscribed(row))
+        return answer(_subscribed(row))
+
+
+def _subscribed(row: Subscription) -> wire.Subscribed:
+    return wire.Subscribed(subscription_id=row.pk, expires_at=row.expires_at)
+
+
+def _subscription(row: Subscription) -> wire.Subscription:
+    return wire.Subscription(
+        subscription_id=row.pk,
+        callback_url=row.callback_url,
+        event_types=row.event_types,
+        delivery_mode=row.mode,
+        group_id=row.group or None,
+        min_interval_seconds=row.min_interval_seconds,
+        expires_at=row.expires_at,
+        created_at=row.created_at,
+    )

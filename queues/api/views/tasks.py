@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
+import msgspec
 from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from codeq_site.errors import CodeqError
 from queues import archive, metrics, search, selectors, services
 from queues import task as nouns
-from queues.api import trace, translate, wire, wire_admin
-from queues.api.view import ApiView, answer, operation
+from queues.api import trace, translate
+from queues.api.operation import Operation
+from queues.api.view import ApiView, answer
+from queues.api.wire import Moment
+from queues.api.wire import tasks as wire
 from tenants.permissions import IsEither, IsProducer
 from tenants.tenant import Caller
 
@@ -17,23 +23,24 @@ TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": 
 
 
 class TasksView(ApiView):
-    @operation(
+    @Operation(
         "search",
         tag="Producer",
         summary="Find tasks",
         may=(IsProducer,),
-        query=wire_admin.TasksQuery,
-        answers={200: wire_admin.FoundTasks},
+        query=wire.TasksQuery,
+        answers={200: wire.FoundTasks},
     )
-    async def get(self, caller: Caller, query: wire_admin.TasksQuery) -> HttpResponse:
+    async def get(self, caller: Caller, query: wire.TasksQuery) -> HttpResponse:
         """Live ones by queue, then ended ones, the latest first; those a second behind, as they come from the audit."""
-        created_after = wire_admin.created_after(query.created_after)
-        asked = search.Asked(command=query.command, status=query.status, created_after=created_after, q=query.q)
+        asked = search.Asked(
+            command=query.command, status=query.status, created_after=_moment(query.created_after), q=query.q
+        )
         page = await offloop.run(search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
         tasks = [translate.task(task, caller.tenant.slug) for task in page.tasks]
-        return answer(wire_admin.FoundTasks(tasks=tasks, cursor=page.cursor))
+        return answer(wire.FoundTasks(tasks=tasks, cursor=page.cursor))
 
-    @operation(
+    @Operation(
         "enqueue",
         tag="Producer",
         summary="Put a task on a queue",
@@ -71,7 +78,7 @@ class TasksView(ApiView):
 
 
 class TaskBatchView(ApiView):
-    @operation(
+    @Operation(
         "enqueue_batch",
         tag="Producer",
         summary="Put several tasks on queues",
@@ -100,7 +107,7 @@ class TaskBatchView(ApiView):
 
 
 class TaskView(ApiView):
-    @operation(
+    @Operation(
         "get_task",
         tag="Producer",
         summary="Read a task",
@@ -116,7 +123,7 @@ class TaskView(ApiView):
             found = await offloop.run(archive.task, caller.tenant, task_id)
         return answer(translate.task(found, caller.tenant.slug))
 
-    @operation(
+    @Operation(
         "cancel",
         tag="Producer",
         summary="Cancel a task",
@@ -129,3 +136,10 @@ class TaskView(ApiView):
         result is refused."""
         found = await services.cancel(caller.tenant, task_id)
         return answer(translate.task(found, caller.tenant.slug))
+
+
+def _moment(created_after: str | None) -> dt.datetime | None:
+    try:
+        return None if created_after is None else msgspec.convert(created_after, Moment)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest("createdAfter: not a moment in time") from error

@@ -6,16 +6,18 @@ from django.http import HttpResponse
 
 from codeq_site import errors, offloop
 from queues import policies
-from queues.api import wire_admin as wire
+from queues.api.operation import Operation
 from queues.api.translate import whole
-from queues.api.view import ApiView, answer, nothing, operation
+from queues.api.view import ApiView, answer, nothing
+from queues.api.wire import topics as wire
+from queues.models import QueuePolicy
 from queues.policies import Policy
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
 
 
 class TopicsView(ApiView):
-    @operation(
+    @Operation(
         "list_topics",
         tag="Admin",
         summary="List the queues with a policy of their own",
@@ -26,11 +28,11 @@ class TopicsView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """By name."""
         rows = await offloop.run(lambda: list(policies.listed(caller.tenant)))
-        return answer(wire.Topics(topics=[wire.topic(row) for row in rows]))
+        return answer(wire.Topics(topics=[_topic(row) for row in rows]))
 
 
 class TopicView(ApiView):
-    @operation(
+    @Operation(
         "get_topic",
         tag="Admin",
         summary="Read a queue's policy",
@@ -41,9 +43,9 @@ class TopicView(ApiView):
     )
     async def get(self, caller: Caller, name: str) -> HttpResponse:
         """404 for a queue that has none."""
-        return answer(wire.topic(await offloop.run(policies.find, caller.tenant, name)))
+        return answer(_topic(await offloop.run(policies.find, caller.tenant, name)))
 
-    @operation(
+    @Operation(
         "put_topic",
         tag="Admin",
         summary="Give a queue a policy",
@@ -67,9 +69,9 @@ class TopicView(ApiView):
             backoff_cap_seconds=body.backoff_cap_seconds,
         )
         row, is_new = await offloop.run(policies.put, caller.tenant, name, policy, actor=caller.subject)
-        return answer(wire.topic(row), 201 if is_new else 200)
+        return answer(_topic(row), 201 if is_new else 200)
 
-    @operation(
+    @Operation(
         "delete_topic",
         tag="Admin",
         summary="Take a queue's policy away",
@@ -83,3 +85,20 @@ class TopicView(ApiView):
         """What holds everywhere holds for it again. Its tasks stay."""
         await offloop.run(policies.delete, caller.tenant, name)
         return nothing()
+
+
+def _topic(row: QueuePolicy) -> wire.Topic:
+    return wire.Topic(
+        name=row.command,
+        version=row.version,
+        priority_tiers=row.priority_tiers,
+        max_attempts=row.max_attempts,
+        dead_letter_topic_ref=row.dead_letter_topic or None,
+        retention_seconds=row.retention_seconds,
+        max_consumers=row.max_consumers,
+        backoff=row.backoff or None,
+        backoff_base_seconds=row.backoff_base_seconds,
+        backoff_cap_seconds=row.backoff_cap_seconds,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )

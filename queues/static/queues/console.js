@@ -238,7 +238,7 @@ document.addEventListener("alpine:init", () => {
     signs: [],
     pulses: {},
     isPartial: false,
-    tenant: "",
+    tenant: new URLSearchParams(location.search).get("tenant") ?? "",
     command: "",
     only: "",
     order: { key: "", up: true },

@@ -45,6 +45,7 @@ class Exchange:
         self._started: dict[str, Any] = {}
         self._body = b""
         self.taken = 0
+        self.transport: Any = None  # uvicorn shows its own in the same place
         self.task = asyncio.create_task(application(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from queues.models import Attempt, AuditedResult, BulkJob, QueuePolicy
 from tenants import keys, models, sealing, services
 from tenants.directory import directory
 from tenants.tenant import WORKER_SCOPES, Tenant
-from tenants.tokens import verifier
+from tenants.verifier import verifier
 from tests.queues.api.asgi_client import Client
 from webhooks.models import Delivery, Subscription
 

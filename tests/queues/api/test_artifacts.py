@@ -15,7 +15,7 @@ from django.core.files.storage import FileSystemStorage
 
 from codeq_site import offloop
 from queues import artifacts, beat
-from queues.api import wire
+from queues.api import translate
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.test_tasks import made
@@ -158,8 +158,8 @@ async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, 
 async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
     producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = msgspec.structs.replace(wire.LIMITS, artifact_bytes=1000)
-    monkeypatch.setattr(wire, "LIMITS", limits)
+    limits = msgspec.structs.replace(translate.LIMITS, artifact_bytes=1000)
+    monkeypatch.setattr(translate, "LIMITS", limits)
     task = await made(producer)
     await claimed(worker)
     path = f"{TASKS}/{task['id']}/result"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +32,9 @@ from codeq_client import (
     Unavailable,
     Worker,
 )
+from codeq_site.conf import conf
+from codeq_site.redis import client
+from queues.engine import keys
 from tests.queues.api.conftest import NORTH, SOUTH, make_token
 from tests.queues.api.test_network import Web
 from tests.waiting import until
@@ -180,6 +186,117 @@ def test_what_runs_too_long_is_given_back_when_the_worker_stops(codeq: Client, w
     assert not thread.is_alive()
     assert (codeq.task(task.id).status, codeq.task(task.id).attempts) == ("PENDING", 1)
     go_on.set()
+
+
+@pytest.mark.real_time
+def test_an_idle_worker_stops_at_once_and_takes_nothing_with_it(codeq: Client, web: Web) -> None:
+    worker = Worker(web.base, make_token("worker"), wait_seconds=25)
+    worker.on("idle")(lambda job: None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: is_awaited("idle"))
+    began = time.monotonic()
+    worker.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert time.monotonic() - began < 10  # of the 25 seconds for which its claim would have waited
+    task = codeq.enqueue("idle", {})
+    with Client(web.base, make_token("worker")) as other:
+        assert [each.id for each in other.claim(["idle"], wait_seconds=5)] == [task.id]
+    assert codeq.task(task.id).attempts == 0
+
+
+def is_awaited(command: str) -> bool:
+    """Whether somebody's claim is parked for this queue."""
+    lines = [keys.of_partition(partition).waiting for partition in range(conf().queues.partitions)]
+    return any(name.endswith(f":{command}".encode()) for line in lines for name in client().zrange(line, 0, -1))
+
+
+class Slow:
+    """A network between worker and service that keeps the service's answers until they are let through."""
+
+    def __init__(self, web: Web) -> None:
+        self._web, self._may_answer = web, threading.Event()
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._sockets, self._threads = [listening], list[threading.Thread]()
+        self._start(self._accept, listening)
+
+    def let_through(self) -> None:
+        self._may_answer.set()
+
+    def close(self) -> None:
+        self.let_through()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for each in self._sockets:
+            each.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            worker, _ = listening.accept()
+            service = socket.create_connection(("127.0.0.1", self._web.port))
+            self._sockets += [worker, service]
+            self._start(self._pump, worker, service)
+            self._start(self._pump, service, worker, self._may_answer)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, gate: threading.Event | None = None) -> None:
+        while said := source.recv(65_536):
+            if gate is not None:
+                gate.wait(20)
+            sink.sendall(said)
+        self._may_answer.wait(20)  # neither is it heard on the other side that this one has hung up
+        sink.shutdown(socket.SHUT_WR)
+
+    def _start(self, work: Callable[..., None], *given: Any) -> None:
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                work(*given)
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+
+
+def test_a_task_on_its_way_to_a_worker_that_is_stopped_is_done(codeq: Client, web: Web) -> None:
+    slow = Slow(web)
+    worker = Worker(slow.base, make_token("worker"), wait_seconds=20)
+    worker.on("late")(lambda job: {"attempt": job.attempt})
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        task = codeq.enqueue("late", {})
+        until(lambda: codeq.task(task.id).status == "IN_PROGRESS")
+        worker.stop()
+        slow.let_through()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert codeq.result(task.id).result == {"attempt": 1}
+    finally:
+        slow.close()
+
+
+def test_no_task_is_lost_to_workers_that_are_stopped_when_it_comes(codeq: Client, web: Web) -> None:
+    """It is done by the one that was stopped, or given back at once: never held by nobody until its lease is over."""
+    for turn in range(20):
+        brink = f"brink-{turn}"
+        worker = Worker(web.base, make_token("worker"), wait_seconds=20, lease_seconds=600)
+        worker.on(brink)(lambda job: {})
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        until(functools.partial(is_awaited, brink))
+        stopping = threading.Timer(turn * 0.0005, worker.stop)
+        stopping.start()
+        task = codeq.enqueue(brink, {})
+        stopping.join()
+        thread.join(20)
+        assert not thread.is_alive()
+        if codeq.task(task.id).status != "COMPLETED":
+            with Client(web.base, make_token("worker")) as other:
+                (again,) = other.claim([brink], wait_seconds=5)
+                assert again.id == task.id
 
 
 def test_a_worker_says_at_once_what_will_never_work(web: Web) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from codeq_site import lean, request_id
+from codeq_site import front, lean, request_id
 from codeq_site.asgi import application
 from codeq_site.conf import conf
 from codeq_site.front import Front
@@ -296,3 +296,17 @@ def test_a_path_is_looked_up_once_and_an_id_never_remembered() -> None:
     assert not handler._literal
     assert resolved(TASKS) == resolved(TASKS) == {}
     assert len(handler._literal) == 1
+
+
+async def test_a_form_of_any_size_is_not_written_to_a_file(anonymous: Client) -> None:
+    """Django takes all of a body, from anybody, before it looks at the path."""
+    parts = [b"a" * 2**20] * (LIMIT // 2**20 + 4)
+    answer = await anonymous.request("POST", "/admin/login/", chunks=parts)
+    assert (answer.status, answer.code) == (413, "payload_too_large")
+
+
+async def test_a_form_that_does_not_end_is_given_up(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(lean, "DRAIN_SECONDS", 0.05)
+    answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], stalls=True)
+    assert (answer.status, answer.code) == (408, "request_timeout")

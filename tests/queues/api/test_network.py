@@ -162,6 +162,16 @@ def test_a_body_just_too_large_gets_its_answer(web: Web) -> None:
     assert b"payload_too_large" in answer
 
 
+@pytest.mark.parametrize(("token", "status"), [(None, b"401"), ("producer", b"413")])
+def test_a_body_that_nobody_wants_is_not_asked_for(web: Web, token: str | None, status: bytes) -> None:
+    lines = ("Content-Length: 99999999", "Expect: 100-continue")
+    with connected(web) as link:
+        link.sendall(head(web, "POST", TASKS, *lines, token=token and make_token(token)))
+        answer = read_all(link)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"connection: close" in answer
+
+
 REQUESTS = {
     "both lengths": ["Content-Length: 5", "Transfer-Encoding: chunked"],
     "two lengths": ["Content-Length: 5", "Content-Length: 50"],

@@ -192,6 +192,27 @@ async def test_leaving_at_the_very_moment_of_the_wake_up_takes_nothing(
     assert await gone.answer() is None
 
 
+@pytest.mark.parametrize("wait_seconds", [0, 20], ids=["at once", "after a wait"])
+async def test_what_is_taken_in_the_turn_of_the_loop_in_which_the_client_hung_up_is_given_back(
+    room: waiting.Room, producer: Client, worker: Client, wait_seconds: int
+) -> None:
+    """The server closes the connection a turn before it tells of it, and an answer written then is lost."""
+
+    class Closing:
+        def is_closing(self) -> bool:
+            return True
+
+    if not wait_seconds:
+        task = await made(producer)
+    poll = worker.start("POST", f"{TASKS}/claim", {"commands": ["RENDER"], "waitSeconds": wait_seconds})
+    poll.transport = Closing()
+    if wait_seconds:
+        await parked(room, 1)
+        task = await made(producer)
+    assert await poll.answer() is None
+    assert (await worker.get(f"{TASKS}/{task['id']}")).json["status"] == "PENDING"
+
+
 async def test_what_was_taken_for_a_client_that_left_meanwhile_is_given_back(room: waiting.Room) -> None:
     queue, left, back = "abcdefgh:RENDER", asyncio.Event(), []
     looked = 0

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from queues import selectors
+from queues.api import claiming
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, Configure
 from tests.queues.api.test_tasks import made
@@ -63,6 +65,23 @@ async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Clien
     while (answer := await worker.post(f"{TASKS}/claim/batch")).status == 200:
         found |= {task["command"] for task in answer.json["tasks"]}
     assert found == set(commands)
+
+
+@pytest.mark.spec("TEN-3", "Claims of a tenant with very many queues do not count them all each time")
+async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
+    producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    count = selectors.queues
+    monkeypatch.setattr(selectors, "queues", lambda tenant: counted.append(tenant.tid) or count(tenant))
+    monkeypatch.setattr(claiming, "_names", claiming._Names())
+    monkeypatch.setattr(claiming, "REMEMBERED_SECONDS", 60.0)
+    for start in (0, 75):
+        tasks = [{"command": f"D{number}", "payload": 1} for number in range(start, start + 75)]
+        await producer.post(f"{TASKS}/batch", {"tasks": tasks})
+    for _ in range(20):
+        assert (await worker.post(f"{TASKS}/claim")).status == 200
+    assert len(counted) == 1
 
 
 @pytest.mark.spec("CLM-3", "204 without a body when there is nothing")

@@ -107,7 +107,7 @@ def test_a_person_is_added(login: Login) -> None:
     said = {"username": "new-person", "password1": "x-9-another-one", "password2": "x-9-another-one"}
     form = Fields(client.get(path).content.decode())
     assert said.keys() <= form.names
-    assert client.post(path, {**form.sent, **said}).status_code == 302
+    assert client.post(path, {**form.sent, **said, "reason": "new here"}).status_code == 302
     assert User.objects.get(username="new-person").check_password("x-9-another-one")
 
 
@@ -115,7 +115,7 @@ def test_a_person_is_added(login: Login) -> None:
 def test_a_membership_of_nobody_is_an_error_of_the_form(mine: Rows, login: Login) -> None:
     client, before = login("root"), TenantMembership.objects.count()
     for who in ("text", "99999999", "1\0"):
-        form = {"user": who, "tenant": mine.tenant.pk, "role": "viewer"}
+        form = {"user": who, "tenant": mine.tenant.pk, "role": "viewer", "reason": "because"}
         answer = client.post(reverse("admin:tenants_tenantmembership_add"), form)
         assert answer.status_code == 200
         assert answer.context["adminform"].form.errors.keys() == {"user"}

@@ -22,7 +22,7 @@ from codeq_site.redis import engine
 from queues import across, bulk, pieces, policies, selectors, services, vitals
 from queues.console import dead, overview, search
 from queues.deadletters import Filter
-from queues.models import AuditedResult, BeatJob, BulkJob, QueueSample
+from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
 from queues.policies import Policy
 from queues.sampling import sample
 from queues.task import Status
@@ -104,6 +104,18 @@ def test_only_the_platforms_operators_see_how_full_it_is(root: Client, login: Lo
     assert [sign["name"] for sign in seen] == ["Beat", "Audit", "Deliveries", "Durability"]
 
 
+def test_a_sign_leads_to_what_is_behind_it_and_only_where_one_may_go(root: Client, login: Login, acme: Queue) -> None:
+    Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
+    signs = {sign["name"]: sign for sign in root.get(url("overview-data")).json()["signs"]}
+    assert (signs["Quarantine"]["is_well"], signs["Quarantine"]["says"]) == (False, "1 could not be stored")
+    for client, names in ((root, {"Beat", "Audit", "Quarantine", "Deliveries"}), (login("viewer"), {"Deliveries"})):
+        leading = {
+            sign["name"]: sign["url"] for sign in client.get(url("overview-data")).json()["signs"] if sign["url"]
+        }
+        assert set(leading) == names
+        assert {client.get(path).status_code for path in leading.values()} == {200}
+
+
 def job(name: str, ended_at: datetime, **fields: Any) -> None:
     _, every = SCHEDULE[name]
     BeatJob.objects.create(
@@ -113,7 +125,7 @@ def job(name: str, ended_at: datetime, **fields: Any) -> None:
 
 def test_beat_is_well_while_its_jobs_come_in_time() -> None:
     assert not vitals.beat(NOW).is_well
-    job("drain", NOW - timedelta(seconds=10))
+    job("drain", NOW - timedelta(seconds=25))
     job("cleanup", NOW - timedelta(seconds=170))
     assert vitals.beat(NOW).is_well
     assert vitals.beat(NOW + timedelta(seconds=6)).says == "late: drain"
@@ -181,6 +193,21 @@ def test_an_artifact_leads_only_where_a_browser_may_go(root: Client, acme: Queue
     assert 'href="https://files.example.com/a" rel="noreferrer noopener"' in shown
 
 
+@pytest.mark.spec("RET-4", "A dead letter can be inspected with its payload and its attempts, and replayed")
+def test_a_dead_letter_is_inspected_and_replayed(root: Client, acme: Queue) -> None:
+    task = acme.enqueue('{"x":1}', max_attempts=2, priority=4)
+    for reason in ("first", "second"):
+        services.nack(acme.tenant, acme.claim().id, "w1", reason=reason, delay_seconds=0).now()
+    drain()
+    said = root.get(url("task"), {"tenant": acme.tenant.tid, "id": task.id}).context
+    seen, rows = said["task"], [each["row"] for each in said["attempts"]]
+    assert (json.loads(seen.payload), seen.error, seen.attempts, seen.priority) == ({"x": 1}, "second", 2, 4)
+    assert [(row.number, row.outcome, row.error) for row in rows] == [(1, "NACKED", "first"), (2, "NACKED", "second")]
+    assert said["may_replay"]
+    assert "in line again" in post(root, "task-replay", tenant=acme.tenant.tid, id=task.id)
+    assert acme.claim().id == task.id
+
+
 @pytest.mark.spec("ADM-3", "A task that Redis has let go is shown from the audit")
 def test_a_task_that_is_gone_is_shown_from_the_audit(root: Client, acme: Queue) -> None:
     task = acme.enqueue('{"kept":"in the audit"}')
@@ -200,8 +227,13 @@ def test_what_is_no_task_is_not_found(root: Client, acme: Queue, task_id: str) -
 
 @pytest.mark.parametrize(
     ("payload", "says"),
-    [("{", "not JSON"), ("null", "any JSON value but null"), ('"' + "x" * 300_000 + '"', "this tenant may send")],
-    ids=["no JSON", "null", "too long"],
+    [
+        ("{", "not JSON"),
+        ("null", "got `null`"),
+        ("[" * 101 + "]" * 101, "Nested deeper"),
+        ('"' + "x" * 300_000 + '"', "this tenant may send"),
+    ],
+    ids=["no JSON", "null", "too deep", "too long"],
 )
 def test_a_payload_that_cannot_be_is_refused_and_nothing_is_done(
     root: Client, acme: Queue, payload: str, says: str

@@ -575,9 +575,7 @@ def _compare_stored(found: Places, job: Job) -> None:
         assert task["lease"].decode() == f"{job.claimed} {job.token} {job.worker}"
 
 
-def run_machine(
-    client: redis.Redis | redis.RedisCluster, examples: int, steps: int, runner: Runner | None = None
-) -> Counter[str]:
+def run_machine(client: redis.Redis, examples: int, steps: int, runner: Runner | None = None) -> Counter[str]:
     """So many random days; what they have met. CODEQ_TEST_SEED repeats a run."""
     seed = int(os.environ.get("CODEQ_TEST_SEED") or random.randrange(2**32))
     print(f"CODEQ_TEST_SEED={seed}")

@@ -15,6 +15,7 @@ import redis
 
 from queues.engine import Engine, Options, keys
 from queues.engine.call import Runner
+from queues.engine.cluster import Cluster
 from queues.engine.runner import ClusterRunner, SyncRunner
 from queues.task import TERMINAL, Location, NewTask, QueueStats
 from tests.queues.conftest import Clock
@@ -62,16 +63,12 @@ def _decoded(kind: str, value: Any) -> Any:
     return value
 
 
-def dump(client: redis.Redis | redis.RedisCluster) -> dict[str, Any]:
+def dump(client: redis.Redis) -> dict[str, Any]:
     """Every key with its value. A stream without entries is no different from no stream."""
-    if isinstance(client, redis.RedisCluster):
-        lines = [
-            line
-            for node in client.get_primaries()
-            for line in client.get_redis_connection(node).execute_command("EVAL", _DUMP, 0)
-        ]
-    else:
-        lines = client.execute_command("EVAL", _DUMP, 0)
+    nodes = [client]
+    if isinstance(client, Cluster):
+        nodes = [client.nodes.client(address) for address in client.nodes.all()]
+    lines = [line for node in nodes for line in node.execute_command("EVAL", _DUMP, 0)]
     found: dict[str, Any] = {}
     for key, kind, value in lines:
         name = key.decode()
@@ -114,7 +111,7 @@ class Places:
         return self._by_kind.get(kind, [])
 
 
-def places(client: redis.Redis | redis.RedisCluster) -> Places:
+def places(client: redis.Redis) -> Places:
     """Read everything once and check what can be checked without knowing what was done."""
     found = Places(dump(client))
     wrong = found.wrong
@@ -269,7 +266,7 @@ def stats_of(found: Places, tid: str, command: str) -> QueueStats:
     )
 
 
-def checked(client: redis.Redis | redis.RedisCluster, engine: Engine) -> Places:
+def checked(client: redis.Redis, engine: Engine) -> Places:
     """The places, after asserting that nothing is wrong and that `stats` counts the same."""
     found = places(client)
     for (tid,), hash_ in found.kinds("queues"):
@@ -295,7 +292,7 @@ class World:
 
     def __init__(
         self,
-        client: redis.Redis | redis.RedisCluster,
+        client: redis.Redis,
         *,
         clock: Callable[[], int] | None = None,
         runner: Runner | None = None,
@@ -303,7 +300,7 @@ class World:
     ) -> None:
         self.client = client
         if runner is None:
-            runner = ClusterRunner(client) if isinstance(client, redis.RedisCluster) else SyncRunner(client)
+            runner = ClusterRunner(client) if isinstance(client, Cluster) else SyncRunner(client)
         self.engine = Engine(runner, Options(**options), clock)
 
     def check(self) -> Places:
