@@ -1,4 +1,4 @@
-"""Log lines for machines: one JSON object each, whatever is in the message."""
+"""Log lines: for machines one JSON object each, whatever is in the message; brief where strangers cause them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ from datetime import UTC, datetime
 import msgspec
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+# Of what Django says of a request that it refuses: the request's own words are in it.
+REFUSAL_CHARS = 300
+
+
+class Refusals(logging.Filter):
+    """What Django refuses (a host that is not ours, a forged form) is a line, and no error of ours with its traceback.
+
+    Anybody causes it: 60 KB of a header were 240 KB of log.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("django.security."):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = record.getMessage()[:REFUSAL_CHARS], None
+            record.exc_info = record.exc_text = None
+        return True
 
 
 class JsonFormatter(logging.Formatter):

@@ -85,7 +85,8 @@ def at_scrape(read: Gauges) -> Gauges:
 
 class _Files(MultiProcessCollector):
     def collect(self) -> Iterator[Metric]:
-        files = glob(str(_directory.parent / "*" / "*.db"))
+        # One that a process has opened and not yet written, or never will, as it was killed between, has no beginning.
+        files = [name for name in glob(str(_directory.parent / "*" / "*.db")) if os.path.getsize(name)]
         yield from self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
 
 

@@ -194,13 +194,16 @@ SPECTACULAR_SETTINGS = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"request": {"()": "codeq_site.request_id.Filter"}},
+    "filters": {
+        "request": {"()": "codeq_site.request_id.Filter"},
+        "refusals": {"()": "codeq_site.logs.Refusals"},
+    },
     "formatters": {
         "text": {"format": "%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s"},
         "json": {"()": "codeq_site.logs.JsonFormatter"},
     },
     "handlers": {
-        "stderr": {"class": "logging.StreamHandler", "formatter": _conf.log_format, "filters": ["request"]},
+        "stderr": {"class": "logging.StreamHandler", "formatter": _conf.log_format, "filters": ["request", "refusals"]},
     },
     "root": {"handlers": ["stderr"], "level": _conf.log_level},
     "loggers": {"django.request": {"level": "ERROR"}},

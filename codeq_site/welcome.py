@@ -24,7 +24,7 @@ def text(base: str, home: Path, seeded: Seeded, *, has_logs: bool) -> str:
         lines += [f"Tokens of tenant {TENANT}, good for 24 hours:", ""]
         lines += [f"  producer  {seeded.producer}", f"  worker    {seeded.worker}", ""]
         lines += ["A task's whole way, to paste into another terminal; they answer 202, 200 and 200:", ""]
-        lines += [*curl_lines(base, seeded), ""]
+        lines += [*curl_lines(base, seeded), "", "docs/tutorial.md goes on from there.", ""]
     return "\n".join([*lines, "Ctrl-C stops everything; nothing is lost."])
 
 

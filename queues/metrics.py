@@ -32,7 +32,7 @@ _latency = Histogram(
     ["command", "status"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400),
 )
-# Tenants whose queues are read in one round trip.
+# Tenants whose queues are read together.
 TENANTS_AT_ONCE = 100
 _created_by, _claimed_by = Tally(_created), Tally(_claimed)
 

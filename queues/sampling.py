@@ -27,7 +27,7 @@ SETTLED = timedelta(seconds=15)
 UNCHANGED = timedelta(minutes=30)
 LOOKBACK = timedelta(hours=1)
 KEPT = timedelta(days=8)  # the longest chart shows seven
-TENANTS = 200  # in one round trip
+TENANTS = 200  # together
 DELETED_AT_ONCE = 10_000
 
 

@@ -20,7 +20,7 @@ from tenants import scoping
 from tenants.models import Tenant
 from webhooks.models import Delivery
 
-# Read live in one round trip. Of more tenants than these, the busiest are shown; the others are found by name.
+# Read live and together. Of more tenants than these, the busiest are shown; the others are found by name.
 TENANTS = 200
 COUNTED = 10_000
 OVERDUE = timedelta(minutes=1)

@@ -424,10 +424,11 @@ def history(site: Site, acme: str) -> None:
 
 
 def drawn(page: Page, chart: str) -> int:
-    """How many points of its canvas have a colour."""
+    """How many points of its canvas have a colour; none before it has a size."""
     return int(
         page.evaluate(
             "name => { const c = document.querySelector(`canvas[data-chart=${name}]`);"
+            " if (!c.width || !c.height) return 0;"
             " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
             " return data.filter((value, at) => at % 4 == 3 && value).length; }",
             chart,

@@ -47,6 +47,8 @@ def tenant() -> Iterator[Tenant]:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path != "/wake":
+            await asyncio.sleep(0.3)  # so that some are on the wire when a worker freezes
         await raw(OK)(request, writer)
 
     receiver = Receiver(answer=answer).start()

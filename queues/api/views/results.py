@@ -139,7 +139,9 @@ class ArtifactView(ApiView):
         kept, file = await offloop.store(artifacts.opened, caller.tenant, task_id, artifact_id)
         response = StreamingHttpResponse(offloop.read(file), content_type="application/octet-stream")
         # Never shown by a browser: a worker's bytes must not become a page of this host.
-        response.headers["Content-Disposition"] = content_disposition_header(True, kept.name) or "attachment"
+        # And the name, by which a program may save them, is not a path of its machine.
+        name = kept.name.replace("/", "_").replace("\\", "_")
+        response.headers["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
         response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
         response.headers["Content-Length"] = str(kept.size)
         return response

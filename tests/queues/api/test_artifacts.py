@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,10 @@ async def test_a_name_is_never_a_path(producer: Client, worker: Client, kept: Pa
     assert file.name == hashlib.sha256(b"x").hexdigest()
     got = await producer.get(answer.json["artifacts"][0]["url"])
     assert (got.status, got.body) == (200, b"x")
-    assert got.headers["content-disposition"].startswith("attachment")
+    said = got.headers["content-disposition"]
+    assert said.startswith("attachment")
+    assert not re.findall("/|%2F|%5C", said)
+    assert "\\" not in said.replace('\\"', "")
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import re
@@ -122,6 +123,20 @@ def test_a_log_line_is_one_json_object() -> None:
     except ValueError as error:
         record.exc_info = (type(error), error, error.__traceback__)
     assert "ValueError" in json.loads(JsonFormatter().format(record))["error"]
+
+
+async def test_what_strangers_cause_is_a_short_line_of_the_log(
+    anonymous: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 KB of a header were 240 KB of log."""
+    said = io.StringIO()
+    handler = next(each for each in logging.getLogger().handlers if each.get_name() == "stderr")
+    monkeypatch.setattr(handler, "stream", said)
+    answer = await anonymous.get("/admin/login/", headers={"Host": "evil" * 10_000})
+    assert answer.status == 400
+    assert "evil" in said.getvalue()
+    assert len(said.getvalue()) < 1000
+    assert "ERROR" not in said.getvalue()
 
 
 OTHER_TYPES = [

@@ -214,6 +214,19 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     assert grown(after, "codeq_http_errors_total", status="404", code="task_not_found") == 1
 
 
+async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anonymous: Client) -> None:
+    own = (conf().home_path / "metrics").glob("*")
+    files = [folder / "counter_999999999.db" for folder in own]
+    assert files
+    for file in files:
+        file.touch()
+    try:
+        assert (await anonymous.get("/metrics")).status == 200
+    finally:
+        for file in files:
+            file.unlink()
+
+
 @pytest.mark.spec(
     "TEN-3", "Metrics say nothing of tenants, and are an operator's alone where the setting or production says so"
 )
