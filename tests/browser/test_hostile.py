@@ -6,9 +6,10 @@ import json
 from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.browser.conftest import LogIn
-from tests.browser.driving import DESKTOP, PHONE, Site
+from tests.browser.driving import DESKTOP, PHONE, Site, Watched
 from tests.conftest import free_port
 
 # Each would leave its mark on the window, call home, or cover the page, if it were taken for markup.
@@ -67,3 +68,36 @@ def test_what_others_wrote_does_no_harm(site: Site, log_in: LogIn, size: dict[st
     assert EVIL.split("{{")[0] in page.locator(".cq-error").first.inner_text()
     assert "12345678901234567890" in page.get_by_label("Payload").first.inner_text()
     assert hits == []
+
+
+TELLS = """async ([to, send]) => {
+    const refused = new Promise(tell => addEventListener('securitypolicyviolation',
+        event => tell(event.effectiveDirective), {once: true}));
+    send === 'image' ? (new Image().src = to) : fetch(to).catch(() => null);
+    return await refused;
+}"""
+
+
+@pytest.mark.parametrize(("send", "refused"), [("image", "img-src"), ("fetch", "connect-src")])
+def test_a_script_that_ran_after_all_would_reach_no_other_host(
+    site: Site, chromium: Browser, send: str, refused: str
+) -> None:
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{site.base}/admin/login/")
+        assert page.evaluate(TELLS, [f"http://127.0.0.1:{free_port()}/canary", send]) == refused
+
+
+@pytest.mark.spec("DOC-1", "Swagger UI and ReDoc show the API, and nothing of another host")
+@pytest.mark.parametrize(("path", "shown"), [("docs", ".opblock-summary-path"), ("redoc", "h2")])
+def test_the_pages_of_the_api_are_whole(site: Site, chromium: Browser, path: str, shown: str) -> None:
+    with chromium.new_context() as context:
+        watched = Watched(context, site.base)
+        answered: list[str] = []
+        watched.page.on("response", lambda answer: answered.append(answer.url))
+        watched.page.goto(f"{site.base}/api/{path}/")
+        watched.page.wait_for_selector(shown)
+        assert all(url.startswith((f"{site.base}/", "data:", "blob:")) for url in answered)
+        # ReDoc's bundle asks its maker's host for a logo; the policy does not let it.
+        asked = [error for error in watched.errors if "redoc.ly" not in error or "Security Policy" not in error]
+        assert asked == []
