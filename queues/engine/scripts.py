@@ -10,6 +10,7 @@
 
 Python gives the same names as keyword arguments (`script.bind(due=…, worker=…)`) and the repeated groups as `keys`
 and `args`. In the script, the first repeated key is KEYS[keys_from] and the first repeated argument ARGV[args_from].
+A script that includes `write` runs inside lua/lib/take_back.lua, which takes its writes back when it fails.
 The SHA of the text is the version: two releases run side by side on one server.
 """
 

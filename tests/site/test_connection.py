@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -223,11 +224,8 @@ async def test_lines_behind_a_body_join_no_header(served: Served) -> None:
     assert said(await served.talk(trailing, seconds=0.2))["names"] == ["transfer-encoding"]
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux knows TCP_USER_TIMEOUT")
 def test_a_client_that_reads_nothing_is_given_up() -> None:
-    import socket
-
-    if not hasattr(socket, "TCP_USER_TIMEOUT"):
-        pytest.skip("only Linux knows TCP_USER_TIMEOUT")
     listening = ports.listen("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
