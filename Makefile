@@ -48,7 +48,7 @@ screenshots: $(VENV)/.dev ## make docs/images again (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
 
 .PHONY: check
-check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages
+check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
@@ -59,6 +59,8 @@ check: $(VENV)/.dev ## style, types, import contracts, production settings, migr
 
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m tests.spec --check
+	$(BIN)/python -m tests.prose --check
+	$(BIN)/codespell
 	@$(BIN)/python manage.py spectacular --validate --fail-on-warn --file $(VENV)/openapi.yaml
 	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
 		echo "docs/reference/openapi.yaml is not what the code says: run \`make docs\`, and look at what changes." >&2; exit 1; }

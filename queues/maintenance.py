@@ -30,7 +30,7 @@ def repair(may_go_on: MayContinue) -> tuple[int, int]:
     promoted = expired = 0
     for partition in reachable_partitions():
         # Longest due first; a visit that leaves nothing due takes the queue off the list.
-        for tid, command in maintenance_commands.visits(engine(), partition).run_sync():
+        for tid, command in maintenance_commands.due_queues(engine(), partition).run_sync():
             moved = reaped = LIMIT
             while (moved == LIMIT or reaped == LIMIT) and may_go_on():
                 moved = maintenance_commands.promote(engine(), tid, command, LIMIT).run_sync()[0]

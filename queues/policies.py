@@ -106,7 +106,7 @@ def delete(tenant: Tenant, command: str) -> None:
     """Have what holds everywhere hold for a queue again. Its tasks stay. NotFound where there is no policy."""
     row = find(tenant, command)
     # First: a row without its words in Redis gets them again from beat, but nobody would look for words without a row.
-    admin_commands.policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
+    admin_commands.set_policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
     row.delete()
     tenant_cache.refresh([tenant.tid])
 
@@ -121,7 +121,7 @@ def tell(row: QueuePolicy) -> None:
     base = queues.backoff_base_seconds if row.backoff_base_seconds is None else row.backoff_base_seconds
     cap = queues.backoff_cap_seconds if row.backoff_cap_seconds is None else row.backoff_cap_seconds
     line = f"{row.backoff or queues.backoff} {round(base * 1000)} {round(cap * 1000)} {row.dead_letter_topic}".rstrip()
-    admin_commands.policy(
+    admin_commands.set_policy(
         engine(),
         str(row.tenant_id),
         row.command,

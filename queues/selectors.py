@@ -58,7 +58,7 @@ def queues(tenant: Tenant) -> ScriptCall[list[QueueStats]]:
 
 def names(tenant: Tenant) -> ScriptCall[list[str]]:
     """The names alone of the tenant's queues."""
-    return queries.names(engine(), tenant.tid)
+    return queries.list_queues(engine(), tenant.tid)
 
 
 def queues_of(tids: Sequence[str]) -> ScriptCall[dict[str, list[QueueStats]]]:
@@ -75,7 +75,7 @@ def queues_of(tids: Sequence[str]) -> ScriptCall[dict[str, list[QueueStats]]]:
         )
         return _count(pieces, {tid: [] for tid in tids})
 
-    return merge_calls(engine().runner, [queries.names(engine(), tid) for tid in tids]).and_then(counted)
+    return merge_calls(engine().runner, [queries.list_queues(engine(), tid) for tid in tids]).and_then(counted)
 
 
 def _count(
@@ -112,13 +112,13 @@ def owner(task_id: str) -> ScriptCall[str | None]:
     """The tid of the tenant whose live task this is, if it is any. Of all tenants: the asker's rights are to be seen
     to."""
     validation.check_id(task_id)
-    return queries.owner(engine(), task_id, reachable_partitions())
+    return queries.find_tenant(engine(), task_id, reachable_partitions())
 
 
 def place(tenant: Tenant, task_id: str) -> ScriptCall[QueuePosition]:
     """Where a live task stands in its queue."""
     validation.check_id(task_id)
-    return queries.place(engine(), tenant.tid, task_id)
+    return queries.queue_position(engine(), tenant.tid, task_id)
 
 
 def _read(tenant: Tenant, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, Answer | None]]:

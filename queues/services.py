@@ -55,7 +55,9 @@ def enqueue(
         )
 
     def enqueue_valid(new: Sequence[NewTask]) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
-        stored = filters().lookup_then_store(tenant.tid, new, partial(producer_commands.known, engine()), store)
+        stored = filters().lookup_then_store(
+            tenant.tid, new, partial(producer_commands.find_by_idempotency_key, engine()), store
+        )
         return stored.and_then(_without_mismatches) if tenant.is_idempotency_strict else stored
 
     return _each_valid(tasks, lambda task: validation.check_task(tenant, task, _tiers(task, known)), enqueue_valid)

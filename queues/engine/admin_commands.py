@@ -37,12 +37,12 @@ def resume(engine: Engine, tid: str, command: str) -> ScriptCall[None]:
     )
 
 
-def policy(
+def set_policy(
     engine: Engine, tid: str, command: str, *, line: str, max_consumers: int | None, topic: str = ""
 ) -> ScriptCall[None]:
     """What the scripts must know of a queue's policy; an empty line and no number is what holds everywhere."""
     return engine.call(
-        "policy",
+        "set_policy",
         lambda _: None,
         queues=engine.tenant_keys(tid).queues,
         policies=engine.tenant_keys(tid).policies,

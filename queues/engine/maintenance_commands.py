@@ -53,13 +53,13 @@ def reap(
     )
 
 
-def visits(engine: Engine, partition: int, limit: int = CHUNK) -> ScriptCall[list[tuple[str, str]]]:
+def due_queues(engine: Engine, partition: int, limit: int = CHUNK) -> ScriptCall[list[tuple[str, str]]]:
     """The queues of a partition in which something is due now: tid and command."""
 
     def read(reply: list[bytes]) -> list[tuple[str, str]]:
         return [(tid, command) for tid, _, command in (name.decode().partition(":") for name in reply)]
 
-    return engine.call("visits", read, due=keys.of_partition(partition).due, limit=limit, clock=engine.now())
+    return engine.call("due_queues", read, due=keys.of_partition(partition).due, limit=limit, clock=engine.now())
 
 
 def expired(

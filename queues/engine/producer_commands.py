@@ -105,11 +105,11 @@ def _not_stored(engine: Engine, word: bytes, wait_ms: int) -> errors.CodeqError:
     return errors.InvalidRequest(f"runAt: at most {engine.options.horizon_ms // 1000} seconds from now")
 
 
-def known(engine: Engine, tid: str, tasks: Sequence[NewTask]) -> ScriptCall[list[Enqueued | None]]:
+def find_by_idempotency_key(engine: Engine, tid: str, tasks: Sequence[NewTask]) -> ScriptCall[list[Enqueued | None]]:
     """The tasks that these tasks' idempotency keys have made already, without sending the tasks."""
     args = [word for new in tasks for word in (digest_of(new.idempotency_key), fingerprint_of(new))]
     return engine.call(
-        "known",
+        "find_by_idempotency_key",
         lambda lines: [known_task(line) if line else None for line in lines],
         due=engine.partition_keys(tid).due,
         root=engine.root(tid),

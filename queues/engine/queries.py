@@ -22,7 +22,7 @@ def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> Scri
         return replies.shown_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
 
     return engine.call(
-        "task",
+        "read_task",
         read,
         due=engine.partition_keys(tid).due,
         root=engine.root(tid),
@@ -35,7 +35,7 @@ def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> Scri
 
 def tasks(engine: Engine, tid: str, task_ids: Sequence[str]) -> ScriptCall[list[Task | None]]:
     """Tasks in one round trip; None for what is gone, or another tenant's."""
-    script, due, root = script_loader.load("task"), engine.partition_keys(tid).due, engine.root(tid)
+    script, due, root = script_loader.load("read_task"), engine.partition_keys(tid).due, engine.root(tid)
     return ScriptCall(
         engine.runner,
         [
@@ -46,7 +46,7 @@ def tasks(engine: Engine, tid: str, task_ids: Sequence[str]) -> ScriptCall[list[
     )
 
 
-def place(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePosition]:
+def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePosition]:
     """Where a task stands in its queue, and in what state that is."""
 
     def read(reply: list[Any]) -> QueuePosition:
@@ -66,14 +66,14 @@ def place(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePosition]:
 
     of = engine.tenant_keys(tid)
     return engine.call(
-        "place", read, queues=of.queues, ghosts=of.ghosts, waiting=engine.partition_keys(tid).waiting,
+        "queue_position", read, queues=of.queues, ghosts=of.ghosts, waiting=engine.partition_keys(tid).waiting,
         root=engine.root(tid), tid=tid, id=task_id, clock=engine.now(),
     )  # fmt: skip
 
 
-def owner(engine: Engine, task_id: str, among: Iterable[int] | None = None) -> ScriptCall[str | None]:
+def find_tenant(engine: Engine, task_id: str, among: Iterable[int] | None = None) -> ScriptCall[str | None]:
     """The tid of the tenant whose live task this is; every partition is asked, or some, in one round trip."""
-    script = script_loader.load("owner")
+    script = script_loader.load("find_tenant")
     commands = []
     for partition in range(engine.options.partitions) if among is None else among:
         of = keys.of_partition(partition)
@@ -108,10 +108,10 @@ def stats(engine: Engine, tid: str, commands: Sequence[str] = ()) -> ScriptCall[
     return engine.call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
 
 
-def names(engine: Engine, tid: str) -> ScriptCall[list[str]]:
+def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
     """The tenant's queues, by name."""
     return engine.call(
-        "names",
+        "list_queues",
         lambda reply: sorted(name.decode() for name in reply),
         queues=engine.tenant_keys(tid).queues,
         tid=tid,

@@ -1,17 +1,17 @@
-"""Loads `lua/*.lua`: the header of a script is its contract, parsed, so that it cannot drift from the code.
+"""Loader of `lua/*.lua`, which parses the header of each script as its contract.
 
-    --! claim: one line that says what it does
+    --! claim: summary in one line
     --! KEYS    due queues {ready[10] delayed inprog}*      names become locals; `name[n]` is a table; `{…}*` repeats
     --! ARGV    worker lease_ms {command}*
-    --! FLAGS   allow-oom                                   optional: what `#!lua` is told
-    --! RETURNS …   --! EFFECTS …   --! COST …              for the reader; must be there
-    --@ include write, now                                  from lua/lib, each once, in this order
-    --@ lazy repairs(reap_expired): give_back, reap         `local reap_expired = repairs()` makes what is seldom needed
+    --! FLAGS   allow-oom                                   optional: the flags of `#!lua`
+    --! RETURNS …   --! EFFECTS …   --! COST …              for the reader; required
+    --@ include write, now                                  files of lua/lib, each once, in this order
+    --@ lazy maintenance(reap_expired): end_attempt, reap   `local reap_expired = maintenance()` builds it on demand
 
-Python gives the same names as keyword arguments (`script.bind(due=…, worker=…)`) and the repeated groups as `keys`
+Python passes the same names as keyword arguments (`script.bind(due=…, worker=…)`) and the repeated groups as `keys`
 and `args`. In the script, the first repeated key is KEYS[keys_from] and the first repeated argument ARGV[args_from].
-A script that includes `write` runs inside lua/lib/take_back.lua, which takes its writes back when it fails.
-The SHA of the text is the version: two releases run side by side on one server.
+A script that includes `write` runs inside lua/lib/rollback.lua, which reverts its writes when it fails.
+A script is called by the SHA of its text, so two releases can run side by side on one server.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _KIT = re.compile(r"^--@ lazy (?P<name>\w+)\((?P<gives>[\w, ]+)\): (?P<of>[\w, ]
 
 
 class ScriptError(Exception):
-    """A Lua file breaks the rules of its header."""
+    """A Lua file has an invalid header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What one of KEYS and ARGV is made of: fixed names, then perhaps a group that repeats."""
+    """The names in KEYS or ARGV: fixed names, then optionally a repeated group."""
 
     fixed: tuple[tuple[str, int], ...] = ()  # (name, size); size 0 = a single value
     repeated: tuple[tuple[str, int], ...] = ()
@@ -58,6 +58,8 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Script:
+    """A parsed script: its header, the source that Redis runs, and its SHA."""
+
     name: str
     summary: str
     sections: dict[str, str]
@@ -71,7 +73,7 @@ class Script:
     _width: int = field(repr=False)
 
     def bind(self, *, keys: Iterable[str] = (), args: Iterable[Any] = (), **named: Any) -> Bound:
-        """The words after EVALSHA: sha, number of keys, keys, arguments. A wrong name is a TypeError."""
+        """Return the arguments of EVALSHA. Raise TypeError for a missing or unknown name."""
         if len(named) != self._count:
             raise TypeError(f"{self.name} takes {', '.join(self.names)}; got {', '.join(named)}")
         try:
@@ -91,9 +93,12 @@ def _words(text: str) -> list[str]:
 
 
 def _kit(kit: re.Match[str], library: str, there: str, keys: Names, args: Names) -> str:
-    """A function that makes other functions: a script that runs without them does not pay for them. What they alone
-    need of the script's `library`, so that it is not `there`, is made with them, and so are the names they use: each
-    local of `main` that a function within it refers to costs 50 ns a call, needed or not."""
+    """Return a Lua function that creates other functions on demand.
+
+    A script pays for these functions only when it needs them. Functions of the script's `library` that only they use
+    (not in `there`) are created with them. So are the locals for the names they use: each local of `main` that an
+    inner function refers to costs 50 ns per call, used or not.
+    """
     gives = f"return {kit['gives']}"
     made = _needed(_text(kit["of"]), gives)
     own = "".join(function[0] for function in _FUNCTION.finditer(library) if function[0] not in there)
@@ -111,19 +116,19 @@ def _names(text: str, where: str) -> Names:
         raise ScriptError(f"{where}: a repeated group is written {{…}}* and comes last")
 
     def parse(words: str) -> tuple[tuple[str, int], ...]:
-        found = []
+        parsed = []
         for word in words.split():
             match = _NAME.match(word)
             if not match:
                 raise ScriptError(f"{where}: {word!r} is not a name")
-            found.append((match[1], int(match[2] or 0)))
-        return tuple(found)
+            parsed.append((match[1], int(match[2] or 0)))
+        return tuple(parsed)
 
     return Names(parse(fixed.replace("-", "")), parse(repeated.removesuffix("}*")))
 
 
 def _declared(keys: Names, args: Names, text: str) -> str:
-    """The names of KEYS and ARGV that this text uses, as locals."""
+    """Return Lua locals for the names of KEYS and ARGV that this text uses."""
     code = _COMMENT.sub("", text)
     return "\n".join([*_locals(keys, "KEYS", "keys_from", code), *_locals(args, "ARGV", "args_from", code)])
 
@@ -153,7 +158,7 @@ def parse(text: str, where: str = "script") -> Script:
             elif line.startswith("--@ include "):
                 includes += _words(line.removeprefix("--@ include "))
             else:
-                raise ScriptError(f"{where}: not an include: {line}")
+                raise ScriptError(f"{where}: not an include line: {line}")
         elif line.startswith("--!"):
             match = _HEADER.match(line)
             if not match:
@@ -179,7 +184,7 @@ def parse(text: str, where: str = "script") -> Script:
         [
             f"#!lua flags={flags}" if flags else "#!lua",
             "local call = redis.call",
-            _library("take_back").replace("--@ script", main) if "write" in includes else main,
+            _library("rollback").replace("--@ script", main) if "write" in includes else main,
         ]
     )
     fixed = [word for word, _ in keys.fixed + args.fixed]
@@ -211,7 +216,7 @@ def _picker(names: list[str], sizes: set[str]) -> Callable[[dict[str, Any]], tup
 
 
 def _needed(library: str, body: str) -> str:
-    """The library without the functions nobody calls: making one costs 65 ns each time the script runs."""
+    """Return the library without unused functions: creating one costs 65 ns per run."""
     for function in reversed(list(_FUNCTION.finditer(library))):
         rest = library[function.end() :]
         if not re.search(rf"\b{function[1]}\b", rest + body):

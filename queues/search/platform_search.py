@@ -95,7 +95,7 @@ def _by_key(tids: Sequence[str], asked: TaskQuery) -> list[PlatformSearchResult]
     if not validation.is_idempotency_key(asked.q):
         return []
     key = [NewTask(command="", payload="", idempotency_key=asked.q)]
-    known = _all([producer_commands.known(engine(), tid, key) for tid in tids])
+    known = _all([producer_commands.find_by_idempotency_key(engine(), tid, key) for tid in tids])
     made = [
         PlatformSearchResult(tid, each.task)
         for tid, answers in zip(tids, known, strict=True)
@@ -112,7 +112,7 @@ def _held(tids: Sequence[str], asked: TaskQuery) -> tuple[list[PlatformSearchRes
     if asked.command is not None:
         queues = [(tid, asked.command) for tid in tids]
     else:
-        names = _all([queries.names(engine(), tid) for tid in tids])
+        names = _all([queries.list_queues(engine(), tid) for tid in tids])
         queues = [(tid, name) for tid, of_tenant in zip(tids, names, strict=True) for name in of_tenant]
     is_cut = len(queues) > QUEUES
     looked, held = 0, defaultdict[str, list[str]](list)

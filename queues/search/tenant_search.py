@@ -149,7 +149,7 @@ def _by_id(tenant: Tenant, q: str) -> Task | None:
 def _by_key(tenant: Tenant, q: str) -> list[Task]:
     if not validation.is_idempotency_key(q):
         return []
-    known = producer_commands.known(
+    known = producer_commands.find_by_idempotency_key(
         engine(), tenant.tid, [NewTask(command="", payload="", idempotency_key=q)]
     ).run_sync()
     return [item.task for item in known if item is not None]
@@ -189,7 +189,7 @@ def _live(tenant: Tenant, asked: TaskQuery, start: SearchCursor, room: int) -> t
 
 def _spots(tenant: Tenant, asked: TaskQuery, places: Sequence[str], start: SearchCursor) -> Iterator[SearchCursor]:
     """The indexes that hold something, in order, from `start` on. Without a place: where the next page begins."""
-    names = [asked.command] if asked.command is not None else queries.names(engine(), tenant.tid).run_sync()
+    names = [asked.command] if asked.command is not None else queries.list_queues(engine(), tenant.tid).run_sync()
     names = [name for name in names if name >= start.command]
     for number in range(0, len(names), QUEUES_AT_ONCE):
         if number >= QUEUES:

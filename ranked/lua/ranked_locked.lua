@@ -1,4 +1,4 @@
---! ranked_locked: is somebody at work on an entry of a ranked queue.
+--! ranked_locked: report whether an entry of a ranked queue is locked.
 --! KEYS    line
 --! ARGV    id
 --! RETURNS 1 | 0

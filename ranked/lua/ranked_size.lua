@@ -1,4 +1,4 @@
---! ranked_size: how many entries of a ranked queue nobody holds, the delayed among them.
+--! ranked_size: count the ready and delayed entries of a ranked queue.
 --! KEYS    line
 --! ARGV    clock
 --! RETURNS size
@@ -6,4 +6,4 @@
 --! COST    O(log entries)
 --! FLAGS   no-writes
 --@ include now, ranked
-return call('ZCARD', line) - call('ZCOUNT', line, exactly(HELD + (now_ms() + 1) * 101), '+inf')
+return call('ZCARD', line) - call('ZCOUNT', line, format_exact(HELD + (now_ms() + 1) * 101), '+inf')

@@ -1,3 +1,5 @@
+"""The multiplexed connection to Redis, and what its callers get when the server fails."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,14 +34,14 @@ async def echo(pipe: MultiplexedConnection, text: str) -> Any:
     return (await pipe.send([("ECHO", text)]))[0]
 
 
-async def test_many_requests_share_one_connection_and_get_their_own_answers(pipe: MultiplexedConnection) -> None:
-    answers = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(2000)))
-    assert answers == [f"{n}".encode() for n in range(2000)]
+async def test_many_requests_share_one_connection_and_get_their_own_replies(pipe: MultiplexedConnection) -> None:
+    replies = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(2000)))
+    assert replies == [f"{n}".encode() for n in range(2000)]
     clients = (await pipe.send([("CLIENT", "LIST")]))[0]
     assert clients.count(b"cmd=client|list") == len(clients.splitlines()) == 1
 
 
-async def test_the_lines_of_a_request_are_answered_in_order_and_errors_are_values(pipe: MultiplexedConnection) -> None:
+async def test_replies_are_in_the_order_of_the_commands_and_errors_are_values(pipe: MultiplexedConnection) -> None:
     first, second, third, fourth = await pipe.send(
         [("SET", "k", b"\x00\xff"), ("LPUSH", "k", "x"), ("EVALSHA", "0" * 40, 0), ("GET", "k")]
     )
@@ -48,14 +50,14 @@ async def test_the_lines_of_a_request_are_answered_in_order_and_errors_are_value
     assert isinstance(third, NoScriptError)
 
 
-async def test_a_large_answer_arrives_whole(pipe: MultiplexedConnection) -> None:
+async def test_large_reply_is_complete(pipe: MultiplexedConnection) -> None:
     await pipe.send([("SET", "k", b"x" * 10_000_000)])
     small, large = await asyncio.gather(echo(pipe, "a"), pipe.send([("GET", "k")]))
     assert small == b"a"
     assert len(large[0]) == 10_000_000
 
 
-async def test_when_the_server_dies_everybody_who_waits_is_told_and_the_next_request_connects_anew(
+async def test_dead_server_fails_all_waiting_requests_and_the_next_one_reconnects(
     pipe: MultiplexedConnection, server: Valkey
 ) -> None:
     await echo(pipe, "a")
@@ -63,54 +65,52 @@ async def test_when_the_server_dies_everybody_who_waits_is_told_and_the_next_req
     waiting = [asyncio.create_task(echo(pipe, f"{n}")) for n in range(50)]
     await asyncio.sleep(0)
     server.kill()
-    told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(answer) for answer in told} == {ConnectionError}
+    replies = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(reply) for reply in replies} == {ConnectionError}
     with pytest.raises(ConnectionError):
-        await echo(pipe, "nobody there")
+        await echo(pipe, "no server")
     server.start()
     assert await echo(pipe, "back") == b"back"
 
 
-async def test_a_server_that_hangs_costs_no_request_more_than_its_deadline(
-    pipe: MultiplexedConnection, server: Valkey
-) -> None:
+async def test_requests_to_a_hanging_server_fail_at_their_deadline(pipe: MultiplexedConnection, server: Valkey) -> None:
     await echo(pipe, "a")
     loop = asyncio.get_running_loop()
     os.kill(server.pid, signal.SIGSTOP)
     try:
         started = loop.time()
-        told = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(100)), return_exceptions=True)
+        replies = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(100)), return_exceptions=True)
         assert loop.time() - started < 15
-        assert {type(answer) for answer in told} == {ConnectionError}
+        assert {type(reply) for reply in replies} == {ConnectionError}
         with pytest.raises((ConnectionError, TimeoutError)):
-            await echo(pipe, "connects, and is not answered")
+            await echo(pipe, "no reply")
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert await echo(pipe, "back") == b"back"
 
 
-async def test_a_caller_that_gives_up_does_not_shift_the_others_answers(pipe: MultiplexedConnection) -> None:
+async def test_cancelled_request_does_not_shift_the_replies_of_others(pipe: MultiplexedConnection) -> None:
     await echo(pipe, "a")
     tasks = [asyncio.create_task(echo(pipe, f"{n}")) for n in range(100)]
     await asyncio.sleep(0)
     for task in tasks[::3]:
         task.cancel()
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    for n, answer in enumerate(answers):
-        assert isinstance(answer, asyncio.CancelledError) if n % 3 == 0 else answer == f"{n}".encode()
+    replies = await asyncio.gather(*tasks, return_exceptions=True)
+    for n, reply in enumerate(replies):
+        assert isinstance(reply, asyncio.CancelledError) if n % 3 == 0 else reply == f"{n}".encode()
     assert await echo(pipe, "next") == b"next"
 
 
-async def test_more_requests_than_may_be_in_flight_are_refused_at_once(server: Valkey) -> None:
+async def test_requests_above_the_in_flight_limit_are_refused_at_once(server: Valkey) -> None:
     pipe = MultiplexedConnection(server.url, in_flight=10)
     await echo(pipe, "a")
-    answers = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(30)), return_exceptions=True)
-    assert [isinstance(answer, bytes) for answer in answers] == [True] * 10 + [False] * 20
-    assert await echo(pipe, "room again") == b"room again"
+    replies = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(30)), return_exceptions=True)
+    assert [isinstance(reply, bytes) for reply in replies] == [True] * 10 + [False] * 20
+    assert await echo(pipe, "below the limit") == b"below the limit"
     await pipe.close()
 
 
-async def test_a_hundred_who_find_no_connection_make_one(pipe: MultiplexedConnection, server: Valkey) -> None:
+async def test_hundred_concurrent_requests_open_one_connection(pipe: MultiplexedConnection, server: Valkey) -> None:
     await asyncio.gather(*(echo(pipe, f"{n}") for n in range(100)))
     info = (await pipe.send([("INFO", "stats")]))[0]
     before = int(dict(line.split(b":") for line in info.splitlines() if b":" in line)[b"total_connections_received"])
@@ -120,10 +120,10 @@ async def test_a_hundred_who_find_no_connection_make_one(pipe: MultiplexedConnec
     await asyncio.gather(*(echo(pipe, f"{n}") for n in range(100)))
     info = (await pipe.send([("INFO", "clients")]))[0]
     assert b"connected_clients:1\r\n" in info
-    assert before <= 3  # the server's own start asks whether it is up
+    assert before <= 3  # starting the server opens connections to check that it is up
 
 
-async def test_a_slow_reader_makes_writers_wait_instead_of_filling_memory(
+async def test_slow_server_blocks_writers_instead_of_filling_memory(
     pipe: MultiplexedConnection, server: Valkey
 ) -> None:
     await echo(pipe, "a")
@@ -137,13 +137,13 @@ async def test_a_slow_reader_makes_writers_wait_instead_of_filling_memory(
         assert pipe._link.is_full
         late = asyncio.create_task(pipe.send([("SET", "late", big)]))
         await asyncio.sleep(0)
-        assert len(pipe._link.waiting) == 3, "the fourth has not even been queued"
+        assert len(pipe._link.waiting) == 3, "the fourth request is not queued yet"
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert [answer[0] for answer in await asyncio.gather(*tasks, late)] == [b"OK"] * 4
+    assert [reply[0] for reply in await asyncio.gather(*tasks, late)] == [b"OK"] * 4
 
 
-async def test_the_runner_sends_a_missing_script_once_and_names_what_redis_refuses(
+async def test_runner_loads_a_missing_script_once_and_reports_refused_writes(
     pipe: MultiplexedConnection, server: Valkey
 ) -> None:
     runner = AsyncRunner(pipe.send, SyncRunner(None))  # type: ignore[arg-type]

@@ -14,12 +14,12 @@ def test_due_tasks_become_ready(queue: Queue, clock: Clock) -> None:
     for delay in (1000, 2000, 9000):
         queue.enqueue(f"{delay}", delay_ms=delay)
     partition = engine().partition_of(queue.tenant.tid)
-    assert maintenance_commands.visits(engine(), partition).run_sync() == []
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
     clock.advance(2)
-    assert maintenance_commands.visits(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
     moved, next_due_ms = maintenance_commands.promote(engine(), queue.tenant.tid, "send").run_sync()
     assert (moved, next_due_ms) == (2, clock.now_ms + 7000)
-    assert maintenance_commands.visits(engine(), partition).run_sync() == []
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
     assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 2
 
 

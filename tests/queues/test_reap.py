@@ -17,9 +17,9 @@ def test_an_expired_lease_is_found_without_a_claimer(queue: Queue, clock: Clock)
     queue.look(count=2, lease_seconds=20)
     partition = engine().partition_of(queue.tenant.tid)
     clock.advance(9.999)
-    assert maintenance_commands.visits(engine(), partition).run_sync() == []
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
     clock.advance(0.001)
-    assert maintenance_commands.visits(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
     expired, dead, next_due_ms = maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     assert (expired, dead) == (1, 0)
     assert next_due_ms <= clock.now_ms + 10_000

@@ -323,4 +323,4 @@ def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Ten
 
 def test_scanning_needs_no_queue(tenant: Tenant) -> None:
     assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
-    assert queries.names(engine(), tenant.tid).run_sync() == []
+    assert queries.list_queues(engine(), tenant.tid).run_sync() == []

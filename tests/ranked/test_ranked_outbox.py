@@ -23,6 +23,7 @@ from queues.current_engine import engine
 from queues.engine import Engine, keys
 from queues.models import BeatJob
 from queues.periodic import SKIPPED
+from ranked import metrics as _ranked_metrics  # noqa: F401 - registers the gauge
 from ranked import periodic_tasks, services
 from ranked.models import RankedEntry
 from ranked.services import Rank, RankedQueue

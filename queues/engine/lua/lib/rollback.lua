@@ -1,20 +1,20 @@
--- Redis does not roll a script back; this does. Every write remembers its inverse in `undo`, and when anything fails,
--- whatever the reason, what was written is taken back, newest first, before the error leaves the script.
+-- Redis does not roll back a script that fails, so this wrapper does. Every write stores its inverse in `undo`. When
+-- the script raises an error, the inverses run, newest first, before the error is returned.
 local undo = {}
 local function main()
 --@ script
 end
 local ok, reply = pcall(main)
 if ok then return reply end
-local function members(pairs)
-  local found = {}
-  for i = 2, #pairs, 2 do found[i / 2] = pairs[i] end
-  return unpack(found)
+local function members_of(pairs)
+  local members = {}
+  for i = 2, #pairs, 2 do members[i / 2] = pairs[i] end
+  return unpack(members)
 end
 local inverses = {
-  hash = function(key, fields, was)
+  hash = function(key, fields, before)
     for i, field in ipairs(fields) do
-      if was[i] then call('HSET', key, field, was[i]) else call('HDEL', key, field) end
+      if before[i] then call('HSET', key, field, before[i]) else call('HDEL', key, field) end
     end
   end,
   count = function(key, field, by)
@@ -26,7 +26,7 @@ local inverses = {
   popped = function(key, ids)
     for i = #ids, 1, -1 do call('RPUSH', key, ids[i]) end
   end,
-  added = function(key, pairs) call('ZREM', key, members(pairs)) end,
+  added = function(key, pairs) call('ZREM', key, members_of(pairs)) end,
   removed = function(key, pairs) call('ZADD', key, unpack(pairs)) end,
   entry = function(key, id) call('XDEL', key, id) end,
 }

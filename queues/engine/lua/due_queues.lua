@@ -1,9 +1,9 @@
---! visits: the queues of a partition that need a visit now, the longest due first.
+--! due_queues: list the queues of a partition with due tasks or expired leases, longest due first.
 --! KEYS    due
 --! ARGV    limit clock
 --! RETURNS {queue}*
 --! EFFECTS none
---! COST    O(log queues + limit), whatever is not due
+--! COST    O(log queues + limit)
 --! FLAGS   no-writes
 --@ include now
 return call('ZRANGEBYSCORE', due, '-inf', now_ms(), 'LIMIT', 0, limit)

@@ -1,8 +1,8 @@
--- A rate limit is one number, the moment until which everything admitted so far is paid for. What comes is admitted
--- while that moment is less than a burst ahead, and then pays its whole price: a batch larger than the burst goes
--- through once, and the next one waits. `limits` is "<key> <ms a unit> <burst ms>" for each bucket that counts.
--- Answers the buckets, or nil and how many milliseconds to wait.
-local function admitted(limits, now)
+-- A rate limit (GCRA) is stored as one number: the time until which all admitted requests are paid for. A request is
+-- admitted while that time is less than a burst in the future, and then pays its full price: a batch larger than the
+-- burst passes once, and the next one waits. `limits` is "<key> <ms per unit> <burst ms>" for each bucket.
+-- Returns the buckets, or nil and the milliseconds to wait.
+local function check_limits(limits, now)
   local buckets, wait = {}, 0
   for key, price, burst in string.gmatch(limits, '(%S+) (%S+) (%S+)') do
     local before = call('GET', key)
@@ -15,10 +15,10 @@ local function admitted(limits, now)
   return buckets, 0
 end
 
-local function charge(buckets, count, now)
+local function charge_buckets(buckets, count, now)
   for _, bucket in ipairs(buckets) do
     local key, before, paid, price = unpack(bucket, 1, 4)
-    paid = paid + price * count -- with its fraction: at a million a second each costs a microsecond
+    paid = paid + price * count -- a float: at a million units per second, each costs one microsecond
     string_set(key, before, string.format('%.6f', paid), 'PX', math.ceil(paid - now) + 1000)
   end
 end

@@ -1,4 +1,4 @@
---! names: the queues that a tenant has.
+--! list_queues: list the queues of a tenant.
 --! KEYS    queues
 --! ARGV    tid
 --! RETURNS {command}*

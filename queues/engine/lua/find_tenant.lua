@@ -1,4 +1,4 @@
---! owner: whose task an id is, in this partition. For the platform's operators, who are given an id and no tenant.
+--! find_tenant: find the tenant of a task in this partition, for an operator who has only the task's id.
 --! KEYS    due
 --! ARGV    root id
 --! RETURNS "<tid>:<command>" | nothing

@@ -1,7 +1,7 @@
--- Who may act on a leased task: the tenant it belongs to, the worker that holds it, with the token of that very claim,
--- while the lease lives. A task of another tenant answers as one that does not exist.
--- Answers nil and the deadline, or the word for what is wrong.
-local function refusal(id, queue, status, lease, token, now)
+-- Checks that a worker may act on a leased task: it is a task of the tenant, the worker holds its lease, the token is
+-- that of the claim, and the lease has not expired. A task of another tenant is reported as not found.
+-- Returns nil and the deadline, or the reason for the refusal.
+local function check_lease(id, queue, status, lease, token, now)
   if not queue or string.sub(queue, 1, #tid + 1) ~= tid .. ':' then return 'NOT_FOUND' end
   if status == 'CANCELLED' then return 'CANCELLED' end
   if status == 'COMPLETED' or status == 'FAILED' then return 'ENDED' end
