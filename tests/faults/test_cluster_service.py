@@ -346,14 +346,14 @@ def claimed_or_none(asker: Asker) -> dict[str, Any] | None:
 def test_every_primary_has_to_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
         monkeypatch.setattr(readiness, "client", lambda: store)
-        assert readiness.redis_is_missing() is None
+        assert readiness.redis_problem() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, said in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = readiness.redis_is_missing() or ""
+                missing = readiness.redis_problem() or ""
                 assert missing.startswith(said)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)
