@@ -1,7 +1,8 @@
-"""Prometheus metrics of a whole machine: every process keeps its counters in a file, a scrape adds the files up.
+"""Prometheus metrics of all processes on a machine.
 
-All web processes share one port, so a scrape reaches any of them, and Celery counts too. The files of a process that
-has ended stay: a counter must not go back.
+Every process keeps its counters in a file, and a scrape adds the files up: the web processes share one port, so a
+scrape reaches any of them, and Celery processes count too. The files of ended processes stay, because a counter must
+not fall.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from glob import glob
 
 from core.conf import conf
 
-# Processes of several containers may share CODEQ_HOME, and then have the same process ids.
+# Containers that share CODEQ_HOME may have equal process ids: each host name gets a directory of its own.
 _directory = conf().home_path / "metrics" / (re.sub(r"[^A-Za-z0-9_.-]", "_", socket.gethostname()) or "local")
 _directory.mkdir(parents=True, exist_ok=True)
-# prometheus_client looks at the environment once, when it is imported.
+# prometheus_client reads this variable once, when it is imported.
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_directory)
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest  # noqa: E402
@@ -27,42 +28,46 @@ from prometheus_client.core import GaugeMetricFamily  # noqa: E402
 from prometheus_client.multiprocess import MultiProcessCollector  # noqa: E402
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# What is read from outside at a scrape gets this long altogether.
+# The time that one scrape has for the gauges that are read from Redis and PostgreSQL.
 SCRAPE_SECONDS = 2.0
-# Commands are chosen by clients: a thousandth name must not make a thousand time series more.
-LABELS = 500
-OTHER = "other"
-TALLY_SECONDS = 0.5
+# Clients choose the names of commands. At most this many become label values in one process, so that the number of
+# time series stays bounded; the others count as `other`.
+MAX_LABELS = 500
+OTHER_LABEL = "other"
+FLUSH_SECONDS = 0.5
 
-Gauges = Callable[[float], Iterable[Metric]]
-_gauges: list[Gauges] = []
-_known: set[str] = set()
-_tallies: list[BufferedCounter] = []
+GaugeReader = Callable[[float], Iterable[Metric]]
+_gauge_readers: list[GaugeReader] = []
+_labels: set[str] = set()
+_buffered_counters: list[BufferedCounter] = []
 
 
 def label(command: str) -> str:
-    """The label value for a command: itself, or `other` once this process knows LABELS of them."""
-    if command in _known:
+    """Return the label value for a command: its name, or `other` beyond MAX_LABELS names."""
+    if command in _labels:
         return command
-    if len(_known) >= LABELS:
-        return OTHER
-    _known.add(command)
+    if len(_labels) >= MAX_LABELS:
+        return OTHER_LABEL
+    _labels.add(command)
     return command
 
 
 class BufferedCounter:
-    """What an event loop counts by command. Writing to the file costs more than the rest of counting, so it is done
-    once for all of a while, and before this process is scraped or ends."""
+    """A counter by command for code on the event loop.
+
+    Writing to the file costs more than counting, so counts are collected and written every FLUSH_SECONDS, and before
+    this process is scraped or ends.
+    """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._counts: dict[str, int] = {}
-        _tallies.append(self)
+        _buffered_counters.append(self)
 
     def add(self, command: str) -> None:
         counts = self._counts
         if not counts:
-            asyncio.get_running_loop().call_later(TALLY_SECONDS, self.flush)
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
         counts[command] = counts.get(command, 0) + 1
 
     def flush(self) -> None:
@@ -72,40 +77,43 @@ class BufferedCounter:
 
 
 def flush() -> None:
-    """On the event loop, as `Tally.add` is."""
-    for tally in _tallies:
-        tally.flush()
+    """Write all collected counts. Call it on the event loop."""
+    for counter in _buffered_counters:
+        counter.flush()
 
 
-def at_scrape(read: Gauges) -> Gauges:
-    """Have `read(until)` asked at every scrape for gauges; `until` is a moment of time.monotonic()."""
-    _gauges.append(read)
+def at_scrape(read: GaugeReader) -> GaugeReader:
+    """Register a function that yields gauges at every scrape.
+
+    It is called with a deadline on the clock of time.monotonic().
+    """
+    _gauge_readers.append(read)
     return read
 
 
-class _Files(MultiProcessCollector):
+class _CounterFiles(MultiProcessCollector):
     def collect(self) -> Iterator[Metric]:
-        # One that a process has opened and not yet written, or never will, as it was killed between, has no beginning.
+        # A process that was killed between opening and writing its file leaves an empty one.
         files = [name for name in glob(str(_directory.parent / "*" / "*.db")) if os.path.getsize(name)]
         yield from self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
 
 
-class _AtScrape:
+class _Gauges:
     def collect(self) -> Iterator[Metric]:
-        until = time.monotonic() + SCRAPE_SECONDS
-        for read in _gauges:
-            yield from read(until)
+        deadline = time.monotonic() + SCRAPE_SECONDS
+        for read in _gauge_readers:
+            yield from read(deadline)
 
 
 def scrape() -> bytes:
-    """Everything, in Prometheus' text format. Reads files and asks Redis: not on an event loop."""
+    """Return all metrics in Prometheus' text format. It blocks: do not call it on an event loop."""
     registry = CollectorRegistry()
-    _Files(registry, path=str(_directory))  # type: ignore[no-untyped-call]
-    registry.register(_AtScrape())
+    _CounterFiles(registry, path=str(_directory))  # type: ignore[no-untyped-call]
+    registry.register(_Gauges())
     return generate_latest(registry)
 
 
-# Other modules take these from here, or they would be imported before the environment says where to count.
+# Import prometheus_client's names from here: the directory must be set before its first import.
 __all__ = ["BufferedCounter", "Counter", "GaugeMetricFamily", "Histogram", "at_scrape", "flush", "label", "scrape"]
 
 refusals = Counter("codeq_http_errors_total", "Answers of the API that were problems.", ["status", "code"])

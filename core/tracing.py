@@ -1,9 +1,9 @@
-"""Traces by OpenTelemetry: off until CODEQ_TRACING_ENDPOINT says where they go.
+"""OpenTelemetry traces, off unless CODEQ_TRACING_ENDPOINT is set.
 
-While they are off, nothing of this runs in a request and OpenTelemetry is not asked for; a task's trace context is
-carried to its worker and its callback all the same. While they are on, a request of the API is a span
-`HTTP <METHOD> <ROUTE>` with one `codeq/<verb>` inside, a task belongs to the trace it was put in by, and its callback
-goes out as a span of that trace. Spans say which operation, tenant, queue and task; never a payload or a token.
+While they are off, no code of this module runs in a request and OpenTelemetry is not imported; a task's trace context
+still reaches its worker and its callback. While they are on, an API request is a span `HTTP <METHOD> <ROUTE>` with one
+span `codeq/<operation>` inside, a task belongs to the trace of its producer, and its callback is a span of that trace.
+Span attributes name the operation, tenant, queue and task, never a payload or a token.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADERS = (b"traceparent", b"tracestate")
-# The task then keeps our span as its parent, and not the one that called us.
-PUTS_IN_TASKS = ("enqueue", "enqueue_batch")
+# In these operations the task's parent is the span made here, not the caller's.
+ENQUEUE_OPERATIONS = ("enqueue", "enqueue_batch")
 
 
 @cache
 def tracer() -> Tracer | None:
-    """This process's tracer; None while traces are off. Made on first use: the thread it starts survives no fork."""
-    wanted = conf().tracing
-    if not wanted.endpoint:
+    """Return the tracer of this process, or None while traces are off.
+
+    It is made on first use, because its thread does not survive a fork.
+    """
+    settings = conf().tracing
+    if not settings.endpoint:
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -46,53 +49,53 @@ def tracer() -> Tracer | None:
     except ImportError as error:
         raise ConfigError("CODEQ_TRACING_ENDPOINT is set: install codeq[tracing].") from error
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(wanted.ratio)),
+        sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
         resource=Resource.create({"service.name": "codeq"}),
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=wanted.endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
     return provider.get_tracer("codeq")
 
 
-def traced(front: Router, views: Iterable[Any]) -> Application:
-    """The application as it is served: with a span around each request of the API, if there are to be any."""
-    found = tracer()
-    if found is None:
-        return front
-    for declared_in in views:
-        for method, (declared, handler) in declared_in.operations.items():
-            declared_in.operations[method] = (declared, _verb(found, declared.name, handler))
-    return _requests(found, front)
+def traced(router: Router, views: Iterable[Any]) -> Application:
+    """Return the application with a span around each API request, or unchanged while traces are off."""
+    active_tracer = tracer()
+    if active_tracer is None:
+        return router
+    for view in views:
+        for method, (operation, handler) in list(view.operations.items()):
+            view.operations[method] = (operation, _traced_handler(active_tracer, operation.name, handler))
+    return _traced_requests(active_tracer, router)
 
 
 @contextmanager
 def span(name: str, parent: str, state: str) -> Iterator[tuple[str, str]]:
-    """A call made for a task, as a span of the task's trace; the trace context it goes out with."""
-    found = tracer()
-    if found is None:
+    """Make an outgoing call a span of its task's trace; yields the trace context to send."""
+    active_tracer = tracer()
+    if active_tracer is None:
         yield parent, state
         return
     from opentelemetry.trace import SpanKind
 
-    sent = {"traceparent": parent, "tracestate": state}
-    with found.start_as_current_span(name, context=_context(sent), kind=SpanKind.CLIENT):
-        own = _current()
-        yield own.get("traceparent", ""), own.get("tracestate", "")
+    headers = {"traceparent": parent, "tracestate": state}
+    with active_tracer.start_as_current_span(name, context=_extract_context(headers), kind=SpanKind.CLIENT):
+        context = _inject_context()
+        yield context.get("traceparent", ""), context.get("tracestate", "")
 
 
-def _requests(found: Tracer, front: Router) -> Application:
+def _traced_requests(active_tracer: Tracer, router: Router) -> Application:
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
     from core.http.router import API_PREFIX
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(API_PREFIX):
-            await front(scope, receive, send)
+            await router(scope, receive, send)
             return
-        sent = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
         route = _route(scope["path"])
-        with found.start_as_current_span(
+        with active_tracer.start_as_current_span(
             f"HTTP {scope['method'][:16]} {route}",
-            context=_context(sent),
+            context=_extract_context(headers),
             kind=SpanKind.SERVER,
             attributes={"http.request.method": scope["method"][:16], "http.route": route},
         ) as current:
@@ -104,51 +107,51 @@ def _requests(found: Tracer, front: Router) -> Application:
                         current.set_status(Status(StatusCode.ERROR))
                 await send(message)
 
-            await front(scope, receive, send_and_note)
+            await router(scope, receive, send_and_note)
 
     return application
 
 
-def _verb(found: Tracer, name: str, handler: Any) -> Any:
+def _traced_handler(active_tracer: Tracer, name: str, handler: Any) -> Any:
     @wraps(handler)
     async def run(view: Any, caller: Any, **arguments: Any) -> Any:
-        said = {"codeq.tenant": caller.tenant.slug}
+        attributes = {"codeq.tenant": caller.tenant.slug}
         for attribute, value in (
             ("codeq.task", arguments.get("task_id")),
             ("codeq.queue", arguments.get("command") or getattr(arguments.get("body"), "command", None)),
         ):
             if isinstance(value, str):
-                said[attribute] = value[:128]
-        # What is refused is no error of ours; the request's span says when something is.
-        with found.start_as_current_span(
-            f"codeq/{name}", attributes=said, record_exception=False, set_status_on_exception=False
+                attributes[attribute] = value[:128]
+        # A rejected request is not an error of the service; the span of the request records those.
+        with active_tracer.start_as_current_span(
+            f"codeq/{name}", attributes=attributes, record_exception=False, set_status_on_exception=False
         ):
-            if name in PUTS_IN_TASKS:
-                own = _current()
+            if name in ENQUEUE_OPERATIONS:
+                context = _inject_context()
                 for header in HEADERS:
-                    view.request.received[header] = own.get(header.decode(), "").encode()
+                    view.request.received[header] = context.get(header.decode(), "").encode()
             return await handler(view, caller, **arguments)
 
     return run
 
 
-def _context(sent: Mapping[str, str]) -> Any:
+def _extract_context(headers: Mapping[str, str]) -> Any:
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return TraceContextTextMapPropagator().extract(sent, Context())
+    return TraceContextTextMapPropagator().extract(headers, Context())
 
 
-def _current() -> dict[str, str]:
+def _inject_context() -> dict[str, str]:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    own: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(own)
-    return own
+    context: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(context)
+    return context
 
 
 def _route(path: str) -> str:
-    """The path as the API's documents have it: ids would make a name of their own for each."""
+    """Return the route of a path. The path itself would give every id a span name of its own."""
     try:
         return "/" + get_resolver().resolve(path).route.replace("<str:", "{").replace(">", "}")
     except Resolver404:

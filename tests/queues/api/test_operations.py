@@ -254,7 +254,7 @@ async def test_a_thousand_commands_are_not_a_thousand_series(
 ) -> None:
     from core import metrics
 
-    monkeypatch.setattr(metrics, "LABELS", len(metrics._known) + 3)
+    monkeypatch.setattr(metrics, "MAX_LABELS", len(metrics._labels) + 3)
     for number in range(10):
         await made(producer, command=f"MANY-{number}")
     text = (await anonymous.get("/metrics")).body.decode()
