@@ -15,9 +15,9 @@ CLIENT_ERROR_CHARS = 300
 
 
 class ClientErrorFilter(logging.Filter):
-    """Log requests that Django rejects (unknown host, forged form) as a short warning without a traceback.
+    """Log requests that Django rejects as short warnings without a traceback.
 
-    Any client can cause them: a header of 60 KB once wrote 240 KB of log.
+    Any client can cause them with an unknown host or a forged form: a header of 60 KB once wrote 240 KB of log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -29,7 +29,7 @@ class ClientErrorFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Write each record as one JSON object, whatever characters the message contains."""
+    """Write each record as one JSON object, for messages with any characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -106,7 +106,7 @@ class _Gauges:
 
 
 def scrape() -> bytes:
-    """Return all metrics in Prometheus' text format. It blocks: do not call it on an event loop."""
+    """Return all metrics in Prometheus' text format. Blocks: not for an event loop."""
     registry = CollectorRegistry()
     _CounterFiles(registry, path=str(_directory))  # type: ignore[no-untyped-call]
     registry.register(_Gauges())

@@ -25,20 +25,23 @@ DETAIL_CHARACTERS = 400
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What went wrong. `error` repeats `code` for clients of codeQ."""
+    """A problem. `error` repeats `code` for clients of codeQ."""
 
     type: Annotated[str, Meta(description="Names the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
     title: Annotated[str, Meta(description="The kind of problem in words; the same every time.")]
     status: Annotated[int, Meta(ge=400, le=599, description="The HTTP status.")]
     code: Annotated[str, Meta(description="The stable word to switch on.", examples=["task_not_found"])]
     error: Annotated[str, Meta(description="The same text as `code`.")]
-    detail: Annotated[str, Meta(description="What is wrong with this request.")]
+    detail: Annotated[str, Meta(description="The problem with this request.")]
     request_id: Annotated[str, Meta(description="The `X-Request-Id` of this request.")]
     retry_after_seconds: Annotated[int | None, Meta(description="When to try again.")] = None
 
 
 def from_exception(error: BaseException) -> CodeqError:
-    """Return the CodeqError for any exception. An unexpected one is logged here, and the client learns nothing of it."""
+    """Return the CodeqError for an exception.
+
+    An unexpected exception is logged here, and the client gets no details of it.
+    """
     if isinstance(error, CodeqError):
         return error
     if isinstance(error, msgspec.MsgspecError):
@@ -117,5 +120,5 @@ def problem_response(error: BaseException) -> HttpResponse:
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """Handle exceptions of Django REST framework's own views (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`)."""
+    """Handle exceptions of DRF's own views (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`)."""
     return problem_response(error)

@@ -1,4 +1,4 @@
-"""The id of the current request: taken from `X-Request-Id` or generated, returned, and part of every log line."""
+"""The id of the current request: returned in `X-Request-Id` and added to every log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thread pools for blocking work of the API: the database, the synchronous Redis client, the artifact storage."""
+"""Thread pools for blocking work of the API, such as the database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _connections: set[BaseDatabaseWrapper] = set()
 
 
 async def run_db(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `work`, which may use the ORM, and return its result. Raises Unavailable if the database does not answer."""
+    """Run `work`, which may use the ORM, and return its result.
+
+    Raises Unavailable if the database does not answer in time.
+    """
     future = start_db(work, *args, **kwargs)
     try:
         done, _ = await asyncio.wait([future], timeout=DB_TIMEOUT_SECONDS)

@@ -57,7 +57,7 @@ def tracer() -> Tracer | None:
 
 
 def traced(router: Router, views: Iterable[Any]) -> Application:
-    """Return the application with a span around each API request, or unchanged while traces are off."""
+    """Return the application with a span for each request, or as it is if traces are off."""
     active_tracer = tracer()
     if active_tracer is None:
         return router

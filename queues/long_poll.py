@@ -56,7 +56,7 @@ class Poll(Protocol):
 
     @property
     def seconds_until_due(self) -> float | None:
-        """After an attempt: the seconds until a delayed task or an expiring lease is worth another attempt."""
+        """After an attempt: the seconds until the next task falls due, if known."""
 
     async def attempt(self, wait_ms: int) -> bool:
         """Try to get an answer. `wait_ms` is how long the request will wait if there is none."""
@@ -132,7 +132,7 @@ class LongPollRegistry:
             self._listener = asyncio.get_running_loop().create_task(self._listen(), name="codeq-long-poll")
 
     def end_polls(self) -> None:
-        """Answer every waiting request with what there is, and let no other request wait: the process is stopping."""
+        """Let every waiting request answer now, and no other wait: the process is stopping."""
         self._is_closing = True
         for waiter in self._all_waiters():
             self._unpark(waiter)
@@ -264,7 +264,10 @@ class LongPollRegistry:
     # Wake-ups
 
     def wake(self, queue: str, limit: int = 1) -> None:
-        """Call the oldest parked waiters of a queue, at most `limit`; if none is parked, let one try once more."""
+        """Call the oldest parked waiters of a queue, at most `limit`.
+
+        If no waiter is parked, one of those that are trying tries once more.
+        """
         for _ in range(limit):
             waiter = self._oldest(queue)
             if waiter is None:
@@ -272,7 +275,7 @@ class LongPollRegistry:
             self._call(waiter)
 
     def _oldest(self, queue: str) -> Waiter | None:
-        """Return the first waiter for the queue or for every queue of its tenant, parked waiters first."""
+        """Return the first waiter for the queue or all queues of its tenant, parked ones first."""
         tid = queue.partition(":")[0]
         candidates = [self._first(name) for name in (queue, f"{tid}:{ANY_QUEUE}")]
         return min(
@@ -352,7 +355,7 @@ class LongPollRegistry:
                 is_pinged = True
 
     def _handle(self, message: str) -> None:
-        """Act on a message of the wake channel: `ready <queue>`, `queue <new queue>` or `ended <task id>`."""
+        """Handle a message: `ready <queue>`, `queue <new queue>` or `ended <task id>`."""
         kind, _, name = message.partition(" ")
         if kind == "ready":
             self.wake(name)

@@ -1,4 +1,4 @@
-"""The decorator of periodic tasks: one run at a time, an outage logged in one line, the last run on record."""
+"""The decorator of periodic tasks: one run at a time, the last run on record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SKIPPED = "skipped: another run holds the lock"
 def periodic_task(
     name: str, *, lock_seconds: float = 10.0
 ) -> Callable[[Callable[[PeriodicTaskLock], str]], Callable[[], str]]:
-    """Make a Celery task of a function that works while it holds the lock and returns a summary of its work."""
+    """Register a function as a Celery task that runs under a lock.
+
+    The function receives the lock and returns a summary of its work. An outage of a server is logged in one line.
+    """
 
     def decorate(function: Callable[[PeriodicTaskLock], str]) -> Callable[[], str]:
         def task() -> str:

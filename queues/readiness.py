@@ -11,9 +11,10 @@ from queues.engine import script_loader
 
 
 def redis_problem() -> str | None:
-    """Return a problem if Redis cannot serve: down, read-only, not durable, evicting keys, or other partitions.
+    """Return a problem if Redis cannot serve queues.
 
-    Loads missing scripts. On a cluster every primary is checked; tenants of the others are served all the same.
+    It must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing scripts
+    are loaded. On a cluster every primary is checked; tenants of the others are served all the same.
     """
     try:
         store = client()

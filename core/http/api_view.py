@@ -1,7 +1,6 @@
-"""What every route of the API is: a view of Django REST framework whose dispatch is asynchronous and does only what
-a JSON API needs.
+"""The base class of API views: Django REST framework with an asynchronous, short dispatch.
 
-What its operations are is declared above their handlers (`core.http.operation`), and enforced here.
+The operations of a view are declared above their handlers (`core.http.operation`) and enforced here.
 """
 
 from __future__ import annotations
@@ -25,34 +24,42 @@ from core.http.openapi import ApiSchema
 from core.http.operation import Operation
 
 METHODS = ("get", "post", "put", "delete")
-# More than any route knows; a query with more is a mistake or an attack on the parser.
-QUERY_FIELDS = 20
+# No route has more query fields. A query with more is a mistake or an attack on the parser.
+MAX_QUERY_FIELDS = 20
 
 encode = msgspec.json.Encoder().encode
 
 
 @cache
 def rate_limiter() -> Callable[..., Awaitable[None]]:
-    """Return the function that the setting `API_RATE_LIMITER` names: it counts a request, or raises TooMany."""
+    """Return the function of the setting `API_RATE_LIMITER`.
+
+    It counts a request of a tenant, or raises TooMany.
+    """
     limiter: Callable[..., Awaitable[None]] = import_string(settings.API_RATE_LIMITER)
     return limiter
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> ApiResponse:
+    """Return a response with the value as its JSON body."""
     return ApiResponse(encode(value), status)
 
 
 def no_content() -> ApiResponse:
+    """Return an empty 204 response."""
     return ApiResponse(b"", 204)
 
 
 class ApiView(APIView):
-    """Authenticates, checks rights, reads, calls the handler; whatever is raised becomes a problem document."""
+    """Authenticate, check permissions, decode the body and call the handler of an operation.
+
+    Every exception becomes a problem document.
+    """
 
     schema = ApiSchema()
     operations: ClassVar[dict[str, tuple[Operation, Callable[..., Awaitable[HttpResponseBase]]]]] = {}
     allow: ClassVar[str] = ""
-    # What the schema says of this path's own parameters.
+    # The schemas of path parameters that only this view has.
     path_schemas: ClassVar[dict[str, dict[str, Any]]] = {}
 
     request: ApiRequest  # type: ignore[assignment]
@@ -69,67 +76,71 @@ class ApiView(APIView):
         cls.allow = ", ".join([*cls.operations, "OPTIONS"])
 
     @classmethod
-    def as_view(cls, **said: Any) -> Any:
-        """What Django and the schema look at, without the two layers that would look after cookies and forms."""
+    def as_view(cls, **initkwargs: Any) -> Any:
+        """Return the view function, without DRF's wrappers for CSRF checks and forms."""
 
         def view(request: ApiRequest, **arguments: Any) -> Awaitable[HttpResponseBase]:
-            self = cls(**said)
+            self = cls(**initkwargs)
             self.request = request
             return self.dispatch(request, **arguments)
 
-        return update_wrapper(view, super().as_view(**said))
+        return update_wrapper(view, super().as_view(**initkwargs))
 
     async def dispatch(self, request: ApiRequest, **arguments: Any) -> HttpResponseBase:  # type: ignore[override]
         try:
-            found = self.operations.get(request.method)
-            if found is None:
-                return self._other_method(request)
-            declared, handler = found
-            if declared.is_open:
+            declaration = self.operations.get(request.method)
+            if declaration is None:
+                return self._answer_other_method(request)
+            operation, handler = declaration
+            if operation.is_open:
                 return await handler(self)
             header = request.header(b"authorization")
-            caller = declared.authenticator.authenticate_cached(header)
+            caller = operation.authenticator.authenticate_cached(header)
             if caller is None:
-                caller = await declared.authenticator.authenticate_async(header)
+                caller = await operation.authenticator.authenticate_async(header)
             request.user = request.auth = caller
-            for permission in declared.permissions:
+            for permission in operation.permissions:
                 if not permission.has_permission(request, self):  # type: ignore[arg-type]
                     raise errors.Forbidden(getattr(permission, "message", None))
-            if declared.rate is not None and (per_second := getattr(caller.tenant.rates, declared.rate)):
-                await rate_limiter()(caller.tenant, declared.rate, per_second, by=caller.fingerprint)
-            if declared.query is not None:
-                arguments["query"] = read_query(request.scope["query_string"], declared.query)
-            if declared.decoder is not None:
+            if operation.rate is not None and (per_second := getattr(caller.tenant.rates, operation.rate)):
+                await rate_limiter()(caller.tenant, operation.rate, per_second, by=caller.fingerprint)
+            if operation.query is not None:
+                arguments["query"] = read_query(request.scope["query_string"], operation.query)
+            if operation.decoder is not None:
                 content_type = request.received.get(b"content-type")
                 if content_type != b"application/json" and not request.is_body_read:
                     check_content_type(content_type)
                 body = await request.read_body(conf().web.body_bytes)
-                arguments["body"] = declared.read(body)
+                arguments["body"] = operation.read(body)
             return await handler(self, caller, **arguments)
-        except Exception as error:  # noqa: BLE001 - becomes a problem document; what is unexpected is logged there
-            answer = self.handle_exception(error)
-            # An error that was an item's answer is a local of the frame that raised it: a ring, which would keep the
-            # request's body, of megabytes, until the collector comes by, and in a web process it comes seldom.
+        except Exception as error:  # noqa: BLE001 - becomes a problem document; unexpected errors are logged there
+            response = self.handle_exception(error)
+            # Break the reference cycle between the error and its frame, so that a large body is freed immediately.
             error.__traceback__ = None
-            return answer
+            return response
 
     def handle_exception(self, error: Exception) -> HttpResponse:  # type: ignore[override]
         if isinstance(error, errors.TooMany):
             metrics.rate_limit_hits.labels(self.operations[self.request.method][0].name).inc()
         return problem_details.problem_response(error)
 
-    def _other_method(self, request: ApiRequest) -> HttpResponse:
+    def _answer_other_method(self, request: ApiRequest) -> HttpResponse:
         response: HttpResponse
         if request.method == "OPTIONS":
             response = no_content()
         else:
-            response = problem_details.problem_response(errors.MethodNotAllowed(f"This path knows {self.allow}."))
+            response = problem_details.problem_response(
+                errors.MethodNotAllowed(f"Method not allowed. Allowed: {self.allow}.")
+            )
         response.headers["Allow"] = self.allow
         return response
 
 
 def check_content_type(value: bytes | None) -> None:
-    """JSON is UTF-8 and nothing else; a page in a browser can send other types across sites without being asked."""
+    """Accept JSON in UTF-8 only.
+
+    A browser sends other content types to other sites without a preflight request.
+    """
     kind, _, parameters = (value or b"").partition(b";")
     charset = parameters.strip().lower().replace(b'"', b"").replace(b" ", b"")
     if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
@@ -137,18 +148,21 @@ def check_content_type(value: bytes | None) -> None:
 
 
 def read_query(query_string: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """The query as a struct; a field that comes twice is refused, as a proxy might go by the other one."""
+    """Return the query as a struct.
+
+    A repeated field is an error, because a proxy might have used its other value.
+    """
     try:
         pairs = parse_qsl(
             query_string.decode("ascii"),
             keep_blank_values=True,
             encoding="utf-8",
             errors="strict",
-            max_num_fields=QUERY_FIELDS,
+            max_num_fields=MAX_QUERY_FIELDS,
         )
     except ValueError as error:
-        raise errors.InvalidRequest("The query cannot be read.") from error
+        raise errors.InvalidRequest("The query string is invalid.") from error
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise errors.InvalidRequest("A field comes twice in the query.")
+        raise errors.InvalidRequest("A field appears twice in the query.")
     return msgspec.convert(values, kind, strict=False)

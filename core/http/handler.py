@@ -1,4 +1,4 @@
-"""The ASGI handler of the API: Django's URL resolver and views without the rest of a request's usual path.
+"""The ASGI handler of the API: Django's URL resolver and views, without its middleware.
 
 Django's own handler switches threads for every request and sends signals from another thread, which is most of the
 cost of a small request (docs/adr/0005). Without these signals nothing closes old database connections, so a view here
@@ -58,7 +58,7 @@ class ApiRequest(ASGIRequest):
         headers = scope["headers"]
         received = dict(headers)
         if len(received) != len(headers):
-            # Repeated headers are joined, as Django does: otherwise a view might read the one that a proxy did not check.
+            # Join repeated headers, as Django does: a view must not read one that a proxy did not check.
             received = {}
             for name, value in headers:
                 received[name] = received[name] + b"," + value if name in received else value
@@ -146,7 +146,7 @@ class ApiRequest(ASGIRequest):
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the connection is closed. `disconnected` learns of it one turn of the event loop later.
+        """Whether the connection is closed. `disconnected` returns one loop iteration later.
 
         Always False on servers that do not expose their transport as uvicorn does.
         """
@@ -188,7 +188,7 @@ def _resumed(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[A
 
 
 class ApiHandler(ASGIHandler):
-    """Serve API requests: resolver, view, response, all in the task that the server made for the request."""
+    """Serve API requests within the asyncio task that the server made for each."""
 
     def __init__(self) -> None:
         # Without super().__init__(), which would load the console's middleware.
@@ -224,7 +224,7 @@ class ApiHandler(ASGIHandler):
     def resolve(self, request: ApiRequest) -> tuple[View, dict[str, Any]]:
         """Return the view of the path and its arguments.
 
-        Django's resolver is asked once for each route: a path without arguments is remembered as it is, a path whose
+        Django's resolver runs once for each route: a path without arguments is remembered as it is, a path whose
         only argument is a UUID is remembered without the UUID.
         """
         path = request.path
@@ -262,7 +262,7 @@ class ApiHandler(ASGIHandler):
         if response.status_code != 204:
             headers.append((b"content-length", b"%d" % len(body)))
         if not request.is_body_read:
-            # The rest of the body could not be told from the next request.
+            # The rest of the body could be mistaken for the next request.
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

@@ -39,7 +39,7 @@ class HealthView(ApiView):
         "healthz", tag="Operations", summary="Check that the process is alive", is_open=True, answers={200: Healthy}
     )
     async def get(self) -> HttpResponse:
-        """Checks no other server: a Redis that is down must not make the platform restart web processes."""
+        """Checks no other server: if Redis is down, restarting web processes does not help."""
         return json_response(Healthy())
 
 
@@ -74,7 +74,7 @@ class Readiness:
         self._checks.append(check)
 
     async def problems(self) -> list[str]:
-        """Return the problems that the last run found; run the checks again if that was more than a second ago."""
+        """Return the problems found by the last run, which is at most a second old."""
         loop = asyncio.get_running_loop()
         run = self._run
         is_old = time.monotonic() - self._checked_at > ANSWER_SECONDS

@@ -1,4 +1,4 @@
-"""The OpenAPI document, from the declarations that the dispatch enforces and the structs that the decoder uses."""
+"""The OpenAPI document, generated from the operation operations and their structs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLER_ERRORS = (errors.Unauthenticated, errors.Forbidden, errors.TenantSuspende
 REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Comes back with the answer if it is 1 to 128 of `A-Za-z0-9._-`; else one is minted.",
+    "description": "Returned with the response if it is 1 to 128 of `A-Za-z0-9._-`; otherwise a new id is made.",
     "schema": {"type": "string"},
 }
 HEADERS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def register(
 
 
 class ApiSchema(AutoSchema):
-    """drf-spectacular's view of an `ApiView`: its declared operations."""
+    """Describe the operation operations of an `ApiView` to drf-spectacular."""
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: ComponentRegistry
@@ -68,39 +68,39 @@ class ApiSchema(AutoSchema):
         from core.http.api_view import ApiView
 
         assert isinstance(self.view, ApiView)
-        declared, handler = self.view.operations[method]
+        operation, handler = self.view.operations[method]
         self.registry = registry
-        examples = EXAMPLES.get(declared.name, {})
-        said: dict[str, Any] = {
-            "operationId": declared.name,
-            "tags": [declared.tag],
-            "summary": declared.summary,
+        examples = EXAMPLES.get(operation.name, {})
+        document: dict[str, Any] = {
+            "operationId": operation.name,
+            "tags": [operation.tag],
+            "summary": operation.summary,
             "description": " ".join((handler.__doc__ or "").split()),
             "parameters": [
                 *self._path_parameters(path, self.view.path_schemas),
-                *self._query(declared.query),
+                *self._query(operation.query),
                 self._request_id(),
             ]
             + [
                 {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
-                for name, text in declared.headers.items()
+                for name, text in operation.headers.items()
             ],
-            "security": [] if declared.is_open else [{"bearer": []}],
+            "security": [] if operation.is_open else [{"bearer": []}],
             "responses": {},
         }
-        if declared.body is not None:
-            said["requestBody"] = {
-                "required": not declared.is_body_optional,
-                "content": {JSON: _content(self._reference(declared.body), examples.get("request"))},
+        if operation.body is not None:
+            document["requestBody"] = {
+                "required": not operation.is_body_optional,
+                "content": {JSON: _content(self._reference(operation.body), examples.get("request"))},
             }
-        for status, kind in declared.answers.items():
-            response = self._answer(status, kind, examples.get(status), declared.answer_headers)
-            if following := _links_of(declared.name, status):
+        for status, kind in operation.answers.items():
+            response = self._answer(status, kind, examples.get(status), operation.answer_headers)
+            if following := _links_of(operation.name, status):
                 response["links"] = following
-            said["responses"][str(status)] = response
-        said["responses"] |= self._problems(declared_errors(declared))
+            document["responses"][str(status)] = response
+        document["responses"] |= self._problems(errors_of(operation))
         registry.register_on_missing(_bearer())
-        return said
+        return document
 
     def _path_parameters(self, path: str, own: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for part in path.split("/"):
@@ -115,33 +115,33 @@ class ApiSchema(AutoSchema):
         component = _components([kind])[kind.__name__]
         for name, schema in component["properties"].items():
             text = schema.pop("description", "")
-            said = {"name": name, "in": "query", "description": text, "schema": schema}
-            yield said | ({"required": True} if name in component["required"] else {})
+            parameter = {"name": name, "in": "query", "description": text, "schema": schema}
+            yield parameter | ({"required": True} if name in component["required"] else {})
 
     def _answer(self, status: int, kind: Answer, example: Any, headers: Mapping[str, str]) -> dict[str, Any]:
-        said: dict[str, Any] = {"description": HTTPStatus(status).phrase, "headers": self._headers("X-Request-Id")}
+        response: dict[str, Any] = {"description": HTTPStatus(status).phrase, "headers": self._headers("X-Request-Id")}
         for name, text in headers.items():
-            said["headers"][name] = {"description": text, "schema": {"type": "string"}}
+            response["headers"][name] = {"description": text, "schema": {"type": "string"}}
         if isinstance(kind, tuple):
             media_type, struct = kind
-            said["content"] = {media_type: _content(self._reference(struct), example)}
+            response["content"] = {media_type: _content(self._reference(struct), example)}
         elif isinstance(kind, str):
-            said["content"] = {kind: {"schema": {"type": "string"}}}
+            response["content"] = {kind: {"schema": {"type": "string"}}}
         elif kind is not None:
-            said["content"] = {JSON: _content(self._reference(kind), example)}
-        return said
+            response["content"] = {JSON: _content(self._reference(kind), example)}
+        return response
 
-    def _problems(self, found: Iterable[type[CodeqError]]) -> dict[str, Any]:
+    def _problems(self, error_types: Iterable[type[CodeqError]]) -> dict[str, Any]:
         by_status: dict[int, list[type[CodeqError]]] = {}
-        for error in found:
+        for error in error_types:
             by_status.setdefault(error.status, []).append(error)
         return {str(status): self._problem(status, kinds) for status, kinds in sorted(by_status.items())}
 
     def _problem(self, status: int, kinds: list[type[CodeqError]]) -> dict[str, Any]:
-        """The answer for one status: a component, as many operations fail in the same ways."""
+        """Return the response for one status. It is a component, because many operations share it."""
         headers = ("X-Request-Id", "Retry-After") if status in (429, 503) else ("X-Request-Id",)
-        said = {
-            "description": " / ".join(f"`{kind.code}`: {_said_by(kind)}" for kind in kinds),
+        response = {
+            "description": " / ".join(f"`{kind.code}`: {_description_of(kind)}" for kind in kinds),
             "headers": self._headers(*headers),
             "content": {
                 problem_details.MEDIA_TYPE: {
@@ -151,7 +151,7 @@ class ApiSchema(AutoSchema):
             },
         }
         name = "".join(kind.__name__ for kind in kinds)
-        return self._component(name, ResolvedComponent.RESPONSE, said)
+        return self._component(name, ResolvedComponent.RESPONSE, response)
 
     def _headers(self, *names: str) -> dict[str, Any]:
         return {name: self._component(name, ResolvedComponent.HEADER, HEADERS[name]) for name in names}
@@ -165,31 +165,31 @@ class ApiSchema(AutoSchema):
         return {"$ref": f"#/components/{kind}/{name}"}
 
     def _reference(self, kind: Any) -> dict[str, Any]:
-        """Register a struct and those inside it; a reference to it. Of a union, which is of tagged ones, to each."""
+        """Register a struct and return a reference to it; for a tagged union, to each member."""
         kinds = get_args(kind) or (kind,)
         for name, schema in _components(kinds).items():
             self._component(name, ResolvedComponent.SCHEMA, schema)
-        references = [{"$ref": REF.format(name=each.__name__)} for each in kinds]
+        references = [{"$ref": REF.format(name=struct.__name__)} for struct in kinds]
         if len(references) == 1:
             return references[0]
-        configs = [each.__struct_config__ for each in kinds]
-        mapping = {config.tag: said["$ref"] for config, said in zip(configs, references, strict=True)}
+        configs = [struct.__struct_config__ for struct in kinds]
+        mapping = {config.tag: reference["$ref"] for config, reference in zip(configs, references, strict=True)}
         return {"oneOf": references, "discriminator": {"propertyName": configs[0].tag_field, "mapping": mapping}}
 
 
-def declared_errors(declared: Operation) -> list[type[CodeqError]]:
-    """Every way the operation can fail on purpose, each once."""
-    found: list[type[CodeqError]] = []
-    if declared.body is not None:
-        found += BODY_ERRORS
-    if declared.query is not None:
-        found.append(errors.InvalidRequest)
-    if not declared.is_open:
-        found += [*CALLER_ERRORS, errors.Unavailable]
-    if declared.rate is not None:
-        found.append(errors.TooMany)
-    found += declared.errors
-    return list(dict.fromkeys(found))
+def errors_of(operation: Operation) -> list[type[CodeqError]]:
+    """Return every error that the operation can answer."""
+    error_types: list[type[CodeqError]] = []
+    if operation.body is not None:
+        error_types += BODY_ERRORS
+    if operation.query is not None:
+        error_types.append(errors.InvalidRequest)
+    if not operation.is_open:
+        error_types += [*CALLER_ERRORS, errors.Unavailable]
+    if operation.rate is not None:
+        error_types.append(errors.TooMany)
+    error_types += operation.errors
+    return list(dict.fromkeys(error_types))
 
 
 def _links_of(name: str, status: int) -> dict[str, Any]:
@@ -207,24 +207,24 @@ def _components(kinds: Iterable[Any]) -> dict[str, dict[str, Any]]:
         schema.update(RULES.get(name, {}))
         if (text := schema.get("description")) is not None:
             schema["description"] = " ".join(text.split())
-    tidied: dict[str, dict[str, Any]] = _tidied(components)
+    tidied: dict[str, dict[str, Any]] = _portable(components)
     return tidied
 
 
-def _tidied(node: Any) -> Any:
-    """Patterns as ECMAScript has them, where `$` is the very end; nothing that only Python needs."""
+def _portable(node: Any) -> Any:
+    """Return the schema with patterns as ECMAScript reads them and without Python details."""
     if isinstance(node, dict):
         if node.get("type") == "number" and node.get("multipleOf") == 1:
             node = {key: value for key, value in node.items() if key != "multipleOf"} | {"type": "integer"}
-        if isinstance(node.get("enum"), list) and all(isinstance(each, str) for each in node["enum"]):
+        if isinstance(node.get("enum"), list) and all(isinstance(value, str) for value in node["enum"]):
             node = {"type": "string", **node}
         return {
-            key: value.replace(r"(?!\n)$", "$") if key == "pattern" else _tidied(value)
+            key: value.replace(r"(?!\n)$", "$") if key == "pattern" else _portable(value)
             for key, value in node.items()
             if not (key == "default" and value in ("", None))
         }
     if isinstance(node, list):
-        return [_tidied(each) for each in node]
+        return [_portable(item) for item in node]
     return node
 
 
@@ -232,7 +232,7 @@ def _content(schema: dict[str, Any], example: Any) -> dict[str, Any]:
     return {"schema": schema} if example is None else {"schema": schema, "example": example}
 
 
-def _said_by(kind: type[CodeqError]) -> str:
+def _description_of(kind: type[CodeqError]) -> str:
     return (kind.__doc__ or "").strip()
 
 

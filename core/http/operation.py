@@ -21,7 +21,7 @@ from rest_framework.permissions import BasePermission
 from core import errors
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponseBase]])
-# A struct, a media type, both, or nothing.
+# A struct, a media type, both, or no body.
 Answer = type[Struct] | str | tuple[str, type[Struct]] | None
 
 
@@ -35,7 +35,10 @@ class Authenticator(Protocol):
 
 @dataclass(frozen=True)
 class Operation:
-    """`@Operation("claim", …)`: the handler's docstring is the description in the schema."""
+    """A declaration: `@Operation("claim", …)` above a handler.
+
+    The docstring of the handler is the description in the schema.
+    """
 
     name: str
     _: KW_ONLY
@@ -47,14 +50,14 @@ class Operation:
     body: type[Struct] | None = None
     is_body_optional: bool = False
     query: type[Struct] | None = None
-    # Headers that are read and sent, beside those of every operation: name -> what it says.
+    # Request and response headers, beside those of every operation: name -> description.
     headers: Mapping[str, str] = field(default_factory=dict)
     answer_headers: Mapping[str, str] = field(default_factory=dict)
-    # Which of the tenant's rates it counts against; None: none, or its own script counts it.
+    # The rate limit of the tenant that it counts against. None: no limit, or its own script counts.
     rate: str | None = None
-    # A verb that ends claimed work is open to a suspended tenant too.
+    # Ends claimed work, and is therefore open to suspended tenants.
     is_finishing: bool = False
-    # Answers anybody: no token is looked at.
+    # Needs no token.
     is_open: bool = False
 
     def __call__(self, handler: Handler) -> Handler:
@@ -75,10 +78,10 @@ class Operation:
         return None if self.body is None else msgspec.json.Decoder(self.body)
 
     def read(self, body: bytes) -> Struct:
-        """What the body says."""
+        """Decode the body."""
         assert self.decoder is not None
         if not body:
             if not self.is_body_optional:
-                raise errors.InvalidRequest("The body is missing.")
+                raise errors.InvalidRequest("The request has no body. Send a JSON object.")
             body = b"{}"
         return self.decoder.decode(body)

@@ -1,7 +1,7 @@
-"""A client's connection: uvicorn's, within bounds.
+"""uvicorn's HTTP protocol with limits on size and time.
 
-By itself that takes from anybody any number of header lines, for any length of time, and any number of requests one
-behind the other: 30 MB of those were 2.3 GB of memory, and a few hundred half-sent heads all of a process' files.
+uvicorn itself accepts any number of header lines, for any time, and any number of pipelined requests: 30 MB of
+pipelined requests took 2.3 GB of memory, and a few hundred half-sent request heads used up all file descriptors.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
-# What is read of a head, or of trailers, before anything comes of it. A token and a trace are 1 KB.
+# The largest request head, and the largest trailers. A token and a trace context take 1 KB.
 HEAD_BYTES = 64 * 2**10
-# A request's head, its first one or the next, takes no longer than this from its first byte.
+# The time for a request head to arrive, from its first byte.
 HEAD_SECONDS = 20.0
-# Requests that wait on one connection for the one before them. A read holds some 500 that carry a token.
-PIPELINED = 1000
+# The limit of pipelined requests on one connection. One read may contain about 500 requests with a token.
+MAX_PIPELINED = 1000
+# Reading resumes when fewer requests than this wait in the pipeline.
 RESUME_READING_REQUESTS = 100
-# Offers of another protocol. All are declined, and left out when the request is parsed again.
+# Headers that offer another protocol. Every offer is declined: the request is parsed again without them.
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class BoundedFlowControl(FlowControl):
-    """Reads on only when few requests wait that were read. Some may: who does not read does not see a client leave."""
+    """Stop reading while many requests wait.
+
+    A few may wait: a server that does not read does not notice that the client disconnects.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: BoundedHttpProtocol) -> None:
         super().__init__(transport)
@@ -41,32 +45,35 @@ class BoundedFlowControl(FlowControl):
 
 
 class BoundedTrailers(list[tuple[bytes, bytes]]):
-    """Header lines behind a body: a proxy has checked none of them, so they do not join those before it."""
+    """Ignore trailers: no proxy has checked them, so they must not be added to the headers."""
 
     def append(self, _: object) -> None:
         pass
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection of a client."""
+
     running: RequestResponseCycle | None = None
     head_timer: asyncio.TimerHandle | None = None
-    # Bytes received since anything came of them: a whole head, a piece of a body.
+    # Bytes received that completed neither a request head nor a part of a body.
     unparsed_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = BoundedFlowControl(transport, self)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn tells the last one that was read. The one that is being answered may be a poll, and take a task.
+        # uvicorn marks the last request that it has read. The request that is being served may be another one, such as
+        # a long poll, and must not claim a task for a client that has disconnected.
         if self.running is not None and not self.running.response_complete:
             self.running.disconnected = True
             self.running.message_event.set()
-        # Or each would be there, with its request, until the collector comes by.
+        # Otherwise the waiting requests would stay in memory until the garbage collector runs.
         self.pipeline.clear()
-        self._forget_head()
+        self._stop_head_timer()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -75,7 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self.logger.info("a request that is not HTTP: %s", type(error).__name__)
+            self.logger.info("received bytes that are not HTTP: %s", type(error).__name__)
             self.send_400_response("Invalid HTTP request received.")
             return
         latest = self.cycle
@@ -89,42 +96,43 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.transport.write(TOO_LARGE)
             self.transport.close()
         elif is_answered or latest.scope is not self.scope:
-            self._expect_head()
+            self._start_head_timer()
         else:
-            self._forget_head()
+            self._stop_head_timer()
 
     def _feed(self, data: bytes) -> None:
         while True:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                data = self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
             else:
                 return
 
-    def _without_offer(self) -> bytes:
-        """The head again, of a request that offers another protocol; Java's client does that to every server.
+    def _without_upgrade(self) -> bytes:
+        """Return a request head without its offer of another protocol, and renew the parser.
 
-        The parser takes such a request to have no body, and what follows for that protocol: then the body is the
-        next request, written by whoever wrote the body.
+        Java's HTTP client makes such an offer to every server. The parser assumes that the request has no body and
+        that the bytes behind it belong to the other protocol. They would be parsed as the next request, which lets the
+        author of a body smuggle requests.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise httptools.HttpParserInvalidMethodError("this is no proxy")
+            raise httptools.HttpParserInvalidMethodError("CONNECT is not supported")
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
         lines += [b"%b: %b" % line for line in self.headers if line[0] not in UPGRADE_HEADERS]
         self.parser = httptools.HttpRequestParser(self)
-        # As uvicorn has it: a request is answered though something follows its `Connection: close`.
+        # The same leniency as uvicorn: a request is served although bytes follow its `Connection: close`.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return b"\r\n".join([*lines, b"", b""])
 
     def _should_upgrade(self) -> bool:
-        # uvicorn then leaves the request alone, and `_feed` has it.
+        # Makes uvicorn leave the offer to `_feed`.
         return True
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             raise BufferError
         super().on_headers_complete()
         if not self.parser.should_upgrade():
@@ -134,18 +142,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _expect_head(self) -> None:
+    def _start_head_timer(self) -> None:
         if self.head_timer is None:
-            self.head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+            self.head_timer = self.loop.call_later(HEAD_SECONDS, self._close_late_head)
 
-    def _head_is_late(self) -> None:
+    def _close_late_head(self) -> None:
         self.head_timer = None
         if self.flow.read_paused:
-            self._expect_head()  # it is us who do not read
+            self._start_head_timer()  # the server itself has paused reading
         else:
             self.transport.close()
 
-    def _forget_head(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None

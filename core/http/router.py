@@ -1,4 +1,4 @@
-"""The ASGI router: API paths go to the API handler, all other paths to Django's own handler, on one port."""
+"""The ASGI router: API paths go to the API handler, all others to Django's own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ async def _read_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class BoundedBody:
-    """Limit a console request's body in size and time: Django itself would write a body of any size to a file."""
+    """Limit the body of a console request in size and time.
+
+    Django itself would write a body of any size to a temporary file.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -51,7 +54,7 @@ class BoundedBody:
         self.error: errors.CodeqError | None = None
 
     async def receive(self) -> Message:
-        """Return the next message; a disconnect once a limit is reached, with the reason in `error`."""
+        """Return the next message, or a disconnect once a limit is reached (see `error`)."""
         if self._is_complete:
             return await self._receive()
         try:

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from codeq_site import sockets
 from core.http import protocol
-from core.http.protocol import HEAD_BYTES, PIPELINED, BoundedHttpProtocol
+from core.http.protocol import HEAD_BYTES, MAX_PIPELINED, BoundedHttpProtocol
 
 GET = b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n"
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
@@ -193,7 +193,7 @@ async def test_who_waits_sees_the_client_leave_behind_another_request(served: Se
 
 async def test_a_thousand_tiny_requests_in_one_piece_are_refused(served: Served) -> None:
     served.is_held.clear()
-    answer = await served.talk(b"GET / HTTP/1.1\r\n\r\n" * (PIPELINED + 100))
+    answer = await served.talk(b"GET / HTTP/1.1\r\n\r\n" * (MAX_PIPELINED + 100))
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 

@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 
 from core import errors, problem_details
 from core.http.api_view import ApiView
-from core.http.openapi import ApiSchema, declared_errors
+from core.http.openapi import ApiSchema, errors_of
 from queues.api import schemas as api_schemas
 from queues.api.examples import EXAMPLES
 from queues.api.links import LINKS
@@ -99,7 +99,7 @@ def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
 
 def test_every_error_of_the_tree_is_in_the_document_or_is_no_routes_own() -> None:
     declared = {
-        error for view in views() for operation, _ in view.operations.values() for error in declared_errors(operation)
+        error for view in views() for operation, _ in view.operations.values() for error in errors_of(operation)
     }
     leaves = {kind for kind in all_kinds(errors.CodeqError) if kind.status < 600}
     # Of the front itself; and parents that are never raised.
