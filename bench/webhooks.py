@@ -59,8 +59,8 @@ def open_deliveries(tid: str, url: str, count: int, before: timedelta = timedelt
     body = '{"status":"COMPLETED","result":"' + "x" * 500 + '"}'
     Delivery.objects.bulk_create(
         Delivery(
-            tenant_id=tid, task_id=uuid.uuid4(), command="send", url=url, address=target.endpoint, host=target.place,
-            body=body, status=Delivery.Status.PENDING, due_at=now, created_at=now,
+            tenant_id=tid, task_id=uuid.uuid4(), command="send", url=url, address=target.endpoint_url,
+            host=target.host_and_port, body=body, status=Delivery.Status.PENDING, due_at=now, created_at=now,
         )
         for _ in range(count)
     )  # fmt: skip

@@ -1,6 +1,7 @@
-"""codeQ from Python: `Client` puts tasks in and reads results, `Worker` runs your functions on them.
+"""Python client of codeQ.
 
-Needs httpx and msgspec (`pip install codeq[client]`), and nothing of the service itself.
+`Client` enqueues tasks and reads results; `Worker` runs your functions on tasks. Requires httpx and msgspec
+(`pip install codeq[client]`), and imports nothing of the service.
 """
 
 from codeq_client.client import Client

@@ -1,7 +1,7 @@
-"""A client that tries again: what did not get through, and what the service asks to be sent later.
+"""HTTP client for producers and workers. It retries lost requests and retryable errors.
 
-Trying again is safe. A task is enqueued under an idempotency key, its own or one that is made here, so it is not made
-twice; a result that arrives twice is taken once; a claim whose answer was lost comes back when its lease is over.
+Retries are safe. An enqueue carries an idempotency key, the caller's or a generated one, so it creates one task. A
+result that arrives twice is stored once. Tasks of a claim whose response was lost return when their leases expire.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from codeq_client.tasks import NewTask, Result, Task
 
 T = TypeVar("T")
 BATCH = 100  # tasks in one request
-POLL_SECONDS = 30.0  # the longest wait in one request; a longer one is several
+POLL_SECONDS = 30.0  # longest wait in one request; a longer wait takes several requests
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
-PAUSE_SECONDS = 0.2  # before the second try; doubles, and a random part of it is waited
-LONGEST_PAUSE_SECONDS = 30.0  # who is told to wait longer is told no
+BACKOFF_SECONDS = 0.2  # upper bound of the random delay before the first retry; doubles with each retry
+MAX_BACKOFF_SECONDS = 30.0  # a longer `Retry-After` is raised as an error
 
 
 class _Tasks(msgspec.Struct):
@@ -54,9 +54,10 @@ class _Items(msgspec.Struct):
 
 
 class Client:
-    """Producers' and workers' calls. One for all threads; it keeps its connections.
+    """The calls of producers and workers. Thread-safe; keeps its connections open.
 
-    `token` may be a function that gives one: it is asked again when the service refuses the last.
+    `token` is a bearer token or a function that returns one. The function is called again when the service rejects the
+    token. `tries` is the number of attempts of a request.
     """
 
     def __init__(
@@ -70,13 +71,14 @@ class Client:
     ) -> None:
         self.tries = tries
         self._timeout_seconds = timeout_seconds
-        self._ask_token = token if callable(token) else None
+        self._get_token = token if callable(token) else None
         self._token = token if isinstance(token, str) else ""
         self._token_lock = threading.Lock()
         self._http = httpx.Client(base_url=base.rstrip("/") + "/v1/codeq", transport=transport)
         self._extensions: dict[str, Any] = {}
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Client:
@@ -99,50 +101,54 @@ class Client:
         run_at: dt.datetime | None = None,
         delay_seconds: float | None = None,
     ) -> Task:
-        """Put a task in; it is on disk when this returns."""
+        """Enqueue a task. It is stored on disk when this returns."""
         new = NewTask(
             command=command, payload=payload, priority=priority, max_attempts=max_attempts, webhook=webhook,
             idempotency_key=idempotency_key, run_at=run_at, delay_seconds=delay_seconds,
         )  # fmt: skip
-        return self._ask("POST", "/tasks", _with_key(new), answer=Task)
+        return self._request("POST", "/tasks", _with_key(new), response_type=Task)
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[Task | errors.CodeqError]:
-        """Put tasks in, a hundred in a request, each for itself: a task or why there is none, in their order."""
-        made: list[Task | errors.CodeqError] = []
-        for at in range(0, len(tasks), BATCH):
-            body = {"tasks": [_with_key(task) for task in tasks[at : at + BATCH]]}
-            items = self._ask("POST", "/tasks/batch", body, answer=_Items).results
-            made += [each.task or errors.of_status(each.status, each.error, each.detail) for each in items]
-        return made
+        """Enqueue tasks independently of each other, a hundred per request.
+
+        Returns the created task or the error of each, in order.
+        """
+        results: list[Task | errors.CodeqError] = []
+        for start in range(0, len(tasks), BATCH):
+            body = {"tasks": [_with_key(task) for task in tasks[start : start + BATCH]]}
+            items = self._request("POST", "/tasks/batch", body, response_type=_Items).results
+            results += [item.task or errors.from_status(item.status, item.error, item.detail) for item in items]
+        return results
 
     def task(self, task_id: str) -> Task:
-        return self._ask("GET", f"/tasks/{quote(task_id, safe='')}", answer=Task)
+        """Return a task. Raises NotFound."""
+        return self._request("GET", f"/tasks/{quote(task_id, safe='')}", response_type=Task)
 
     def cancel(self, task_id: str) -> Task:
-        """End a task that waits; one that runs is told at its next heartbeat."""
-        return self._ask("DELETE", f"/tasks/{quote(task_id, safe='')}", answer=Task)
+        """Cancel a task. Its worker, if it has one, learns of it at the next heartbeat."""
+        return self._request("DELETE", f"/tasks/{quote(task_id, safe='')}", response_type=Task)
 
     def result(self, task_id: str, *, wait_seconds: float = 0.0) -> Result | None:
-        """How the task ended, whichever way; None if it has not, after at most so long."""
-        until = time.monotonic() + wait_seconds
+        """Return the task's result, or None if it does not end within `wait_seconds`."""
+        deadline = time.monotonic() + wait_seconds
         while True:
-            answer = self._answer(task_id, min(POLL_SECONDS, max(0.0, until - time.monotonic())))
-            if answer:
-                return answer
+            result = self._fetch_result(task_id, min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+            if result:
+                return result
             task = self.task(task_id)
             if task.status in ENDED:
-                # Just now; or without an answer of a worker, as the cancelled and the dead have none.
-                return self._answer(task_id, 0.0) or Result(
+                # It ended after the wait; or, as a cancelled task or dead letter, it has no worker's result.
+                return self._fetch_result(task_id, 0.0) or Result(
                     task_id=task.id, status=task.status, error=task.error, attempts=task.attempts,
                     completed_at=task.updated_at,
                 )  # fmt: skip
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return None
 
-    def _answer(self, task_id: str, wait_seconds: float) -> Result | None:
+    def _fetch_result(self, task_id: str, wait_seconds: float) -> Result | None:
         path = f"/tasks/{quote(task_id, safe='')}/result?" + urlencode({"waitSeconds": round(wait_seconds, 3)})
         try:
-            return self._ask("GET", path, answer=_TaskResult, wait_seconds=wait_seconds).result
+            return self._request("GET", path, response_type=_TaskResult, wait_seconds=wait_seconds).result
         except errors.NotFound as error:
             if error.code != "result_not_found":
                 raise
@@ -158,42 +164,52 @@ class Client:
         lease_seconds: int | None = None,
         wait_seconds: float = 0.0,
     ) -> list[Task]:
-        """Take tasks under a lease, at most `count`; wait for the first if there is none."""
+        """Claim at most `count` tasks; if none is ready, wait at most `wait_seconds` for one."""
         body = {"commands": list(commands), "count": count, "waitSeconds": wait_seconds}
         if lease_seconds is not None:
             body["leaseSeconds"] = lease_seconds
-        found = self._ask("POST", "/tasks/claim/batch", body, answer=_Tasks, wait_seconds=wait_seconds)
-        return found.tasks
+        path = "/tasks/claim/batch"
+        return self._request("POST", path, body, response_type=_Tasks, wait_seconds=wait_seconds).tasks
 
     def heartbeat(self, task: Task, *, extend_seconds: int | None = None, progress: Any = None) -> None:
-        """Keep the lease; `progress` is 0..100, or `{"percent": 40, "note": "…"}`."""
-        said = {"extendSeconds": extend_seconds, "progress": progress}
-        self._ask("POST", f"/tasks/{task.id}/heartbeat", _of_lease(task, said), answer=_Extended)
+        """Extend the lease and report progress.
+
+        `progress` is a percentage from 0 to 100 or `{"percent": 40, "note": "…"}`.
+        """
+        fields = {"extendSeconds": extend_seconds, "progress": progress}
+        self._request("POST", f"/tasks/{task.id}/heartbeat", _with_lease(task, fields), response_type=_Extended)
 
     def complete(self, task: Task, result: dict[str, Any]) -> Result:
+        """End the task as completed with a result."""
         return self._end(task, {"status": "COMPLETED", "result": result})
 
     def fail(self, task: Task, error: str) -> Result:
-        """End the task as failed, with no further attempt."""
+        """End the task as failed, without further attempts."""
         return self._end(task, {"status": "FAILED", "error": error})
 
     def nack(self, task: Task, *, reason: str | None = None, delay_seconds: float | None = None) -> None:
-        """This attempt failed: another one after the backoff, or after `delay_seconds`."""
-        said = {"reason": reason, "delaySeconds": delay_seconds}
-        self._ask("POST", f"/tasks/{task.id}/nack", _of_lease(task, said), answer=dict[str, Any])
+        """Report a failed attempt. The retry follows after `delay_seconds` or the queue's backoff."""
+        fields = {"reason": reason, "delaySeconds": delay_seconds}
+        self._request("POST", f"/tasks/{task.id}/nack", _with_lease(task, fields), response_type=dict[str, Any])
 
     def abandon(self, task: Task) -> None:
-        """Give the task back, to be taken at once by whoever comes next."""
-        self._ask("POST", f"/tasks/{task.id}/abandon", _of_lease(task, {}), answer=dict[str, Any])
+        """Return the task to its queue, where another worker can claim it at once."""
+        self._request("POST", f"/tasks/{task.id}/abandon", _with_lease(task, {}), response_type=dict[str, Any])
 
-    def _end(self, task: Task, said: dict[str, Any]) -> Result:
-        return self._ask("POST", f"/tasks/{task.id}/result", _of_lease(task, said), answer=Result)
+    def _end(self, task: Task, fields: dict[str, Any]) -> Result:
+        return self._request("POST", f"/tasks/{task.id}/result", _with_lease(task, fields), response_type=Result)
 
-    # The wire
+    # HTTP
 
-    def _ask(self, method: str, path: str, body: Any = None, *, answer: type[T], wait_seconds: float = 0.0) -> T:
+    def _request(
+        self, method: str, path: str, body: Any = None, *, response_type: type[T], wait_seconds: float = 0.0
+    ) -> T:
+        """Send a request, retry it while that may help, and decode the response.
+
+        A rejected token is replaced once if `token` is a function, which does not count as a retry.
+        """
         content = None if body is None else msgspec.json.encode(body)
-        pause, is_token_new, tries = PAUSE_SECONDS, False, 0
+        backoff, is_token_new, tries = BACKOFF_SECONDS, False, 0
         while True:
             tries += 1
             token = self._current_token()
@@ -210,38 +226,42 @@ class Client:
                 problem: errors.CodeqError = errors.Unavailable(0, "no_answer", f"{type(error).__name__}: {error}")
             else:
                 if response.is_success:
-                    return msgspec.json.decode(response.content or b"{}", type=answer)
-                problem = errors.of_answer(
+                    return msgspec.json.decode(response.content or b"{}", type=response_type)
+                problem = errors.from_response(
                     response.status_code, response.content, response.headers.get("retry-after", "")
                 )
-                if problem.status == 401 and self._ask_token and not is_token_new:
+                if problem.status == 401 and self._get_token and not is_token_new:
                     is_token_new = True
                     self._renew_token(token)
                     continue
-                if problem.status not in errors.PASSING:
+                if problem.status not in errors.RETRYABLE:
                     raise problem
-            if tries >= self.tries or problem.retry_after_seconds > LONGEST_PAUSE_SECONDS:
+            if tries >= self.tries or problem.retry_after_seconds > MAX_BACKOFF_SECONDS:
                 raise problem
-            time.sleep(problem.retry_after_seconds + random.uniform(0, pause))  # noqa: S311 - no secret
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            time.sleep(problem.retry_after_seconds + random.uniform(0, backoff))  # noqa: S311 - no secret
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     def _current_token(self) -> str:
         if not self._token:
             self._renew_token("")
         return self._token
 
-    def _renew_token(self, refused: str) -> None:
-        """Ask for another token, once, whatever the number of threads that were refused with the last one."""
+    def _renew_token(self, rejected: str) -> None:
+        """Replace a rejected token.
+
+        Of several threads with the same rejected token, only the first replaces it.
+        """
         with self._token_lock:
-            if self._token == refused and self._ask_token:
-                self._token = self._ask_token()
+            if self._token == rejected and self._get_token:
+                self._token = self._get_token()
 
 
 def _with_key(task: NewTask) -> NewTask:
+    """Add an idempotency key if there is none, so that a retry creates no second task."""
     return task if task.idempotency_key else msgspec.structs.replace(task, idempotency_key=str(uuid.uuid4()))
 
 
-def _of_lease(task: Task, said: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a task, with the proof that it is this lease; what is None is not said."""
-    said = {name: value for name, value in said.items() if value is not None}
-    return said | {"leaseToken": task.lease_token} if task.lease_token else said
+def _with_lease(task: Task, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None, with the task's lease token."""
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return fields | {"leaseToken": task.lease_token} if task.lease_token else fields

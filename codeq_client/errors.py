@@ -1,4 +1,7 @@
-"""What the service refuses, as exceptions. `code` is what to switch on; the text says what to do."""
+"""Exceptions for error responses.
+
+Branch on `code`; the text says what happened and what to do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import msgspec
 
 
 class CodeqError(Exception):
-    """The service said no."""
+    """The service refused a request, or did not respond."""
 
     def __init__(
         self, status: int, code: str, detail: str, *, request_id: str = "", retry_after_seconds: float = 0.0
@@ -17,19 +20,22 @@ class CodeqError(Exception):
 
 
 class NotFound(CodeqError):
-    """404: no such task, or not of this tenant."""
+    """404: the tenant has no such task."""
 
 
 class Conflict(CodeqError):
-    """409: the task has ended or is somebody else's by now; or an idempotency key stands for another body."""
+    """409: the task is in another state, or the idempotency key was used with another body.
+
+    The task has ended, or another worker holds it.
+    """
 
 
 class TooMany(CodeqError):
-    """429: a limit of the tenant. It was tried again already."""
+    """429: a limit of the tenant was reached. The client has already retried."""
 
 
 class Unavailable(CodeqError):
-    """503, or no answer at all (status 0). It was tried again already."""
+    """502, 503, 504, or no response (status 0). The client has already retried."""
 
 
 class _Problem(msgspec.Struct, rename="camel"):
@@ -39,11 +45,12 @@ class _Problem(msgspec.Struct, rename="camel"):
 
 
 _BY_STATUS: dict[int, type[CodeqError]] = {404: NotFound, 409: Conflict, 429: TooMany}
-# A proxy in between says these two when it cannot reach the service.
-PASSING = frozenset({429, 502, 503, 504})
+# Statuses worth a retry. A proxy answers 502 or 504 when it cannot reach the service.
+RETRYABLE = frozenset({429, 502, 503, 504})
 
 
-def of_status(status: int, code: str, detail: str, request_id: str = "", retry_after: str = "") -> CodeqError:
+def from_status(status: int, code: str, detail: str, request_id: str = "", retry_after: str = "") -> CodeqError:
+    """Build the exception for a status; an invalid `retry_after` counts as 0."""
     kind = Unavailable if status in (502, 503, 504) else _BY_STATUS.get(status, CodeqError)
     try:
         seconds = max(0.0, float(retry_after))
@@ -52,10 +59,13 @@ def of_status(status: int, code: str, detail: str, request_id: str = "", retry_a
     return kind(status, code, detail, request_id=request_id, retry_after_seconds=seconds)
 
 
-def of_answer(status: int, body: bytes, retry_after: str) -> CodeqError:
-    """The error that an answer is; one that is no problem document came from something in between."""
+def from_response(status: int, body: bytes, retry_after: str) -> CodeqError:
+    """Build the exception for an error response.
+
+    A response without a problem document comes from a proxy or another server.
+    """
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.DecodeError, msgspec.ValidationError):
-        problem = _Problem(detail="the answer is not codeQ's: is the address right?")
-    return of_status(status, problem.code, problem.detail, problem.request_id, retry_after)
+        problem = _Problem(detail="The response does not come from codeQ. Check the base URL.")
+    return from_status(status, problem.code, problem.detail, problem.request_id, retry_after)

@@ -1,4 +1,4 @@
-"""The one request of a worker that waits, and its end before its time."""
+"""The client that a worker claims with, whose waiting request can be ended early."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from codeq_client.client import Client
 
 
 class PollClient(Client):
-    """For one thread that claims. What does not get through is the caller's to send again: nothing sleeps in here."""
+    """A client for the claims of one thread. It never sleeps: retries are up to the caller."""
 
     def __init__(self, base: str, token: str | Callable[[], str]) -> None:
         super().__init__(base, token, tries=1)
-        self._extensions = {"trace": self._heed}
+        self._extensions = {"trace": self._on_trace_event}
         self._socket: socket.socket | None = None
-        self._is_over = False
+        self._is_stopped = False
 
-    def hang_up(self) -> None:
-        """End the request that waits, and any that begins from now on; a signal's handler may say so.
+    def stop_waiting(self) -> None:
+        """End the waiting request and every later one. Safe to call from a signal handler.
 
-        Our direction of the connection is closed, and not the other: a task that is on its way already still comes,
-        and the service takes no other for somebody who has hung up.
+        Close only the sending direction of the connection: the service then claims no more tasks for this request, and
+        tasks that it has already claimed still arrive.
         """
-        self._is_over = True
+        self._is_stopped = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                # Of the connection itself: an SSLSocket's own `shutdown` would read on without decrypting.
+                # Not SSLSocket.shutdown: it drops the TLS layer, and later reads would return ciphertext.
                 socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
-    def _heed(self, step: str, about: dict[str, Any]) -> None:
-        if step.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._socket = about["return_value"].get_extra_info("socket")
-        elif step.endswith("receive_response_headers.started") and self._is_over:
-            self.hang_up()  # it was said before there was anything to hang up
+    def _on_trace_event(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+        elif event.endswith("receive_response_headers.started") and self._is_stopped:
+            self.stop_waiting()  # the first call may have come before the connection was open

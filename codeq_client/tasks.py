@@ -1,4 +1,4 @@
-"""What goes in and comes back. Fields that a newer service adds are ignored."""
+"""Request and response types. Fields that a newer service adds are ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class NewTask(Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """A task to put in: the arguments of `Client.enqueue`."""
+    """A task to enqueue, with the arguments of `Client.enqueue`."""
 
     command: str
     payload: Any
@@ -23,7 +23,7 @@ class NewTask(Struct, kw_only=True, rename="camel", omit_defaults=True):
 
 
 class Task(Struct, kw_only=True, rename="camel", frozen=True):
-    """A task as the service sees it."""
+    """A task and its current state."""
 
     id: str
     command: str
@@ -47,10 +47,13 @@ class Task(Struct, kw_only=True, rename="camel", frozen=True):
 
     @property
     def payload(self) -> Any:
+        """The decoded payload."""
         return msgspec.json.decode(self.text)
 
 
-class Artifact(Struct, kw_only=True, rename="camel", frozen=True):
+class ResultArtifact(Struct, kw_only=True, rename="camel", frozen=True):
+    """A file that belongs to a result."""
+
     name: str
     url: str
     content_type: str | None = None
@@ -58,13 +61,13 @@ class Artifact(Struct, kw_only=True, rename="camel", frozen=True):
 
 
 class Result(Struct, kw_only=True, rename="camel", frozen=True):
-    """How a task ended: COMPLETED with `result`, or FAILED or CANCELLED with `error`."""
+    """A task's result: COMPLETED with `result`, or FAILED or CANCELLED with `error`."""
 
     task_id: str
     status: str
     result: Any = None
     error: str | None = None
-    artifacts: list[Artifact] = []
+    artifacts: list[ResultArtifact] = []
     worker_id: str = ""
     attempts: int
     completed_at: dt.datetime

@@ -18,12 +18,10 @@ def make_application() -> Application:
     # These modules read the settings and the apps when they are imported.
     from core.http.router import Router
     from core.tracing import traced
-    from queues.api import urls as queue_urls
     from queues.long_poll import registry
 
     router = Router(on_startup=registry().open, on_shutdown=registry().close)
-    views = dict.fromkeys(pattern.callback.cls for pattern in queue_urls.urlpatterns)
-    return traced(router, views)
+    return traced(router)
 
 
 application = make_application()

@@ -14,6 +14,7 @@ from tenants.views import JwksView
 
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
+    path("v1/codeq/", include("webhooks.api.urls")),
     path("v1/codeq/", include("pipeline.api.urls")),
     # Whoever opens the address that they were told is not to find nothing there.
     path("", RedirectView.as_view(pattern_name="console:overview")),

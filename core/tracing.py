@@ -8,7 +8,7 @@ Span attributes name the operation, tenant, queue and task, never a payload or a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -56,12 +56,12 @@ def tracer() -> Tracer | None:
     return provider.get_tracer("codeq")
 
 
-def traced(router: Router, views: Iterable[Any]) -> Application:
+def traced(router: Router) -> Application:
     """Return the application with a span for each request, or as it is if traces are off."""
     active_tracer = tracer()
     if active_tracer is None:
         return router
-    for view in views:
+    for view in _api_views():
         for method, (operation, handler) in list(view.operations.items()):
             view.operations[method] = (operation, _traced_handler(active_tracer, operation.name, handler))
     return _traced_requests(active_tracer, router)
@@ -156,3 +156,13 @@ def _route(path: str) -> str:
         return "/" + get_resolver().resolve(path).route.replace("<str:", "{").replace(">", "}")
     except Resolver404:
         return "unknown"
+
+
+def _api_views() -> list[Any]:
+    """Return the views of all apps' routes under the API's prefix, each once."""
+    from core.http.router import API_PREFIX
+
+    resolvers: list[Any] = [
+        resolver for resolver in get_resolver().url_patterns if f"/{resolver.pattern}" == API_PREFIX
+    ]
+    return list(dict.fromkeys(route.callback.cls for resolver in resolvers for route in resolver.url_patterns))

@@ -1,7 +1,7 @@
-"""Which addresses may be called: a tenant chose them, and they must not be turned against us.
+"""Check of the URLs that codeQ calls, against server-side request forgery (SSRF).
 
-A URL is judged twice: `check_url` looks at the text when it is registered, `judged` at what the name resolves to when
-it is called.
+Tenants choose these URLs, so a URL is checked twice: `check_url` checks its text when it is registered, and
+`check_resolved` checks the addresses that its host name resolves to before each call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 URL_CHARS = 2048
 
-# `ipaddress.is_global` is not used: it says yes to 64:ff9b::7f00:1, 2002:7f00:1::, 192.0.0.8 and 224.0.0.1.
-CLOSED_V4 = tuple(
+# `ipaddress.is_global` is not used: it is true for 64:ff9b::7f00:1, 2002:7f00:1::, 192.0.0.8 and 224.0.0.1.
+BLOCKED_V4 = tuple(
     map(
         ipaddress.IPv4Network,
         (
@@ -33,14 +33,14 @@ CLOSED_V4 = tuple(
         ),
     )
 )  # fmt: skip
-# Of IPv6, only what IANA has given out as global unicast, without the parts that stand for something else:
-# protocol assignments and Teredo, documentation, 6to4 (any IPv4 address in disguise), AS112.
-OPEN_V6 = ipaddress.IPv6Network("2000::/3")
-CLOSED_V6 = tuple(
+# IPv6 is limited to the range that IANA allocates as global unicast, without its special parts: protocol assignments
+# and Teredo, documentation, 6to4 (which embeds any IPv4 address), AS112.
+PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+BLOCKED_V6 = tuple(
     map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"))
 )
-# Not to be opened by any setting: the metadata services of clouds live here, and nobody's receiver does.
-NEVER = tuple(
+# Blocked whatever `allow_hosts` says: cloud metadata services have addresses here, webhook receivers do not.
+ALWAYS_BLOCKED = tuple(
     map(
         ipaddress.ip_network,
         (
@@ -55,9 +55,9 @@ NEVER = tuple(
         ),
     )
 )
-# Ports on which something listens that would take an HTTP request for its own protocol: the list browsers keep,
-# and the stores and control planes that it does not know.
-CLOSED_PORTS = frozenset(
+# Ports of services that might interpret an HTTP request as their own protocol: the list that browsers block, and the
+# databases and control planes that it lacks.
+BLOCKED_PORTS = frozenset(
     {
         1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109,
         110, 111, 113, 115, 117, 119, 123, 135, 137, 138, 139, 143, 161, 179, 389, 427, 445, 465, 512, 513, 514, 515,
@@ -67,79 +67,86 @@ CLOSED_PORTS = frozenset(
         6432, 7000, 7001, 9042, 9092, 9160, 9200, 9300, 10250, 10255, 11211, 16379, 25672, 26379, 27017, 27018, 50070,
     }
 )  # fmt: skip
-# Names that mean something inside a network and nothing outside of it.
-INNER_NAMES = ("localhost", "local", "localdomain", "internal", "intranet", "lan", "home.arpa", "corp", "home")
+# Names and domains that resolve in private networks only.
+PRIVATE_NAMES = ("localhost", "local", "localdomain", "internal", "intranet", "lan", "home.arpa", "corp", "home")
 
 _URL = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.ASCII | re.IGNORECASE)
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Where a URL leads, after it was judged by its text."""
+class UrlTarget(msgspec.Struct, frozen=True):
+    """The parts of a URL that passed the check of its text."""
 
     scheme: str
-    host: str  # lower case; an IPv6 address without its brackets
+    host: str  # lower case; an IPv6 address without brackets
     port: int
-    path: str  # with the query
+    path: str  # with the query string
     literal: Address | None = None
 
     @property
     def authority(self) -> str:
+        """The value of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
 
     @property
-    def place(self) -> str:
-        """Host and port: what is slow or down together."""
+    def host_and_port(self) -> str:
+        """Host and port, the unit of circuits and slots."""
         return f"{self.host}:{self.port}"
 
     @property
-    def endpoint(self) -> str:
-        """The URL without its query: what is one receiver, however its calls differ."""
+    def endpoint_url(self) -> str:
+        """The URL without its query string, which identifies an endpoint."""
         return f"{self.scheme}://{self.authority}{self.path.partition('?')[0]}"
 
 
-class Refused(Exception):
-    """The address may not be called."""
+class AddressRefused(Exception):
+    """The URL or address must not be called."""
 
 
-def check_url(url: str) -> Target:
-    """Judge a URL by its text, without asking a resolver: InvalidRequest says what is wrong with it."""
+def check_url(url: str) -> UrlTarget:
+    """Check the text of a URL without resolving its host. Raises InvalidRequest."""
     try:
         return parse(url)
-    except Refused as error:
+    except AddressRefused as error:
         raise InvalidRequest(f"webhook: {error}") from error
 
 
-def parse(url: str) -> Target:
-    """The target of a URL, or Refused. Strict where parsers differ: what is odd is refused, not repaired."""
+def parse(url: str) -> UrlTarget:
+    """Parse and check a URL. Raises AddressRefused.
+
+    URL parsers differ on malformed URLs, which attackers use to pass a check. So they are refused, never repaired.
+    """
     if len(url) > URL_CHARS:
-        raise Refused(f"longer than {URL_CHARS} characters")
+        raise AddressRefused(f"the URL is longer than {URL_CHARS} characters")
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise Refused("visible ASCII only, without backslash; write an international name in its xn-- form")
+        raise AddressRefused(
+            "the URL may contain only visible ASCII characters and no backslash; "
+            "write an international host name in its xn-- form"
+        )
     match = _URL.fullmatch(url)
     if not match:
-        raise Refused("not an http:// or https:// URL without fragment")
+        raise AddressRefused("the URL must begin with http:// or https:// and have no fragment")
     scheme, authority, path = match[1].lower(), match[2].lower(), match[3]
     if "@" in authority:
-        raise Refused("a user name or password does not belong into it")
+        raise AddressRefused("the URL must not contain a user name or password")
     parts = _AUTHORITY.fullmatch(authority)
     if not parts:
-        raise Refused("not a host name or address")
+        raise AddressRefused("the host is neither a host name nor an IP address")
     port = int(parts[2]) if parts[2] is not None else 443 if scheme == "https" else 80
-    if not 0 < port < 65536 or port in CLOSED_PORTS:
-        raise Refused(f"port {port} is not one for webhooks")
+    if not 0 < port < 65536 or port in BLOCKED_PORTS:
+        raise AddressRefused(f"port {port} is not allowed")
     host, literal = _host(parts[1])
     if literal is not None:
         check_address(literal)
-    elif not conf().webhooks.allow_hosts and _is_inner(host):
-        raise Refused("the host is a name of an inner network")
-    if _is_ours(host, literal, port):
-        raise Refused("this is codeQ itself")
-    target = Target(scheme, host, port, path if path.startswith("/") else f"/{path}", literal)
+    elif not conf().webhooks.allow_hosts and _is_private_name(host):
+        raise AddressRefused("the host name belongs to a private network")
+    if _is_own_address(host, literal, port):
+        raise AddressRefused("the URL points to codeQ itself")
+    target = UrlTarget(scheme, host, port, path if path.startswith("/") else f"/{path}", literal)
     if scheme == "http" and conf().production and not conf().webhooks.allow_hosts:
-        raise Refused("https:// only")
+        raise AddressRefused("the URL must begin with https://")
     return target
 
 
@@ -148,65 +155,71 @@ def _host(text: str) -> tuple[str, Address | None]:
         try:
             address = ipaddress.IPv6Address(text[1:-1])
         except ValueError:
-            raise Refused("not an IPv6 address") from None
+            raise AddressRefused("the host is not a valid IPv6 address") from None
         return str(address), address
     labels = text.split(".")
-    # Resolvers read 127.1, 0x7f.1, 0177.0.0.1 and 2130706433 as addresses; only the plain form passes here.
+    # Resolvers accept 127.1, 0x7f.1, 0177.0.0.1 and 2130706433 as addresses; accept the dotted decimal form only.
     if labels[-1].isdigit() or labels[-1].startswith("0x"):
         try:
             return text, ipaddress.IPv4Address(text)
         except ValueError:
-            raise Refused("not an IPv4 address in its usual form") from None
+            raise AddressRefused("the host is not an IPv4 address in dotted decimal form") from None
     if len(text) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise Refused("not a host name")
+        raise AddressRefused("the host is not a valid host name")
     return text, None
 
 
-def _is_inner(host: str) -> bool:
-    return "." not in host or any(host == name or host.endswith(f".{name}") for name in INNER_NAMES)
+def _is_private_name(host: str) -> bool:
+    return "." not in host or any(host == name or host.endswith(f".{name}") for name in PRIVATE_NAMES)
 
 
-def _is_ours(host: str, literal: Address | None, port: int) -> bool:
-    """Our own front door: a callback that makes a task that calls back would go round for ever."""
-    ours = {name.strip("[]") for name in conf().allowed_hosts}
-    if host not in ours and not (literal is not None and literal.is_loopback and "127.0.0.1" in ours):
+def _is_own_address(host: str, literal: Address | None, port: int) -> bool:
+    """Whether the URL points to codeQ itself.
+
+    A callback that enqueues a task with a callback would loop for ever.
+    """
+    own_hosts = {name.strip("[]") for name in conf().allowed_hosts}
+    if host not in own_hosts and not (literal is not None and literal.is_loopback and "127.0.0.1" in own_hosts):
         return False
     is_loopback = literal.is_loopback if literal is not None else host == "localhost"
     return port == conf().web.port or (port in (80, 443) and not is_loopback)
 
 
 def check_address(address: Address) -> None:
-    """Refused, unless the address is public or in a network that the settings open."""
-    address = _unwrapped(address)
-    if not _in_any(address, NEVER):
-        if _in_any(address, _opened()):
+    """Raise AddressRefused unless the address is public or `allow_hosts` allows it."""
+    address = _unmap_ipv4(address)
+    if not _in_any(address, ALWAYS_BLOCKED):
+        if _in_any(address, _allowed_networks()):
             return
         if isinstance(address, ipaddress.IPv4Address):
-            if not _in_any(address, CLOSED_V4):
+            if not _in_any(address, BLOCKED_V4):
                 return
-        elif address in OPEN_V6 and not _in_any(address, CLOSED_V6):
+        elif address in PUBLIC_V6 and not _in_any(address, BLOCKED_V6):
             return
-    raise Refused("the address is not a public one")
+    raise AddressRefused("the address is not public")
 
 
-def judged(target: Target, found: Iterable[Address]) -> list[Address]:
-    """What a target's name resolves to, all of it judged: one address that may not be called condemns the name."""
-    addresses = list(dict.fromkeys(map(_unwrapped, found)))
+def check_resolved(target: UrlTarget, resolved: Iterable[Address]) -> list[Address]:
+    """Check all addresses that a host name resolves to, and return them without duplicates.
+
+    Raises AddressRefused if any of them must not be called.
+    """
+    addresses = list(dict.fromkeys(map(_unmap_ipv4, resolved)))
     for address in addresses:
         check_address(address)
-        if target.scheme == "http" and conf().production and not _in_any(address, _opened()):
-            raise Refused("https:// only")
+        if target.scheme == "http" and conf().production and not _in_any(address, _allowed_networks()):
+            raise AddressRefused("the URL must begin with https://")
     return addresses
 
 
-def _unwrapped(address: Address) -> Address:
-    """::ffff:127.0.0.1 is 127.0.0.1 to the kernel that connects, so it is here."""
+def _unmap_ipv4(address: Address) -> Address:
+    """Turn ::ffff:127.0.0.1 into 127.0.0.1, which is the address that the kernel connects to."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
-def _opened() -> tuple[Network, ...]:
+def _allowed_networks() -> tuple[Network, ...]:
     return _networks(tuple(conf().webhooks.allow_hosts))
 
 

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry on the loopback: takes spans as OTLP over HTTP, and keeps them."""
+"""An OpenTelemetry collector on the loopback, which keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 
 
 class Collector:
-    """Takes spans as OTLP over HTTP, and keeps them."""
+    """Receives spans as OTLP over HTTP and keeps them in `spans`."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -46,8 +46,10 @@ class Collector:
         self.server.server_close()
 
     def named(self, name: str) -> list[Any]:
+        """Return the spans of this name."""
         return [span for span in list(self.spans) if span.name == name]
 
     def one(self, name: str) -> Any:
-        (found,) = until(lambda: self.named(name), 10)
-        return found
+        """Wait for a span of this name, and return it. Fails if there are several."""
+        (span,) = until(lambda: self.named(name), 10)
+        return span

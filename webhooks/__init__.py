@@ -1,1 +1,1 @@
-"""Telling the outside: subscriptions, deliveries, signatures. Learns of tasks only through `queues.audit.events`."""
+"""Webhooks: callbacks about ended tasks, notifications to workers, and their signatures."""

@@ -26,8 +26,8 @@ from core.admin.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
 from webhooks import services
+from webhooks.delivery_results import disable_endpoint
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
-from webhooks.record import disable
 from webhooks.sender import utc_now
 
 STATUS_COLOURS = {"delivered": "success", "pending": "info", "given up": "danger", "held": "warning"}
@@ -185,7 +185,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
     def stop(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         with transaction.atomic():
             endpoint = Endpoint.objects.get(pk=object_id)
-            held = disable(endpoint.tenant_id, endpoint.address, form.cleaned_data["reason"], utc_now())
+            held = disable_endpoint(endpoint.tenant_id, endpoint.address, form.cleaned_data["reason"], utc_now())
             self.log_change(request, endpoint, f"Disabled, {held} held: {form.cleaned_data['reason']}")
         return self._done(request, endpoint, f"{endpoint} is disabled; {held} deliveries are held.")
 

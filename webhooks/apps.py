@@ -1,4 +1,4 @@
-"""The app of callbacks and notifications."""
+"""The Django app of callbacks and notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an endpoint is told of a task that ended, and the delivery that is opened for it with the audit."""
+"""Callbacks about ended tasks: their bodies, and their deliveries, created with the audit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core import pg_copy, url_check
 from queues.audit.events import Ended, text
 from webhooks.models import Delivery, Endpoint
 
-# Deliveries of one task's endings have ids of their own, the same whenever the ending is read again.
+# A delivery's id is derived from its event, so that reading the event again yields the same id.
 NAMESPACE = uuid.UUID("6b0f7d8e-2f5c-5a86-9d1b-0c5de9a7c0de")
 
 COLUMNS = {
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 class Callback(msgspec.Struct, rename="camel"):
-    """What an endpoint is told."""
+    """JSON body of a callback."""
 
     task_id: str
     event_type: str
@@ -40,13 +40,13 @@ class Callback(msgspec.Struct, rename="camel"):
 
 
 def open_deliveries(ended: Sequence[Ended]) -> None:
-    """A delivery for every task among these that has a webhook. The same ending again opens nothing new."""
+    """Create a delivery for each ended task that has a webhook. Idempotent for the same event."""
     rows = [_row(item) for item in ended if item.spec and item.spec.webhook]
     if not rows:
         return
-    held = _disabled({(row["tenant_id"], row["address"]) for row in rows})
+    disabled = _find_disabled({(row["tenant_id"], row["address"]) for row in rows})
     for row in rows:
-        if (row["tenant_id"], row["address"]) in held:
+        if (row["tenant_id"], row["address"]) in disabled:
             row |= {"status": Delivery.Status.HELD.value, "ended_at": row["created_at"]}
     values = [[row[column] for column in COLUMNS] for row in rows]
     pg_copy.copy_rows("webhooks_delivery", COLUMNS, values, "ON CONFLICT (id) DO NOTHING")
@@ -56,54 +56,60 @@ def _row(item: Ended) -> dict[str, Any]:
     event, spec = item.event, item.spec
     assert spec is not None
     assert spec.webhook is not None
-    moment = datetime.fromtimestamp(event.ended_ms / 1000, UTC)
+    ended_at = datetime.fromtimestamp(event.ended_ms / 1000, UTC)
     delivery_id = uuid.uuid5(NAMESPACE, f"{event.task_id}/{event.partition}/{event.stream_id}")
     row: dict[str, Any] = {
         "id": delivery_id, "tenant_id": event.tid, "task_id": event.task_id, "command": event.command,
-        "url": text(spec.webhook), "address": "", "host": "", "body": text(callback(item, delivery_id)),
+        "url": text(spec.webhook), "address": "", "host": "", "body": text(encode_callback(item, delivery_id)),
         "trace_parent": text(spec.trace_parent or ""), "trace_state": text(spec.trace_state or ""),
-        "status": Delivery.Status.PENDING.value, "tries": 0, "attempts": 0, "due_at": moment, "last_error": "",
-        "created_at": moment, "ended_at": None,
+        "status": Delivery.Status.PENDING.value, "tries": 0, "attempts": 0, "due_at": ended_at, "last_error": "",
+        "created_at": ended_at, "ended_at": None,
     }  # fmt: skip
     try:
         target = url_check.parse(spec.webhook)
-    except url_check.Refused as error:
-        # Was refused at the door, or should have been: it is on record, and nothing is ever sent.
-        return row | {"status": Delivery.Status.GIVEN_UP.value, "last_error": f"refused: {error}", "ended_at": moment}
-    return row | {"address": target.endpoint, "host": target.place}
+    except url_check.AddressRefused as error:
+        # The URL check at enqueue refuses such a URL, unless the settings have changed since. Record the delivery as
+        # given up; nothing is sent.
+        return row | {"status": Delivery.Status.GIVEN_UP.value, "last_error": f"refused: {error}", "ended_at": ended_at}
+    return row | {"address": target.endpoint_url, "host": target.host_and_port}
 
 
-def callback(item: Ended, delivery_id: uuid.UUID) -> bytes:
+def encode_callback(item: Ended, delivery_id: uuid.UUID) -> bytes:
+    """Encode the body of the callback about an ended task."""
     event = item.event
-    moment = datetime.fromtimestamp(event.ended_ms / 1000, UTC)
+    ended_at = datetime.fromtimestamp(event.ended_ms / 1000, UTC)
     return msgspec.json.encode(
         Callback(
             task_id=str(event.task_id),
             event_type=event.command,
             status=event.status,
-            result=_raw(item.answer.result),
+            result=_raw_json(item.answer.result),
             error=item.error,
-            artifacts=_raw(item.answer.artifacts) or msgspec.Raw(b"[]"),
-            completed_at=moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            artifacts=_raw_json(item.answer.artifacts) or msgspec.Raw(b"[]"),
+            completed_at=ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             attempts=event.attempts,
             delivery_id=str(delivery_id),
         )
     )
 
 
-def _raw(value: bytes | None) -> msgspec.Raw | None:
-    """A worker's JSON as it came; what is none (an older release, an accident) as a string, so that the rest is."""
+def _raw_json(value: bytes | None) -> msgspec.Raw | None:
+    """Return a worker's JSON unchanged, or as a JSON string if it is invalid.
+
+    An older release or an accident may have stored invalid JSON, which must not make the whole body invalid.
+    """
     if value is None:
         return None
     try:
-        # Not msgspec: it takes an escaped lone surrogate, which JSON allows, for the end of the text.
+        # Not msgspec: it rejects an escaped lone surrogate, which JSON allows.
         json.loads(value)
     except (ValueError, RecursionError):
         return msgspec.Raw(msgspec.json.encode(text(value)))
     return msgspec.Raw(value)
 
 
-def _disabled(endpoints: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    tids, addresses = zip(*endpoints, strict=True)
-    rows = Endpoint.objects.filter(tenant_id__in=set(tids), address__in=set(addresses), is_enabled=False)
+def _find_disabled(endpoints: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of the (tid, address) pairs whose endpoint is disabled."""
+    tids, urls = zip(*endpoints, strict=True)
+    rows = Endpoint.objects.filter(tenant_id__in=set(tids), address__in=set(urls), is_enabled=False)
     return set(rows.values_list("tenant_id", "address"))

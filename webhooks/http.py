@@ -22,7 +22,7 @@ import h11
 import msgspec
 
 from core.conf import conf
-from core.url_check import Address, Refused, Target, judged, parse
+from core.url_check import Address, AddressRefused, UrlTarget, check_resolved, parse
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -75,7 +75,7 @@ async def post(
             finally:
                 # Not closed in order: a peer that does not read must not be waited for.
                 writer.transport.abort()
-    except Refused as error:
+    except AddressRefused as error:
         return Posted(None, f"refused: {error}", took())
     except Unreachable as error:
         return Posted(None, str(error), took())
@@ -84,9 +84,9 @@ async def post(
     return Posted(status, "" if 200 <= status < 300 else f"HTTP {status}", took(), answer, retry_after)
 
 
-async def _addresses(target: Target, resolve: Resolve) -> list[Address]:
+async def _addresses(target: UrlTarget, resolve: Resolve) -> list[Address]:
     if target.literal is not None:
-        return judged(target, [target.literal])
+        return check_resolved(target, [target.literal])
     try:
         texts = await resolve(target.host, target.port)
         found = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
@@ -95,7 +95,7 @@ async def _addresses(target: Target, resolve: Resolve) -> list[Address]:
         raise Unreachable(f"the name does not resolve: {_reason(error)}") from error
     if not found:
         raise Unreachable("the name does not resolve: no address")
-    return judged(target, found)
+    return check_resolved(target, found)
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
@@ -128,7 +128,7 @@ def _tls() -> ssl.SSLContext:
 
 
 async def _connect(
-    target: Target, addresses: Sequence[Address], tls: ssl.SSLContext | None
+    target: UrlTarget, addresses: Sequence[Address], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """To one of the checked addresses, as the host the URL names: the certificate must be the name's."""
     context = (tls or _tls()) if target.scheme == "https" else None
@@ -151,7 +151,7 @@ async def _connect(
 
 
 async def _exchange(
-    target: Target,
+    target: UrlTarget,
     headers: Mapping[str, str],
     body: bytes,
     reader: asyncio.StreamReader,

@@ -1,4 +1,7 @@
-"""What is counted about webhooks. Labels name commands, never tenants or addresses: whoever may scrape is neither."""
+"""Metrics of webhooks.
+
+Labels name commands, never tenants or addresses, because scrapers must not see those.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 from core import metrics
 from core.metrics import Counter, GaugeMetricFamily
 
-# Counting further would cost a scrape its time, and says no more: far too many wait.
-COUNTED = 100_000
+# An exact count of a larger backlog would slow the scrape down and change no decision.
+PENDING_COUNT_LIMIT = 100_000
 
-_sent = Counter(
+_posts = Counter(
     "codeq_webhook_deliveries_total",
-    "Callbacks and notifications sent, by what came of them.",
+    "Callbacks and notifications sent, by outcome.",
     ["kind", "command", "outcome"],
 )
 
 
-def sent(kind: str, command: str, *, is_delivered: bool) -> None:
+def count_post(kind: str, command: str, *, is_delivered: bool) -> None:
     """Count one POST: kind `task_result` or `queue_ready`."""
-    _sent.labels(kind, metrics.label(command), "success" if is_delivered else "failure").inc()
+    _posts.labels(kind, metrics.label(command), "success" if is_delivered else "failure").inc()
 
 
 @metrics.at_scrape
-def waiting(until: float) -> Iterator[GaugeMetricFamily]:
-    """Every process says the same: take the `max`, not the sum. Nothing is said while PostgreSQL cannot."""
+def collect_gauges(until: float) -> Iterator[GaugeMetricFamily]:
+    """Read the gauges from PostgreSQL; yield none while it is unavailable.
+
+    Every process exports the same values: aggregate them with `max`, not `sum`.
+    """
     try:
         close_old_connections()
         with connection.cursor() as cursor:
@@ -34,11 +40,11 @@ def waiting(until: float) -> Iterator[GaugeMetricFamily]:
                 "SELECT (SELECT count(*) FROM webhooks_subscription WHERE expires_at > now()),"
                 " (SELECT count(*) FROM (SELECT 1 FROM webhooks_delivery WHERE status = 'pending' LIMIT %s) AS first),"
                 " (SELECT count(*) FROM webhooks_endpoint WHERE NOT is_enabled)",
-                [COUNTED],
+                [PENDING_COUNT_LIMIT],
             )
             subscriptions, pending, disabled = cursor.fetchone()
     except (OperationalError, InterfaceError):
         return
-    yield GaugeMetricFamily("codeq_subscriptions_active", "Workers' subscriptions.", value=subscriptions)
-    yield GaugeMetricFamily("codeq_webhook_pending", "Callbacks not delivered, up to 100,000.", value=pending)
-    yield GaugeMetricFamily("codeq_webhook_endpoints_disabled", "Endpoints that are not called.", value=disabled)
+    yield GaugeMetricFamily("codeq_subscriptions_active", "Live subscriptions of workers.", value=subscriptions)
+    yield GaugeMetricFamily("codeq_webhook_pending", "Pending callbacks, counted up to 100,000.", value=pending)
+    yield GaugeMetricFamily("codeq_webhook_endpoints_disabled", "Disabled endpoints.", value=disabled)

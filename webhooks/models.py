@@ -1,4 +1,4 @@
-"""Who is told, and what came of it: endpoints, deliveries and their attempts; workers' subscriptions."""
+"""Endpoints, deliveries and their attempts, circuits, and the subscriptions of workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from core.admin.date_hierarchy import DatedQuerySet
 
 
 class Endpoint(models.Model):
-    """A receiver of callbacks that something is known about: registered with a secret of its own, or in trouble.
+    """A receiver of callbacks that has a secret of its own, fails, or is disabled.
 
-    Most webhooks need no row here: the URL comes with the task, the secret is the tenant's.
+    Other webhooks have no row here: their URL comes with the task, and the tenant's secret signs.
     """
 
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
-    address = models.TextField(help_text="The URL without its query.")
+    address = models.TextField(help_text="The URL without its query string.")
     description = models.TextField(blank=True)
     sealed = models.TextField(blank=True, editable=False)
     former_sealed = models.TextField(blank=True, editable=False)
@@ -44,14 +44,15 @@ class Endpoint(models.Model):
 
 
 class Circuit(models.Model):
-    """A host that failed for one tenant. After enough failures in a row it is only probed until it answers.
+    """A host that fails for one tenant.
 
-    For one tenant: another's misuse of a shared host must not delay this one's deliveries.
+    After enough consecutive failures it is only probed, until it responds. Circuits are per tenant, so that one
+    tenant's failures on a shared host do not delay another tenant's deliveries.
     """
 
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, db_index=False, related_name="+")
     host = models.TextField()
-    failures = models.PositiveIntegerField(help_text="In a row.")
+    failures = models.PositiveIntegerField(help_text="Consecutive failures.")
     paused_until = models.DateTimeField(null=True)
     updated_at = models.DateTimeField()
 
@@ -65,7 +66,7 @@ class Circuit(models.Model):
 
 
 class Delivery(models.Model):
-    """The duty to tell one endpoint of one ending of a task. Its id is the same on every attempt."""
+    """A callback about one end of a task to one endpoint. Its id is the same on every attempt."""
 
     class Status(models.TextChoices):
         PENDING = "pending", "pending"
@@ -74,22 +75,24 @@ class Delivery(models.Model):
         HELD = "held", "held: the endpoint is disabled"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
-    # No constraint, as in the audit: what was sent stays on record when the tenant goes.
+    # No constraint, as in the audit: the deliveries of a deleted tenant are kept.
     tenant = models.ForeignKey(
         "tenants.Tenant", null=True, on_delete=models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+"
     )
     task_id = models.UUIDField()
     command = models.TextField()
     url = models.TextField()
-    address = models.TextField(help_text="The URL without its query: the endpoint.")
-    host = models.TextField(help_text="Host and port: what is slow or down together.")
+    address = models.TextField(help_text="The URL without its query string, which identifies the endpoint.")
+    host = models.TextField(help_text="Host and port, the unit of circuits and slots.")
     body = models.TextField()
     trace_parent = models.TextField(blank=True)
     trace_state = models.TextField(blank=True)
     status = models.TextField(choices=Status)
-    tries = models.PositiveIntegerField(default=0, help_text="Since it was opened or replayed.")
-    attempts = models.PositiveIntegerField(default=0, help_text="In all.")
-    due_at = models.DateTimeField(help_text="Next try; while one is under way, when its worker is taken for dead.")
+    tries = models.PositiveIntegerField(default=0, help_text="Attempts since the delivery was created or replayed.")
+    attempts = models.PositiveIntegerField(default=0, help_text="Attempts in total.")
+    due_at = models.DateTimeField(
+        help_text="Time of the next attempt. During an attempt: when its reservation expires."
+    )
     reservation = models.UUIDField(null=True, editable=False)
     last_status = models.PositiveIntegerField(null=True)
     last_error = models.TextField(blank=True)
@@ -101,7 +104,7 @@ class Delivery(models.Model):
     class Meta:
         verbose_name_plural = "deliveries"
         indexes: ClassVar = [
-            # The duties of one host for one tenant, by time; also what walks from one host to the next.
+            # Due deliveries of one host and tenant by time; also the skip scan from one host to the next.
             models.Index(fields=["tenant", "host", "due_at"], condition=Q(status="pending"), name="delivery_due"),
             models.Index(fields=["tenant", "host"], condition=Q(reservation__isnull=False), name="delivery_reserved"),
             models.Index(fields=["tenant", "address", "created_at"], name="delivery_of_endpoint"),
@@ -115,7 +118,7 @@ class Delivery(models.Model):
 
 
 class DeliveryAttempt(models.Model):
-    """One POST and what came of it."""
+    """One POST of a delivery and its result."""
 
     delivery = models.ForeignKey(Delivery, on_delete=models.DO_NOTHING, db_constraint=False, related_name="attempt_set")
     number = models.PositiveIntegerField()
@@ -123,7 +126,7 @@ class DeliveryAttempt(models.Model):
     duration_ms = models.PositiveIntegerField()
     status_code = models.PositiveIntegerField(null=True)
     error = models.TextField(blank=True)
-    answer = models.TextField(blank=True, help_text="The first 2 KiB.")
+    answer = models.TextField(blank=True, help_text="First 2 KiB of the response body.")
 
     class Meta:
         verbose_name = "attempt"
@@ -133,12 +136,15 @@ class DeliveryAttempt(models.Model):
 
 
 class Subscription(models.Model):
-    """A worker that wants to be told when one of its queues has work again. Advisory: one try, nothing kept."""
+    """A worker's request to be notified when one of its queues has work again.
+
+    Notifications are advisory: each is attempted once.
+    """
 
     class Mode(models.TextChoices):
-        FANOUT = "fanout", "fanout: everybody"
-        GROUP = "group", "group: one of each group, in turn"
-        HASH = "hash", "hash: always the same one for a queue"
+        FANOUT = "fanout", "fanout: every subscriber"
+        GROUP = "group", "group: one subscriber of each group in turn"
+        HASH = "hash", "hash: always the same subscriber for a queue"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, db_index=False, related_name="+")
@@ -151,7 +157,7 @@ class Subscription(models.Model):
     min_interval_seconds = models.PositiveIntegerField()
     expires_at = models.DateTimeField()
     created_at = models.DateTimeField(auto_now_add=True)
-    # What it was not told of because it had just been told of something: made up for when the interval is over.
+    # Queues whose notification was deferred until the minimum interval has passed.
     owed = ArrayField(models.TextField(), default=list, blank=True, editable=False)
     notified_at = models.DateTimeField(null=True, editable=False)
     notified = models.BigIntegerField(default=0, editable=False)
@@ -160,8 +166,8 @@ class Subscription(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            # A worker that restarts and subscribes again is the same subscriber.
-            # Digests, because an index entry holds 2,704 bytes and a URL alone may have 2,048.
+            # A worker that restarts and subscribes again renews its subscription. The index holds digests, because an
+            # index entry has at most 2,704 bytes and a URL alone may have 2,048.
             models.UniqueConstraint(
                 "tenant", MD5("worker"), MD5("callback_url"), "mode", MD5("group"), name="one_subscription_per_callback"
             )

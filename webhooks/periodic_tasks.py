@@ -1,4 +1,4 @@
-"""What Celery beat has done about webhooks: deliveries sent, workers told, old things removed."""
+"""Periodic tasks of webhooks: send callbacks, notify workers, remove expired rows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 
 from core.periodic_lock import PeriodicTaskLock
 from queues.periodic import periodic_task
-from webhooks import notices, services, subscriptions
+from webhooks import notifications, services, subscriptions
 from webhooks.sender import Sender, utc_now
 
-# A run takes new deliveries for so long; then the next one may begin, while this one's last are under way.
+# A run starts new deliveries for this long. Then the next run may begin while the last attempts of this one finish.
 RUN_SECONDS = 20.0
 
 
 @periodic_task("webhooks.deliver")
 def deliver(lock: PeriodicTaskLock) -> str:
-    """Send every callback that is due."""
+    """Send the callbacks that are due."""
     sender = Sender()
     asyncio.run(sender.run(lock.renew, RUN_SECONDS, on_last=lock.release))
     return f"{sender.delivered} delivered, {sender.failed} failed"
@@ -23,21 +23,21 @@ def deliver(lock: PeriodicTaskLock) -> str:
 
 @periodic_task("webhooks.notify", lock_seconds=30.0)
 def notify(lock: PeriodicTaskLock) -> str:
-    """Tell workers of the queues that have work again."""
-    told, tried = notices.notify()
-    return f"{told} of {tried} told"
+    """Notify workers of queues that have work again."""
+    delivered, attempted = notifications.notify()
+    return f"{delivered} of {attempted} notifications delivered"
 
 
 @periodic_task("webhooks.cleanup", lock_seconds=60.0)
 def cleanup(lock: PeriodicTaskLock) -> str:
-    """Remove expired subscriptions and old deliveries; disable endpoints that have failed for days."""
+    """Delete expired subscriptions and old deliveries; disable failing endpoints."""
     now = utc_now()
     expired = subscriptions.remove_expired(now)
     disabled = services.disable_failing(now)
-    gone = 0
+    deleted = 0
     while lock.renew():
-        went = services.cleanup(now)
-        gone += went
-        if went < services.CHUNK:
+        chunk = services.cleanup(now)
+        deleted += chunk
+        if chunk < services.CHUNK:
             break
-    return f"{expired} subscriptions and {gone} deliveries removed, {disabled} endpoints disabled"
+    return f"{expired} subscriptions and {deleted} deliveries deleted, {disabled} endpoints disabled"

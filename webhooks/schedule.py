@@ -1,7 +1,7 @@
-"""When a delivery is tried again, as data: a few quick tries, then a long tail, then it is given up.
+"""The retry schedule of deliveries: quick attempts, a long tail, then giving up.
 
-try        1    2    3    4    5     6     7    8    9    10   11   12
-after      0    2 s  4 s  8 s  16 s  5 m   15 m 1 h  2 h  4 h  8 h  9 h     in all a little more than a day
+attempt    1    2    3    4    5     6     7    8    9    10   11   12
+delay      0    2 s  4 s  8 s  16 s  5 m   15 m 1 h  2 h  4 h  8 h  9 h     in total a little more than a day
 """
 
 from __future__ import annotations
@@ -15,66 +15,76 @@ from typing import NamedTuple
 
 from core.conf import Webhooks, conf
 
-# An endpoint may ask for a pause, but not for ever.
-RETRY_AFTER_LIMIT = timedelta(hours=24)
-RETRY_AFTER_LEAST = timedelta(seconds=1)
-JITTER = 0.1  # so that what failed together does not come back together
+# Bounds of an endpoint's `Retry-After`.
+RETRY_AFTER_MAX = timedelta(hours=24)
+RETRY_AFTER_MIN = timedelta(seconds=1)
+JITTER = 0.1  # spreads the retries of deliveries that failed at the same time
 
 Random = Callable[[], float]
 
 
 class Verdict(StrEnum):
+    """What an attempt means for its delivery."""
+
     DELIVERED = "delivered"
     RETRY = "retry"
     GIVEN_UP = "given up"
-    GONE = "gone"  # 410: the endpoint asks never to be called again
+    GONE = "gone"  # 410: the endpoint asks not to be called again
 
 
-class Step(NamedTuple):
+class RetryDecision(NamedTuple):
+    """The verdict on an attempt, and when to retry if it is RETRY."""
+
     verdict: Verdict
     due_at: datetime | None = None
 
 
-def after(
-    tries: int,
+def decide(
+    attempt: int,
     status: int | None,
     retry_after: str,
     now: datetime,
     *,
     rand: Random = random.random,
-) -> Step:
-    """What follows the try number `tries` (1 = the first) that ended with this status, or without one."""
+) -> RetryDecision:
+    """Decide what follows an attempt. The first attempt has number 1.
+
+    `status` is None if there was no response.
+    """
     if status is not None and 200 <= status < 300:
-        return Step(Verdict.DELIVERED)
+        return RetryDecision(Verdict.DELIVERED)
     if status == 410:
-        return Step(Verdict.GONE)
+        return RetryDecision(Verdict.GONE)
     delays = delays_seconds(conf().webhooks)
-    if tries > len(delays):
-        return Step(Verdict.GIVEN_UP)
-    asked = pause(retry_after, now) if status in (429, 503) else None
-    if asked is not None:
-        return Step(Verdict.RETRY, now + asked)
+    if attempt > len(delays):
+        return RetryDecision(Verdict.GIVEN_UP)
+    requested_delay = parse_retry_after(retry_after, now) if status in (429, 503) else None
+    if requested_delay is not None:
+        return RetryDecision(Verdict.RETRY, now + requested_delay)
     factor = 1 - JITTER + 2 * JITTER * rand()
-    return Step(Verdict.RETRY, now + timedelta(seconds=delays[tries - 1] * factor))
+    return RetryDecision(Verdict.RETRY, now + timedelta(seconds=delays[attempt - 1] * factor))
 
 
 def delays_seconds(settings: Webhooks) -> list[float]:
-    """The pause after each try but the last."""
+    """Return the delay after each attempt except the last."""
     quick = [min(settings.retry_base_seconds * 2**n, settings.retry_cap_seconds) for n in range(settings.tries - 1)]
     return quick + settings.tail_seconds
 
 
-def pause(retry_after: str, now: datetime) -> timedelta | None:
-    """What `Retry-After` says, in seconds or as a date, kept within limits; None when it says nothing sensible."""
-    text = retry_after.strip()
-    if text.isascii() and text.isdigit():
-        asked = timedelta(seconds=min(int(text[:12]), RETRY_AFTER_LIMIT.total_seconds()))
+def parse_retry_after(value: str, now: datetime) -> timedelta | None:
+    """Parse a `Retry-After` header, which has seconds or a date; None if it is invalid or past.
+
+    The delay is clamped to `RETRY_AFTER_MIN` and `RETRY_AFTER_MAX`.
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        delay = timedelta(seconds=min(int(value[:12]), RETRY_AFTER_MAX.total_seconds()))
     else:
         try:
-            date = parsedate_to_datetime(text)
+            date = parsedate_to_datetime(value)
         except (ValueError, TypeError):
             return None
-        asked = (date if date.tzinfo else date.replace(tzinfo=UTC)) - now
-        if asked < timedelta(0):
+        delay = (date if date.tzinfo else date.replace(tzinfo=UTC)) - now
+        if delay < timedelta(0):
             return None
-    return max(RETRY_AFTER_LEAST, min(asked, RETRY_AFTER_LIMIT))
+    return max(RETRY_AFTER_MIN, min(delay, RETRY_AFTER_MAX))

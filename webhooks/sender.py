@@ -1,8 +1,9 @@
-"""Sends what is due: many at once, each host bounded, one round trip to the database for a whole batch.
+"""Send due deliveries, many at once, and record the results in batches.
 
-The POSTs are coroutines of one loop; the database is spoken to by one thread beside it. A round records what has
-ended since the last and reserves what there is room for, so a crash between a POST and its record sends that one
-again, under the same id, and nothing else. So that these are few, only so many (`burst`) may just have begun.
+The POSTs are coroutines on one event loop, a bounded number to each host; one thread beside it makes all database
+calls. Each round records the attempts that finished since the last round and reserves deliveries for the free slots. A
+crash between a POST and its record therefore repeats only that POST, under the same id. To bound the number of repeats,
+at most `burst` deliveries may have just started and not be recorded yet.
 """
 
 from __future__ import annotations
@@ -25,23 +26,27 @@ from django.db import InterfaceError, OperationalError, connection
 
 from core import tracing
 from core.conf import conf
-from queues import pace
+from core.errors import TooMany, Unavailable
+from queues import services as queue_services
 from tenants.cache import tenant_cache
-from webhooks import http, metrics, outbox, record, schedule, signing
-from webhooks.outbox import Reserved
-from webhooks.record import Finished
-from webhooks.services import Secrets
+from tenants.tenant import Tenant
+from webhooks import delivery_results, due_deliveries, http, metrics, schedule, signing
+from webhooks.delivery_results import DeliveryResult
+from webhooks.due_deliveries import ReservedDelivery
+from webhooks.services import SigningSecrets
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25  # how often a run that has something under way looks for more
-BATCH_SECONDS = 0.002  # what ends within so long is recorded together
-QUICK_SECONDS = 0.02  # what takes longer than so is slow, and keeps no other from beginning
-OUTAGE_SECONDS = 20.0  # how long finished tries wait for a database that has gone
+POLL_SECONDS = 0.25  # how often a run with attempts under way checks for due deliveries
+BATCH_SECONDS = 0.002  # attempts that finish within this time are recorded together
+BURST_SECONDS = 0.02  # an attempt older than this is slow, and does not count towards the burst
+OUTAGE_SECONDS = 20.0  # how long finished attempts wait for an unavailable database
+# How long callbacks wait if Redis cannot check their rate: the rate limit must not be exceeded during an outage.
+RATE_RETRY_SECONDS = 1.0
 
 TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 TRACE_STATE = re.compile(r"[ -~]{1,512}", re.ASCII)
-Lane = tuple[str, str]  # tid and host
+TenantHost = tuple[str, str]  # tid and host
 
 
 def utc_now() -> datetime:
@@ -49,6 +54,8 @@ def utc_now() -> datetime:
 
 
 class Sender:
+    """One run of the sender. `delivered` and `failed` count its attempts."""
+
     def __init__(
         self,
         *,
@@ -59,45 +66,46 @@ class Sender:
         self.token = uuid.uuid4()
         self.delivered = self.failed = 0
         self._clock, self._resolve, self._tls = clock, resolve, tls
-        self._secrets = Secrets()
-        self._waiting: dict[Lane, deque[Reserved]] = {}
-        self._active: dict[Lane, int] = {}
+        self._secrets = SigningSecrets()
+        self._queued: dict[TenantHost, deque[ReservedDelivery]] = {}
+        self._active: dict[TenantHost, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: dict[uuid.UUID, float] = {}  # and not recorded yet; the latest last
-        self._look_again: asyncio.TimerHandle | None = None
-        self._finished: list[Finished] = []
+        self._unrecorded: dict[uuid.UUID, float] = {}  # delivery id -> start time, in order of start
+        self._burst_timer: asyncio.TimerHandle | None = None
+        self._finished: list[DeliveryResult] = []
         self._changed = asyncio.Event()
-        self._is_taking = True
-        self._give_up_at: float | None = None
+        self._is_reserving = True
+        self._outage_deadline: float | None = None
 
     async def run(
-        self, may_go_on: Callable[[], bool], seconds: float, *, on_last: Callable[[], None] = lambda: None
+        self, may_continue: Callable[[], bool], seconds: float, *, on_last: Callable[[], None] = lambda: None
     ) -> None:
-        """Send until nothing is due and nothing is under way, taking new ones for at most so long.
+        """Send until nothing is due or under way; reserve deliveries for at most `seconds`.
 
-        `on_last` is called when no more are taken: the next run may begin while this one's last are under way.
+        `on_last` is called when the run stops reserving: the next run may begin while the last attempts finish.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with ThreadPoolExecutor(1, thread_name_prefix="webhook-database") as database:
             in_database = partial(asyncio.get_running_loop().run_in_executor, database)
             try:
                 while True:
-                    if self._is_taking and (time.monotonic() >= until or not await in_database(may_go_on)):
-                        await in_database(self._release, self._stop_taking())
+                    if self._is_reserving and (time.monotonic() >= deadline or not await in_database(may_continue)):
+                        await in_database(self._release, self._stop_reserving())
                         await in_database(on_last)
                     finished, self._finished = self._finished, []
-                    taken = await in_database(self._round, finished, self._room())
-                    if taken is None:
+                    reserved = await in_database(self._record_and_reserve, finished, self._reserve_limit())
+                    if reserved is None:
                         self._finished = finished + self._finished
-                        self._stop_taking()
+                        self._stop_reserving()
                     else:
-                        for each in finished:
-                            self._begun.pop(each.delivery.id, None)
-                    self._begin(taken or [])
-                    if not (taken or self._tasks or self._finished):
+                        for result in finished:
+                            self._unrecorded.pop(result.delivery.id, None)
+                    self._queue(reserved or [])
+                    self._start_queued()
+                    if not (reserved or self._tasks or self._finished):
                         return
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_SECONDS):
+                        async with asyncio.timeout(POLL_SECONDS):
                             await self._changed.wait()
                     await asyncio.sleep(BATCH_SECONDS)
                     self._changed.clear()
@@ -106,129 +114,158 @@ class Sender:
                     task.cancel()
                 await in_database(_close_connection)
 
-    def _room(self) -> int:
-        """How many more are to be reserved: up to twice the slots, so that the next are at hand when one is free."""
+    def _reserve_limit(self) -> int:
+        """Return how many deliveries to reserve.
+
+        Up to twice the slots are reserved, so that a free slot is used at once.
+        """
         slots = conf().webhooks.slots
-        under_way = len(self._tasks) + sum(map(len, self._waiting.values()))
-        return 2 * slots - under_way if self._is_taking and under_way <= slots else 0
+        reserved = len(self._tasks) + sum(map(len, self._queued.values()))
+        return 2 * slots - reserved if self._is_reserving and reserved <= slots else 0
 
-    def _stop_taking(self) -> list[uuid.UUID]:
-        """From here on only finish what is under way; what was reserved and not begun."""
-        self._is_taking = False
-        unbegun = [delivery.id for lane in self._waiting.values() for delivery in lane]
-        self._waiting.clear()
-        return unbegun
+    def _stop_reserving(self) -> list[uuid.UUID]:
+        """Only finish what has started from now on; return the ids of the deliveries that have not."""
+        self._is_reserving = False
+        unstarted = [delivery.id for deliveries in self._queued.values() for delivery in deliveries]
+        self._queued.clear()
+        return unstarted
 
-    def _release(self, unbegun: list[uuid.UUID]) -> None:
-        if unbegun:
-            outbox.release(self.token, unbegun, self._clock())
+    def _release(self, ids: list[uuid.UUID]) -> None:
+        if ids:
+            due_deliveries.release(self.token, ids, self._clock())
 
-    def _round(self, finished: list[Finished], room: int) -> list[Reserved] | None:
-        """Record what has ended and reserve what there is room for; None while the database is away."""
+    def _record_and_reserve(self, finished: list[DeliveryResult], limit: int) -> list[ReservedDelivery] | None:
+        """Record finished attempts and reserve at most `limit` deliveries.
+
+        Returns None while the database is unavailable; raises after `OUTAGE_SECONDS`.
+        """
         try:
-            record.record(self.token, finished, self._clock())
-            if not room:
+            delivery_results.record(self.token, finished, self._clock())
+            if not limit:
                 return []
-            taken = self._within_rates(outbox.reserve(self.token, room, self._clock()))
-            self._secrets.load({(each.tid, each.address) for each in taken}, self._clock())
+            reserved = self._within_rates(due_deliveries.reserve(self.token, limit, self._clock()))
+            self._secrets.load({(delivery.tid, delivery.address) for delivery in reserved}, self._clock())
         except (OperationalError, InterfaceError) as error:
-            # What was sent is not forgotten at once: the database may be back before the reservations run out.
+            # Keep the results for a while: the database may be back before the reservations expire.
             connection.close()
-            self._give_up_at = self._give_up_at or time.monotonic() + OUTAGE_SECONDS
-            if time.monotonic() > self._give_up_at:
+            self._outage_deadline = self._outage_deadline or time.monotonic() + OUTAGE_SECONDS
+            if time.monotonic() > self._outage_deadline:
                 raise
-            log.warning("deliveries: %d wait to be recorded: %s", len(finished), type(error).__name__)
+            log.warning("%d webhook attempts not recorded yet: %s", len(finished), type(error).__name__)
             time.sleep(1)
             return None
-        return taken
+        return reserved
 
-    def _within_rates(self, taken: list[Reserved]) -> list[Reserved]:
-        """Those that the tenants' rates allow now; the others are due again when there is room."""
-        allowed: list[Reserved] = []
-        refused: dict[str, tuple[float, list[uuid.UUID]]] = {}
-        for delivery in taken:
-            tenant = tenant_cache.find_tid(delivery.tid)
-            if delivery.tid not in refused:
-                wait = pace.webhook(tenant) if tenant else 0.0
-                if not wait:
+    def _within_rates(self, reserved: list[ReservedDelivery]) -> list[ReservedDelivery]:
+        """Return the deliveries that their tenants' rates allow, and release the others."""
+        allowed: list[ReservedDelivery] = []
+        limited: dict[str, tuple[float, list[uuid.UUID]]] = {}
+        for delivery in reserved:
+            if delivery.tid not in limited:
+                tenant = tenant_cache.find_tid(delivery.tid)
+                delay_seconds = _count_against_rate(tenant) if tenant else 0.0
+                if not delay_seconds:
                     allowed.append(delivery)
                     continue
-                refused[delivery.tid] = (wait, [])
-            refused[delivery.tid][1].append(delivery.id)
-        for wait, ids in refused.values():
-            outbox.release(self.token, ids, self._clock() + timedelta(seconds=wait))
+                limited[delivery.tid] = (delay_seconds, [])
+            limited[delivery.tid][1].append(delivery.id)
+        for delay_seconds, ids in limited.values():
+            due_deliveries.release(self.token, ids, self._clock() + timedelta(seconds=delay_seconds))
         return allowed
 
-    def _begin(self, taken: list[Reserved]) -> None:
-        """Start what a host, the slots and the burst have room for: one of each host, then the next of each."""
-        for delivery in taken:
-            self._waiting.setdefault((delivery.tid, delivery.host), deque()).append(delivery)
-        settings = conf().webhooks
-        latest = self._clock() + timedelta(seconds=settings.deadline_seconds + 1)
-        is_any_begun = True
-        while is_any_begun:
-            is_any_begun = False
-            for lane in list(self._waiting):
-                if len(self._tasks) >= settings.slots or self._is_burst():
-                    return
-                if self._active.get(lane, 0) >= settings.slots_per_host:
-                    continue
-                waiting = self._waiting.pop(lane)
-                delivery = waiting.popleft()
-                if waiting:
-                    self._waiting[lane] = waiting  # behind the others
-                is_any_begun = True
-                if latest <= delivery.until:  # else it is due again: it waited too long for its turn
-                    self._start(delivery, lane)
+    def _queue(self, reserved: list[ReservedDelivery]) -> None:
+        for delivery in reserved:
+            self._queued.setdefault((delivery.tid, delivery.host), deque()).append(delivery)
 
-    def _start(self, delivery: Reserved, lane: Lane) -> None:
-        self._begun[delivery.id] = time.monotonic()
-        self._active[lane] = self._active.get(lane, 0) + 1
-        task = asyncio.create_task(self._try(delivery, lane))
+    def _start_queued(self) -> None:
+        """Start queued deliveries, one of each host in turn.
+
+        They are limited by the slots, the slots of each host and the burst.
+        """
+        settings = conf().webhooks
+        earliest_expiry = self._clock() + timedelta(seconds=settings.deadline_seconds + 1)
+        is_progress = True
+        while is_progress:
+            is_progress = False
+            for tenant_host in list(self._queued):
+                if len(self._tasks) >= settings.slots or self._is_burst_used_up():
+                    return
+                if self._active.get(tenant_host, 0) >= settings.slots_per_host:
+                    continue
+                deliveries = self._queued.pop(tenant_host)
+                delivery = deliveries.popleft()
+                if deliveries:
+                    self._queued[tenant_host] = deliveries  # moved behind the other hosts
+                is_progress = True
+                # Drop a delivery whose reservation would expire during the attempt: it will be due again.
+                if earliest_expiry <= delivery.until:
+                    self._start(delivery, tenant_host)
+
+    def _start(self, delivery: ReservedDelivery, tenant_host: TenantHost) -> None:
+        self._unrecorded[delivery.id] = time.monotonic()
+        self._active[tenant_host] = self._active.get(tenant_host, 0) + 1
+        task = asyncio.create_task(self._attempt(delivery, tenant_host))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _is_burst(self) -> bool:
-        """Whether as many as may be have just begun and are not on record: a crash now would send those again."""
-        quick = time.monotonic() - QUICK_SECONDS
+    def _is_burst_used_up(self) -> bool:
+        """Whether as many deliveries as `burst` allows have just started and are not recorded.
+
+        A crash now would repeat them. If so, schedule another start when they no longer count.
+        """
+        since = time.monotonic() - BURST_SECONDS
         burst = conf().webhooks.burst
-        if sum(1 for _ in takewhile(lambda begun: begun > quick, reversed(self._begun.values()))) < burst:
+        if sum(1 for _ in takewhile(lambda started: started > since, reversed(self._unrecorded.values()))) < burst:
             return False
-        if self._look_again is None:
-            self._look_again = asyncio.get_running_loop().call_later(QUICK_SECONDS, self._after_burst)
+        if self._burst_timer is None:
+            self._burst_timer = asyncio.get_running_loop().call_later(BURST_SECONDS, self._after_burst)
         return True
 
     def _after_burst(self) -> None:
-        self._look_again = None
-        self._begin([])
+        self._burst_timer = None
+        self._start_queued()
 
-    async def _try(self, delivery: Reserved, lane: Lane) -> None:
-        started = self._clock()
+    async def _attempt(self, delivery: ReservedDelivery, tenant_host: TenantHost) -> None:
+        started_at = self._clock()
         body = delivery.body.encode()
         with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
-            headers = common_headers(*trace) | self._signature(delivery, started, body)
+            headers = common_headers(*trace) | self._signature(delivery, started_at, body)
             posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
-        step = schedule.after(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
-        metrics.sent("task_result", delivery.command, is_delivered=posted.is_delivered)
+        decision = schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
+        metrics.count_post("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
             self.delivered += 1
         else:
             self.failed += 1
-        self._finished.append(Finished(delivery, started, posted, step))
-        self._active[lane] -= 1
-        self._begin([])
+        self._finished.append(DeliveryResult(delivery, started_at, posted, decision))
+        self._active[tenant_host] -= 1
+        self._start_queued()
         self._changed.set()
 
-    def _signature(self, delivery: Reserved, moment: datetime, body: bytes) -> dict[str, str]:
-        secrets = self._secrets.of(delivery.tid, delivery.address)
+    def _signature(self, delivery: ReservedDelivery, moment: datetime, body: bytes) -> dict[str, str]:
+        secrets = self._secrets.get(delivery.tid, delivery.address)
         return signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
 
 
+def _count_against_rate(tenant: Tenant) -> float:
+    """Count one callback against the tenant's rate; return the seconds to wait, 0 for none."""
+    if not tenant.rates.webhook:
+        return 0.0
+    try:
+        queue_services.admit(tenant, "webhook", tenant.rates.webhook).run_sync()
+    except TooMany as error:
+        return error.retry_after_seconds or RATE_RETRY_SECONDS
+    except Unavailable:
+        return RATE_RETRY_SECONDS
+    return 0.0
+
+
 def _close_connection() -> None:
-    connection.close()  # that of the thread it is called in
+    connection.close()  # the connection of the calling thread
 
 
 def common_headers(trace_parent: str = "", trace_state: str = "") -> dict[str, str]:
+    """Return the headers of every webhook request, without a malformed trace context."""
     headers = {"Content-Type": "application/json", "User-Agent": "codeQ"}
     if TRACE_PARENT.fullmatch(trace_parent):
         headers["traceparent"] = trace_parent

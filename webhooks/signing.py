@@ -1,8 +1,8 @@
-"""Signatures of what we send: codeQ's own headers, and those of the Standard Webhooks specification.
+"""Signatures of webhook requests: codeQ's own and those of Standard Webhooks.
 
-The time is the attempt's, not the delivery's, so a retry an hour later still verifies within five minutes. While a
-secret is being replaced both are in force: Standard Webhooks takes several signatures in one header; codeQ's takes
-one, so the former secret's goes beside it.
+The timestamp is that of the attempt, so a receiver that rejects timestamps older than five minutes also accepts a
+retry an hour later. During a secret rotation both secrets sign: the Standard Webhooks header holds several signatures;
+codeQ's header holds one, so the former secret's signature has a header of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PREFIX = "whsec_"
 
 
 def headers(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers for a body, signed with each secret in force, the newest first."""
+    """Return the signature headers for a body. `secrets` are the valid secrets, newest first."""
     signed = {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
@@ -29,12 +29,18 @@ def headers(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
 
 
 def plain(secret: str, timestamp: int, body: bytes) -> str:
-    """codeQ's: hex HMAC-SHA256 of `timestamp.body`. The key is the secret as its owner sees it, `whsec_` included."""
+    """Return codeQ's signature: hex HMAC-SHA256 of `timestamp.body`.
+
+    The key is the secret as printed, with its `whsec_` prefix.
+    """
     return hmac.digest(secret.encode(), b"%d." % timestamp + body, "sha256").hex()
 
 
 def standard(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
-    """Standard Webhooks': `v1,` and base64 HMAC-SHA256 of `id.timestamp.body`. The key is the decoded secret."""
+    """Return the Standard Webhooks signature, `v1,` and a base64 HMAC-SHA256.
+
+    It signs `id.timestamp.body` with the decoded secret.
+    """
     key = base64.b64decode(secret.removeprefix(PREFIX))
     digest = hmac.digest(key, f"{message_id}.{timestamp}.".encode() + body, "sha256")
     return "v1," + base64.b64encode(digest).decode()

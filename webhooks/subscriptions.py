@@ -1,4 +1,4 @@
-"""Workers that want to be told: subscribed, renewed, ended; and which of them is told of what."""
+"""Subscriptions of workers to queues, and the choice of subscribers for a notification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.tenant import Tenant
 from webhooks.models import Subscription
 
 Mode = Subscription.Mode
-ANY = "*"
+ANY_COMMAND = "*"
 TTL_LIMIT_SECONDS = 86_400
 INTERVAL_LIMIT_SECONDS = 86_400
 GROUP_CHARS = 128
@@ -36,137 +36,152 @@ def subscribe(
     min_interval_seconds: int = 5,
     worker_group: str = "",
 ) -> Subscription:
-    """Subscribe a worker, or renew the same subscription with what it says now.
+    """Subscribe a worker to queues.
 
-    `worker_group` is the token's: the mode is then `group` unless another is asked for, and the group must be that.
-    Raises InvalidRequest, and Forbidden where the group is another or the tenant has too many.
+    A subscription of the worker with the same URL, mode and group is renewed and updated.
+
+    `worker_group` is the group in the worker's token: if it is set, the default mode is `group`, and another `group`
+    is refused. Raises InvalidRequest for bad values, and Forbidden for another group or too many subscriptions.
     """
     url_check.check_url(callback_url)
     mode = mode or (Mode.GROUP if worker_group else Mode.FANOUT)
     group = group or worker_group
-    _require(mode in Mode.values, f"deliveryMode: one of {', '.join(Mode.values)}")
-    _require(mode != Mode.GROUP or bool(group), "groupId: deliveryMode group needs one")
-    _require(len(group) <= GROUP_CHARS, f"groupId: {GROUP_CHARS} characters at most")
-    _require(1 <= ttl_seconds <= TTL_LIMIT_SECONDS, f"ttlSeconds: 1 to {TTL_LIMIT_SECONDS}")
-    _require(0 <= min_interval_seconds <= INTERVAL_LIMIT_SECONDS, f"minIntervalSeconds: 0 to {INTERVAL_LIMIT_SECONDS}")
-    _require(bool(event_types), "eventTypes: at least one")
+    _require(mode in Mode.values, f"deliveryMode: must be one of {', '.join(Mode.values)}")
+    _require(mode != Mode.GROUP or bool(group), "groupId: required if deliveryMode is group")
+    _require(len(group) <= GROUP_CHARS, f"groupId: must have at most {GROUP_CHARS} characters")
+    _require(1 <= ttl_seconds <= TTL_LIMIT_SECONDS, f"ttlSeconds: must be from 1 to {TTL_LIMIT_SECONDS}")
+    _require(
+        0 <= min_interval_seconds <= INTERVAL_LIMIT_SECONDS,
+        f"minIntervalSeconds: must be from 0 to {INTERVAL_LIMIT_SECONDS}",
+    )
+    _require(bool(event_types), "eventTypes: must not be empty")
     if worker_group and group != worker_group:
-        raise Forbidden("groupId: the token is of another group")
-    same = {
+        raise Forbidden("groupId: the token belongs to another group")
+    identity = {
         "tenant_id": tenant.tid, "worker": worker, "callback_url": callback_url, "mode": mode,
         "group": group if mode == Mode.GROUP else "",
     }  # fmt: skip
-    says = {
+    values = {
         "event_types": sorted(set(event_types)),
         "ttl_seconds": ttl_seconds,
         "min_interval_seconds": min_interval_seconds,
         "expires_at": now + timedelta(seconds=ttl_seconds),
     }
     with transaction.atomic():
-        if Subscription.objects.filter(**same).update(**says):
-            return Subscription.objects.get(**same)
-        if (
-            Subscription.objects.filter(tenant_id=tenant.tid, expires_at__gt=now).count()
-            >= conf().webhooks.subscriptions
-        ):
-            raise Forbidden("This tenant has as many subscriptions as it may have.")
+        if Subscription.objects.filter(**identity).update(**values):
+            return Subscription.objects.get(**identity)
+        limit = conf().webhooks.subscriptions
+        if Subscription.objects.filter(tenant_id=tenant.tid, expires_at__gt=now).count() >= limit:
+            raise Forbidden(f"The tenant has reached its limit of {limit} subscriptions.")
         try:
             with transaction.atomic():
-                return Subscription.objects.create(**same, **says)
-        except IntegrityError:  # the same worker, twice at once
-            Subscription.objects.filter(**same).update(**says)
-            return Subscription.objects.get(**same)
+                return Subscription.objects.create(**identity, **values)
+        except IntegrityError:  # a concurrent request of the same worker created it
+            Subscription.objects.filter(**identity).update(**values)
+            return Subscription.objects.get(**identity)
 
 
 def renew(
     tenant: Tenant, worker: str, subscription_id: str, now: datetime, *, ttl_seconds: int | None = None
 ) -> Subscription:
-    """Let a subscription live on from now. One that has expired is gone: NotFound, as for anybody else's."""
-    row = _own(tenant, worker, subscription_id, now)
+    """Let a subscription expire `ttl_seconds` from now, by default its last value.
+
+    Raises NotFound if it has expired or belongs to another worker.
+    """
+    subscription = _get_own(tenant, worker, subscription_id, now)
     if ttl_seconds is not None:
-        _require(1 <= ttl_seconds <= TTL_LIMIT_SECONDS, f"ttlSeconds: 1 to {TTL_LIMIT_SECONDS}")
-        row.ttl_seconds = ttl_seconds
-    row.expires_at = now + timedelta(seconds=row.ttl_seconds)
-    row.save(update_fields=["ttl_seconds", "expires_at"])
-    return row
+        _require(1 <= ttl_seconds <= TTL_LIMIT_SECONDS, f"ttlSeconds: must be from 1 to {TTL_LIMIT_SECONDS}")
+        subscription.ttl_seconds = ttl_seconds
+    subscription.expires_at = now + timedelta(seconds=subscription.ttl_seconds)
+    subscription.save(update_fields=["ttl_seconds", "expires_at"])
+    return subscription
 
 
-def end(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> None:
-    _own(tenant, worker, subscription_id, now).delete()
+def unsubscribe(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> None:
+    """Delete a subscription. Raises NotFound if it has expired or belongs to another worker."""
+    _get_own(tenant, worker, subscription_id, now).delete()
 
 
-def own(tenant: Tenant, worker: str, now: datetime) -> list[Subscription]:
-    """The worker's live subscriptions, oldest first."""
+def list_own(tenant: Tenant, worker: str, now: datetime) -> list[Subscription]:
+    """Return the worker's live subscriptions, oldest first."""
     rows = Subscription.objects.filter(tenant_id=tenant.tid, worker=worker, expires_at__gt=now)
     return list(rows.order_by("created_at", "pk"))
 
 
 def remove_expired(now: datetime) -> int:
+    """Delete expired subscriptions; return how many."""
     return Subscription.objects.filter(expires_at__lte=now).delete()[0]
 
 
-def of_tenants(tids: Iterable[str], now: datetime) -> dict[str, list[Subscription]]:
-    """The live subscriptions of these tenants."""
-    found: dict[str, list[Subscription]] = {}
-    for row in Subscription.objects.filter(tenant_id__in=set(tids), expires_at__gt=now).order_by("pk"):
-        found.setdefault(row.tenant_id, []).append(row)
-    return found
+def live_by_tenant(tids: Iterable[str], now: datetime) -> dict[str, list[Subscription]]:
+    """Return the live subscriptions of these tenants, in one query."""
+    by_tenant: dict[str, list[Subscription]] = {}
+    for subscription in Subscription.objects.filter(tenant_id__in=set(tids), expires_at__gt=now).order_by("pk"):
+        by_tenant.setdefault(subscription.tenant_id, []).append(subscription)
+    return by_tenant
 
 
-def owing(now: datetime) -> list[Subscription]:
-    """Live subscriptions that were not told of something, because they had just been told of something else."""
+def with_deferred_queues(now: datetime) -> list[Subscription]:
+    """Return live subscriptions with deferred notifications."""
     return list(Subscription.objects.filter(~Q(owed=[]), expires_at__gt=now).order_by("pk"))
 
 
-def chosen(
+def select_recipients(
     subscriptions: Iterable[Subscription], command: str, now: datetime
 ) -> tuple[list[Subscription], list[Subscription]]:
-    """Who is told that a queue has work: those to call now, and those whose interval is not over yet.
+    """Select the subscriptions to notify of a queue now, and those to notify later.
 
-    Of a group one that may be called now, the one that was called longest ago; it is owed to one of them if none may.
+    A subscription is notified later if its minimum interval has not passed. Of each group one member is selected:
+    the least recently notified one whose interval has passed, or the least recently notified one if there is none.
     """
-    listening = [each for each in subscriptions if ANY in each.event_types or command in each.event_types]
-    call: list[Subscription] = []
-    later: list[Subscription] = []
+    ready: list[Subscription] = []
+    deferred: list[Subscription] = []
     groups: dict[str, list[Subscription]] = {}
     hashed: list[Subscription] = []
-    for each in listening:
-        if each.mode == Mode.GROUP:
-            groups.setdefault(each.group, []).append(each)
-        elif each.mode == Mode.HASH:
-            hashed.append(each)
+    for subscription in subscriptions:
+        if ANY_COMMAND not in subscription.event_types and command not in subscription.event_types:
+            continue
+        if subscription.mode == Mode.GROUP:
+            groups.setdefault(subscription.group, []).append(subscription)
+        elif subscription.mode == Mode.HASH:
+            hashed.append(subscription)
         else:
-            (call if may_be_told(each, now) else later).append(each)
+            (ready if is_interval_over(subscription, now) else deferred).append(subscription)
     for members in groups.values():
-        members.sort(key=lambda each: (each.notified_at is not None, each.notified_at, each.pk))
-        free = [each for each in members if may_be_told(each, now)]
-        (call if free else later).append((free or members)[0])
+        members.sort(key=lambda member: (member.notified_at is not None, member.notified_at, member.pk))
+        ready_members = [member for member in members if is_interval_over(member, now)]
+        (ready if ready_members else deferred).append((ready_members or members)[0])
     if hashed:
-        winner = max(hashed, key=lambda each: _weight(command, each.pk))
-        (call if may_be_told(winner, now) else later).append(winner)
-    return call, later
+        winner = max(hashed, key=lambda subscription: _weight(command, subscription.pk))
+        (ready if is_interval_over(winner, now) else deferred).append(winner)
+    return ready, deferred
 
 
-def may_be_told(each: Subscription, now: datetime) -> bool:
-    return each.notified_at is None or each.notified_at + timedelta(seconds=each.min_interval_seconds) <= now
+def is_interval_over(subscription: Subscription, now: datetime) -> bool:
+    """Whether the minimum interval since the last notification has passed."""
+    interval = timedelta(seconds=subscription.min_interval_seconds)
+    return subscription.notified_at is None or subscription.notified_at + interval <= now
 
 
 def _weight(command: str, pk: uuid.UUID) -> bytes:
-    """Rendezvous: the heaviest wins, so that one who comes or goes moves only the queues it wins or had won."""
+    """Weight of a subscription for a queue in rendezvous hashing: the highest is selected.
+
+    A subscription that is added or removed moves only the queues that it wins.
+    """
     return hashlib.blake2b(command.encode(), key=pk.bytes, digest_size=8).digest()
 
 
-def _own(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> Subscription:
+def _get_own(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> Subscription:
     try:
         pk = uuid.UUID(subscription_id)
     except ValueError:
         raise NotFound from None
-    row = Subscription.objects.filter(pk=pk, tenant_id=tenant.tid, worker=worker, expires_at__gt=now).first()
-    if row is None:
+    subscription = Subscription.objects.filter(pk=pk, tenant_id=tenant.tid, worker=worker, expires_at__gt=now).first()
+    if subscription is None:
         raise NotFound
-    return row
+    return subscription
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise InvalidRequest(otherwise)
+def _require(condition: bool, detail: str) -> None:
+    if not condition:
+        raise InvalidRequest(detail)

@@ -29,7 +29,6 @@ PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "task_id": {"type": "string", "format": "uuid", "description": "The task's id."},
     "artifact_id": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "From the artifact's `url`."},
     "job_id": {"type": "string", "format": "uuid", "description": "The job's id."},
-    "subscription_id": {"type": "string", "format": "uuid", "description": "The subscription's id."},
     "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The queue."},
     "command": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The queue."},
 }

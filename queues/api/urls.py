@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from queues.api import openapi  # noqa: F401 - registers examples and rules
-from queues.api.views import deadletters, leases, queues, results, subscriptions, tasks, topics
+from queues.api.views import deadletters, leases, queues, results, tasks, topics
 
 urlpatterns = [
     path("tasks", tasks.TasksView.as_view(), name="tasks"),
@@ -24,9 +24,6 @@ urlpatterns = [
     path("admin/queues/<str:command>", queues.QueueView.as_view(), name="queue"),
     path("admin/queues/<str:command>/pause", queues.PauseView.as_view(), name="pause"),
     path("admin/queues/<str:command>/resume", queues.ResumeView.as_view(), name="resume"),
-    path("workers/subscriptions", subscriptions.SubscriptionsView.as_view(), name="subscriptions"),
-    path("workers/subscriptions/<str:subscription_id>", subscriptions.SubscriptionView.as_view(), name="subscription"),
-    path("workers/subscriptions/<str:subscription_id>/heartbeat", subscriptions.RenewView.as_view(), name="renewal"),
     path("admin/dlq/<str:command>", deadletters.DeadLettersView.as_view(), name="dead-letters"),
     path("admin/dlq/<str:command>/replay", deadletters.ReplayView.as_view(), name="replay"),
     path("admin/bulk/<str:job_id>", deadletters.BulkView.as_view(), name="bulk"),

@@ -173,7 +173,7 @@ def _told(acme: Any, task_id: str) -> None:
     )  # fmt: skip
     Endpoint.objects.create(
         tenant_id=acme.tid, address="https://gone.example.com/codeq", is_enabled=False, disabled_at=now,
-        disabled_because="it answered 410 Gone",
+        disabled_because="The endpoint answered 410 Gone.",
     )  # fmt: skip
     Circuit.objects.create(
         tenant_id=acme.tid, host="old.example.com", failures=12, paused_until=now + MINUTE, updated_at=now

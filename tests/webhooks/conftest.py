@@ -1,4 +1,4 @@
-"""Receivers, settings that open the loopback to them, and deliveries that are due."""
+"""Fixtures: receivers, settings that allow webhooks to them, and due deliveries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MakeDelivery = Callable[..., Delivery]
 
 @pytest.fixture
 def configure(settings: Any) -> Iterator[Configure]:
-    """`configure(tries=2)`: these settings of webhooks until the end of the test."""
+    """`configure(tries=2)` changes webhook settings until the end of the test."""
 
     def change(**values: object) -> None:
         settings.CODEQ = {**settings.CODEQ, "webhooks": {**settings.CODEQ.get("webhooks", {}), **values}}
@@ -38,21 +38,21 @@ def configure(settings: Any) -> Iterator[Configure]:
 
 @pytest.fixture
 def loopback(configure: Configure) -> None:
-    """As the embedded default: callbacks may reach this machine."""
+    """Allow callbacks to the loopback, as `manage.py up` does."""
     configure(allow_hosts=["127.0.0.0/8", "::1/128"])
 
 
 @pytest.fixture
 def make_receiver() -> Iterator[MakeReceiver]:
-    made: list[Receiver] = []
+    receivers: list[Receiver] = []
 
     def make(**options: Any) -> Receiver:
-        made.append(Receiver(**options).start())
-        return made[-1]
+        receivers.append(Receiver(**options).start())
+        return receivers[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for receiver in receivers:
+        receiver.stop()
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def receiver(loopback: None, make_receiver: MakeReceiver) -> Receiver:
 
 
 @pytest.fixture(autouse=True)
-def _no_follower() -> Iterator[None]:
-    """The directory's thread would hold the test database open."""
+def _stop_directory() -> Iterator[None]:
+    """Stop the directory's thread, which keeps the test database open."""
     yield
     tenant_cache.stop()
 
 
 class Clock:
-    """The senders' time: stands still until it is told to move."""
+    """The clock of senders: it stands still until `advance`."""
 
     def __init__(self) -> None:
         self.now = datetime.now(UTC).replace(microsecond=0)
@@ -92,16 +92,16 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def make_delivery(acme: Tenant, clock: Clock) -> MakeDelivery:
-    """A delivery that is due."""
+    """`make_delivery(url)` creates a delivery that is due."""
 
     def make(url: str, **fields: Any) -> Delivery:
         target = url_check.parse(url)
-        usual: dict[str, Any] = {
-            "tenant": acme, "task_id": uuid.uuid4(), "command": "render", "url": url, "address": target.endpoint,
-            "host": target.place, "body": '{"status":"COMPLETED"}', "status": Delivery.Status.PENDING,
+        defaults: dict[str, Any] = {
+            "tenant": acme, "task_id": uuid.uuid4(), "command": "render", "url": url, "address": target.endpoint_url,
+            "host": target.host_and_port, "body": '{"status":"COMPLETED"}', "status": Delivery.Status.PENDING,
             "due_at": clock.now, "created_at": clock.now,
         }  # fmt: skip
-        return Delivery.objects.create(**(usual | fields))
+        return Delivery.objects.create(**(defaults | fields))
 
     return make
 
@@ -111,7 +111,7 @@ Send = Callable[..., Sender]
 
 @pytest.fixture
 def send(clock: Clock) -> Send:
-    """One run of the sender: everything that is due by the clock."""
+    """`send()` runs a sender once, for everything that is due by the clock."""
 
     def run(**options: Any) -> Sender:
         sender = Sender(**{"clock": clock, **options})

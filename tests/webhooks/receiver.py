@@ -1,4 +1,4 @@
-"""A receiver of webhooks on the loopback that answers as a test says: well, badly, slowly, or never."""
+"""A webhook receiver whose responses a test chooses: good, bad, slow or none."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ Answer = Callable[["Request", asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Request:
+    """A received request."""
+
     method: str
     path: str
     headers: dict[str, str]
@@ -22,13 +24,15 @@ class Request:
 
 
 def status(code: int, body: bytes = b"", **headers: str) -> Answer:
-    """Answer with a status; `retry_after="5"` becomes a header."""
-    lines = [f"HTTP/1.1 {code} Whatever", f"Content-Length: {len(body)}", "Connection: close"]
+    """Respond with a status; keyword arguments are headers, as in `retry_after="5"`."""
+    lines = [f"HTTP/1.1 {code} Reason", f"Content-Length: {len(body)}", "Connection: close"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return raw("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
 
 def raw(data: bytes) -> Answer:
+    """Respond with these bytes."""
+
     async def answer(_: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         await writer.drain()
@@ -37,35 +41,36 @@ def raw(data: bytes) -> Answer:
 
 
 async def hang(_: Request, writer: asyncio.StreamWriter) -> None:
+    """Never respond."""
     await asyncio.sleep(3600)
 
 
-def drip(head: bytes, each: bytes, every: float = 0.05) -> Answer:
-    """Send something, then a little more again and again, without end."""
+def drip(head: bytes, chunk: bytes, every: float = 0.05) -> Answer:
+    """Respond with a head, then with a chunk every `every` seconds, without end."""
 
     async def answer(_: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
         while True:
             await writer.drain()
             await asyncio.sleep(every)
-            writer.write(each)
+            writer.write(chunk)
 
     return answer
 
 
 def in_turn(*answers: Answer) -> Answer:
-    """The first, then the second …; the last again and again."""
-    left = list(answers)
+    """Give the answers in order; repeat the last one."""
+    remaining = list(answers)
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        await (left.pop(0) if len(left) > 1 else left[0])(request, writer)
+        await (remaining.pop(0) if len(remaining) > 1 else remaining[0])(request, writer)
 
     return answer
 
 
 @dataclass
 class Receiver:
-    """Listens in a thread of its own. `requests` is everything that came, in order."""
+    """Listens in a thread of its own. `requests` has the received requests in order."""
 
     host: str = "127.0.0.1"
     tls: ssl.SSLContext | None = None
@@ -106,7 +111,7 @@ class Receiver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # a transport that is closed is let go in the loop's next turn
+        await asyncio.sleep(0)  # a closed transport is released in the loop's next iteration
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -1,4 +1,4 @@
-"""Every way a task can end opens one delivery, in the transaction that audits it, and says what happened."""
+"""Every end of a task creates one delivery, in the transaction that audits it."""
 
 from __future__ import annotations
 
@@ -41,56 +41,56 @@ def claim(tenant: Tenant, **options: Any) -> None:
 
 
 def submit(tenant: Tenant, *task_ids: str, **fields: Any) -> None:
-    usual: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
-    answers = services.submit(tenant, "w", [NewResult(task_id=each, **usual) for each in task_ids]).run_sync()
-    assert not [each for each in answers if isinstance(each, Exception)]
+    outcome: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
+    results = services.submit(tenant, "w", [NewResult(task_id=task_id, **outcome) for task_id in task_ids]).run_sync()
+    assert not [result for result in results if isinstance(result, Exception)]
 
 
 def drain() -> None:
     periodic_tasks.run_drain(lambda: True)
 
 
-def told(task_id: str) -> list[dict[str, Any]]:
+def callback_bodies(task_id: str) -> list[dict[str, Any]]:
     rows = Delivery.objects.filter(task_id=task_id).order_by("created_at", "pk")
     return [json.loads(row.body) for row in rows]
 
 
-def by_result(tenant: Tenant) -> str:
+def end_by_result(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id)
     return task_id
 
 
-def by_failure(tenant: Tenant) -> str:
+def end_by_failure(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id, status=Status.FAILED, error="no luck")
     return task_id
 
 
-def by_batch(tenant: Tenant) -> str:
+def end_by_batch(tenant: Tenant) -> str:
     task_ids = [enqueue(tenant, webhook=None), enqueue(tenant), enqueue(tenant, webhook=None)]
     claim(tenant, count=3)
     submit(tenant, *task_ids)
     return task_ids[1]
 
 
-def by_nack(tenant: Tenant) -> str:
+def end_by_nack(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
     services.nack(tenant, task_id, "w", reason="no luck").run_sync()
     return task_id
 
 
-def by_abandon(tenant: Tenant) -> str:
+def end_by_abandon(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
     services.abandon(tenant, task_id, "w").run_sync()
     return task_id
 
 
-def by_expiry(tenant: Tenant) -> str:
+def end_by_expiry(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant, lease_seconds=1)
     seconds, _ = client().time()
@@ -102,13 +102,13 @@ def by_expiry(tenant: Tenant) -> str:
     return task_id
 
 
-def by_cancelling_it_waiting(tenant: Tenant) -> str:
+def end_by_cancelling_while_waiting(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
     services.cancel(tenant, task_id).run_sync()
     return task_id
 
 
-def by_cancelling_it_running(tenant: Tenant) -> str:
+def end_by_cancelling_while_running(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     services.cancel(tenant, task_id).run_sync()
@@ -116,57 +116,58 @@ def by_cancelling_it_running(tenant: Tenant) -> str:
 
 
 ENDINGS: dict[Callable[[Tenant], str], tuple[str, str]] = {
-    by_result: ("COMPLETED", ""),
-    by_failure: ("FAILED", "no luck"),
-    by_batch: ("COMPLETED", ""),
-    by_nack: ("FAILED", "no luck"),
-    by_abandon: ("FAILED", "MAX_ATTEMPTS"),
-    by_expiry: ("FAILED", "LEASE_EXPIRED"),
-    by_cancelling_it_waiting: ("CANCELLED", ""),
-    by_cancelling_it_running: ("CANCELLED", ""),
+    end_by_result: ("COMPLETED", ""),
+    end_by_failure: ("FAILED", "no luck"),
+    end_by_batch: ("COMPLETED", ""),
+    end_by_nack: ("FAILED", "no luck"),
+    end_by_abandon: ("FAILED", "MAX_ATTEMPTS"),
+    end_by_expiry: ("FAILED", "LEASE_EXPIRED"),
+    end_by_cancelling_while_waiting: ("CANCELLED", ""),
+    end_by_cancelling_while_running: ("CANCELLED", ""),
 }
 
 
-@pytest.mark.spec("WHK-3", "Every terminal transition opens exactly one delivery, whichever way the task ended (W-1)")
-@pytest.mark.parametrize(("end", "says"), ENDINGS.items(), ids=[each.__name__ for each in ENDINGS])
-def test_each_way_to_end_tells_the_webhook_once(
-    tenant: Tenant, end: Callable[[Tenant], str], says: tuple[str, str]
-) -> None:
+@pytest.mark.spec("WHK-3", "Every terminal transition creates exactly one delivery (W-1)")
+@pytest.mark.parametrize(("end", "outcome"), ENDINGS.items(), ids=[end.__name__ for end in ENDINGS])
+def test_every_end_creates_one_delivery(tenant: Tenant, end: Callable[[Tenant], str], outcome: tuple[str, str]) -> None:
     task_id = end(tenant)
     drain()
     drain()
-    [body] = told(task_id)
-    assert (body["status"], body["error"]) == says
+    [body] = callback_bodies(task_id)
+    assert (body["status"], body["error"]) == outcome
     assert (body["taskId"], body["eventType"]) == (task_id, "render")
     assert Delivery.objects.count() == 1
 
 
-@pytest.mark.spec("WHK-3", "A dead letter that is replayed and then done is told twice, under two ids (W-1)")
-def test_a_replayed_dead_letter_is_told_of_both_endings(tenant: Tenant) -> None:
-    task_id = by_nack(tenant)
+@pytest.mark.spec("WHK-3", "A dead letter that is replayed and then completed has two deliveries with two ids (W-1)")
+def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: Tenant) -> None:
+    task_id = end_by_nack(tenant)
     services.replay(tenant, [task_id]).run_sync()
     claim(tenant)
     submit(tenant, task_id)
     drain()
-    of = {body["status"]: body for body in told(task_id)}  # by status: both may have ended in one millisecond
-    assert {status: body["result"] for status, body in of.items()} == {"FAILED": None, "COMPLETED": {"n": 1.1}}
-    assert of["FAILED"]["deliveryId"] != of["COMPLETED"]["deliveryId"]
+    # By status, because both events may have the same millisecond.
+    bodies = {body["status"]: body for body in callback_bodies(task_id)}
+    assert {status: body["result"] for status, body in bodies.items()} == {"FAILED": None, "COMPLETED": {"n": 1.1}}
+    assert bodies["FAILED"]["deliveryId"] != bodies["COMPLETED"]["deliveryId"]
 
 
-@pytest.mark.spec("RET-4", "Replayed, taken back, deleted: each is in the stream, changes the row, and is no ending")
-def test_what_becomes_of_a_dead_letter_is_no_ending(tenant: Tenant) -> None:
-    task_id = by_nack(tenant)
-    acts = {
+@pytest.mark.spec(
+    "RET-4", "Replay, recall and purge of a dead letter are events, update its row, and create no delivery"
+)
+def test_operations_on_a_dead_letter_create_no_delivery(tenant: Tenant) -> None:
+    task_id = end_by_nack(tenant)
+    operations = {
         "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").run_sync(),
         "RECALLED": lambda: services.recall(tenant, [task_id], "a-job").run_sync(),
         "PURGED": lambda: services.purge_dead(tenant, [task_id]).run_sync(),
     }
     drain()
     is_dead = []
-    for said, act in acts.items():
-        assert act() == [None]
+    for outcome, operation in operations.items():
+        assert operation() == [None]
         [(_, fields)] = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)
-        assert (fields[b"outcome"].decode(), fields[b"attempt"]) == (said, b"0")
+        assert (fields[b"outcome"].decode(), fields[b"attempt"]) == (outcome, b"0")
         assert fields[b"status"].decode() not in TERMINAL
         drain()
         is_dead.append(AuditedResult.objects.get().is_dead)
@@ -174,7 +175,7 @@ def test_what_becomes_of_a_dead_letter_is_no_ending(tenant: Tenant) -> None:
     assert Attempt.objects.count() == Delivery.objects.count() == 1
 
 
-def test_the_body_has_the_fields_of_the_contract_and_numbers_as_they_came(tenant: Tenant) -> None:
+def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: Tenant) -> None:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(
@@ -198,16 +199,16 @@ def test_the_body_has_the_fields_of_the_contract_and_numbers_as_they_came(tenant
 
 
 @pytest.mark.parametrize("result", [b"not json", b"\xff\xfe", b'{"a":', b"[" * 100_000], ids=repr)
-def test_a_result_that_is_no_json_does_not_break_the_body(tenant: Tenant, result: bytes) -> None:
+def test_invalid_result_json_becomes_a_string(tenant: Tenant, result: bytes) -> None:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id, status=Status.COMPLETED, result=result)
     drain()
-    [body] = told(task_id)
+    [body] = callback_bodies(task_id)
     assert isinstance(body["result"], str)
 
 
-def test_no_webhook_opens_nothing(tenant: Tenant) -> None:
+def test_task_without_webhook_creates_no_delivery(tenant: Tenant) -> None:
     task_id = enqueue(tenant, webhook=None)
     claim(tenant)
     submit(tenant, task_id)
@@ -215,30 +216,30 @@ def test_no_webhook_opens_nothing(tenant: Tenant) -> None:
     assert not Delivery.objects.exists()
 
 
-def test_a_url_that_may_not_be_called_is_on_record_and_never_sent(tenant: Tenant, send: Send) -> None:
-    """A task that was enqueued before a network was closed, or past the check at the door."""
+def test_refused_url_is_recorded_and_never_sent(tenant: Tenant, send: Send) -> None:
+    """Such a task was enqueued before the settings changed, or bypassed the check."""
     task_id = enqueue(tenant, webhook="http://169.254.169.254/latest/")
     services.cancel(tenant, task_id).run_sync()
     drain()
     row = Delivery.objects.get()
-    assert (row.status, row.last_error) == ("given up", "refused: the address is not a public one")
+    assert (row.status, row.last_error) == ("given up", "refused: the address is not public")
     sender = send()
     assert (sender.delivered, sender.failed) == (0, 0)
 
 
-def test_a_disabled_endpoints_delivery_is_held(tenant: Tenant, acme: TenantRow) -> None:
+def test_delivery_to_a_disabled_endpoint_is_held(tenant: Tenant, acme: TenantRow) -> None:
     Endpoint.objects.create(tenant=acme, address="https://example.org/hook", is_enabled=False)
-    by_result(tenant)
+    end_by_result(tenant)
     drain()
     assert Delivery.objects.get().status == "held"
 
 
-@pytest.mark.spec("WHK-3", "What was read twice (a drain that died before it acknowledged) is told once")
-def test_the_same_ending_read_again_opens_nothing_new(tenant: Tenant) -> None:
-    by_result(tenant)
-    place = engine().partition_of(tenant.tid)
+@pytest.mark.spec("WHK-3", "An event that is read twice, as after a crash of the drain, creates one delivery")
+def test_event_read_twice_creates_one_delivery(tenant: Tenant) -> None:
+    end_by_result(tenant)
+    partition = engine().partition_of(tenant.tid)
     stream.survey()
-    entries = stream.read({place: stream.NEW}, 10)
+    entries = stream.read({partition: stream.NEW}, 10)
     batch = list(zip(entries, stream.blobs(entries), strict=True))
     audit_drain.store(batch)
     Delivery.objects.update(status="delivered")
@@ -246,8 +247,8 @@ def test_the_same_ending_read_again_opens_nothing_new(tenant: Tenant) -> None:
     assert Delivery.objects.get().status == "delivered"
 
 
-@pytest.mark.spec("WHK-3", "From a worker's result to the endpoint: drained, sent, signed with the tenant's secret")
-def test_a_result_reaches_its_endpoint(tenant: Tenant, receiver: Receiver, send: Send, clock: Clock) -> None:
+@pytest.mark.spec("WHK-3", "A worker's result is drained, and sent to the endpoint with the tenant's signature")
+def test_result_reaches_its_endpoint(tenant: Tenant, receiver: Receiver, send: Send, clock: Clock) -> None:
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     task_id = enqueue(tenant, webhook=receiver.url(), trace_parent=trace, trace_state="k=v")
     claim(tenant)

@@ -263,4 +263,6 @@ async def test_production_speaks_plain_http_only_to_networks_that_were_opened(
         return ["8.8.8.8"]
 
     assert (await http.post(receiver.url(), {}, b"{}")).status == 200
-    assert (await http.post("http://example.org/", {}, b"{}", resolve=public)).error == "refused: https:// only"
+    assert (
+        await http.post("http://example.org/", {}, b"{}", resolve=public)
+    ).error == "refused: the URL must begin with https://"

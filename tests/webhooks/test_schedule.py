@@ -1,4 +1,4 @@
-"""When a delivery is tried again: the table, `Retry-After`, and the end of it."""
+"""The retry schedule: delays, `Retry-After`, and when a delivery is given up."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def after(tries: int, status: int | None = 500, retry_after: str = "", rand: float = 0.5) -> schedule.Step:
-    return schedule.after(tries, status, retry_after, NOON, rand=lambda: rand)
+def decide(attempt: int, status: int | None = 500, retry_after: str = "", rand: float = 0.5) -> schedule.RetryDecision:
+    return schedule.decide(attempt, status, retry_after, NOON, rand=lambda: rand)
 
 
-def pause_seconds(step: schedule.Step) -> float:
-    assert step.due_at
-    return (step.due_at - NOON).total_seconds()
+def delay_seconds(decision: schedule.RetryDecision) -> float:
+    assert decision.due_at
+    return (decision.due_at - NOON).total_seconds()
 
 
-@pytest.mark.spec("WHK-3", "A failed callback is tried again after 2, 4, 8 and 16 s, then in a tail of a day (W-12)")
-def test_the_pauses_grow_and_then_the_delivery_is_given_up() -> None:
-    pauses = [pause_seconds(after(tries)) for tries in range(1, 12)]
-    assert pauses == [2, 4, 8, 16, 300, 900, 3600, 7200, 14_400, 28_800, 32_400]
-    assert sum(pauses) > DAY.total_seconds()
-    assert after(12).verdict is Verdict.GIVEN_UP
+@pytest.mark.spec("WHK-3", "A failed callback is retried after 2, 4, 8 and 16 s, then in a tail of a day (W-12)")
+def test_delays_grow_until_the_delivery_is_given_up() -> None:
+    delays = [delay_seconds(decide(attempt)) for attempt in range(1, 12)]
+    assert delays == [2, 4, 8, 16, 300, 900, 3600, 7200, 14_400, 28_800, 32_400]
+    assert sum(delays) > DAY.total_seconds()
+    assert decide(12).verdict is Verdict.GIVEN_UP
 
 
-def test_the_pauses_are_settings(configure: Configure) -> None:
+def test_delays_are_settings(configure: Configure) -> None:
     configure(tries=8, retry_base_seconds=1, retry_cap_seconds=20, tail_seconds=[])
     assert schedule.delays_seconds(conf().webhooks) == [1, 2, 4, 8, 16, 20, 20]
-    assert after(8).verdict is Verdict.GIVEN_UP
+    assert decide(8).verdict is Verdict.GIVEN_UP
 
 
-def test_a_pause_is_spread_by_a_tenth_so_that_what_failed_together_does_not_return_together() -> None:
-    assert [pause_seconds(after(4, rand=rand)) for rand in (0.0, 0.5, 1.0)] == pytest.approx([14.4, 16, 17.6])
+def test_delay_is_spread_by_a_tenth() -> None:
+    assert [delay_seconds(decide(4, rand=rand)) for rand in (0.0, 0.5, 1.0)] == pytest.approx([14.4, 16, 17.6])
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
-def test_2xx_is_delivered(status: int) -> None:
-    assert after(1, status).verdict is Verdict.DELIVERED
+def test_2xx_means_delivered(status: int) -> None:
+    assert decide(1, status).verdict is Verdict.DELIVERED
 
 
 @pytest.mark.parametrize("status", [None, 100, 199, 301, 302, 307, 308, 400, 401, 403, 404, 408, 429, 500, 503, 599])
-def test_everything_else_is_tried_again(status: int | None) -> None:
-    assert after(1, status).verdict is Verdict.RETRY
+def test_other_statuses_are_retried(status: int | None) -> None:
+    assert decide(1, status).verdict is Verdict.RETRY
 
 
-def test_410_ends_it() -> None:
-    assert after(1, 410).verdict is Verdict.GONE
+def test_410_means_gone() -> None:
+    assert decide(1, 410).verdict is Verdict.GONE
 
 
 @pytest.mark.spec("WHK-3", "Retry-After is honoured for 429 and 503, within a day (W-11)")
@@ -78,11 +78,11 @@ def test_410_ends_it() -> None:
         ("1e9", 2),
     ],
 )
-def test_retry_after_is_honoured_within_limits(retry_after: str, seconds: float) -> None:
+def test_retry_after_is_honoured_within_bounds(retry_after: str, seconds: float) -> None:
     for status in (429, 503):
-        assert pause_seconds(after(1, status, retry_after)) == seconds
-    assert pause_seconds(after(1, 500, retry_after)) == 2
+        assert delay_seconds(decide(1, status, retry_after)) == seconds
+    assert delay_seconds(decide(1, 500, retry_after)) == 2
 
 
-def test_an_endpoint_cannot_keep_itself_alive_by_asking_for_later() -> None:
-    assert after(12, 503, "10").verdict is Verdict.GIVEN_UP
+def test_retry_after_grants_no_further_attempt() -> None:
+    assert decide(12, 503, "10").verdict is Verdict.GIVEN_UP

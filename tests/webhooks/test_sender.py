@@ -1,4 +1,4 @@
-"""Deliveries: sent once when all goes well, again when it does not, and nobody waits for anybody else's endpoint."""
+"""The sender: deliveries are retried until they succeed, and no endpoint delays another."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tenants import services as tenants
 from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
 from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status
-from webhooks import outbox, record, services
+from webhooks import delivery_results, due_deliveries, services
 from webhooks.http import Posted
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint
-from webhooks.schedule import Step, Verdict
-from webhooks.sender import QUICK_SECONDS, Sender
+from webhooks.schedule import RetryDecision, Verdict
+from webhooks.sender import BURST_SECONDS, Sender
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
 
-@pytest.mark.spec("WHK-6", "Every attempt is on record: when, how long, what came back")
-def test_a_delivery_and_its_attempts_are_on_record(
+@pytest.mark.spec("WHK-6", "Every attempt is recorded with its time, duration and response")
+def test_delivery_and_its_attempts_are_recorded(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     receiver.answer = in_turn(status(500, b"broken \0 " + b"x" * 5000), raw(OK))
@@ -51,8 +51,8 @@ def test_a_delivery_and_its_attempts_are_on_record(
     assert len(receiver.requests) == 2
 
 
-@pytest.mark.spec("WHK-3", "The tries follow the schedule for more than a day, and then it is given up (W-12)")
-def test_a_delivery_is_tried_for_a_day_and_then_given_up(
+@pytest.mark.spec("WHK-3", "Attempts follow the schedule for more than a day, then the delivery is given up (W-12)")
+def test_delivery_is_retried_for_a_day_and_then_given_up(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
 ) -> None:
     configure(failures_to_pause=1000)
@@ -70,8 +70,8 @@ def test_a_delivery_is_tried_for_a_day_and_then_given_up(
     assert len(receiver.requests) == 12
 
 
-@pytest.mark.spec("WHK-4", "Signed with the tenant's secrets in force, or with the endpoint's own")
-def test_a_delivery_is_signed_with_the_secrets_in_force(
+@pytest.mark.spec("WHK-4", "A delivery is signed with the tenant's valid secrets, or with the endpoint's own")
+def test_delivery_is_signed_with_the_valid_secrets(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
     former = tenants.signing_secret("acme")
@@ -84,28 +84,28 @@ def test_a_delivery_is_signed_with_the_secrets_in_force(
     newer = services.rotate(endpoint, clock.now)
     make_delivery(receiver.url("/other?x"))
     send()
-    stranger = Tenant.objects.create(slug="stranger")
-    strangers = tenants.signing_secret(stranger.slug)
+    other_tenant = Tenant.objects.create(slug="stranger")
+    other_secret = tenants.signing_secret(other_tenant.slug)
     first, second, third = receiver.requests
     for request, secrets in ((first, [former]), (second, [former, new]), (third, [own, newer])):
         for secret in secrets:
             Webhook(secret).verify(request.body, request.headers)
-        for secret in {former, new, own, newer, strangers} - set(secrets):
+        for secret in {former, new, own, newer, other_secret} - set(secrets):
             with pytest.raises(Exception, match="No matching signature"):
                 Webhook(secret).verify(request.body, request.headers)
 
 
-def test_a_tenant_without_a_secret_gets_one_and_it_verifies(
-    receiver: Receiver, make_delivery: MakeDelivery, send: Send
-) -> None:
+def test_tenant_without_a_secret_gets_one(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
     make_delivery(receiver.url())
     send()
     [request] = receiver.requests
     Webhook(tenants.signing_secret("acme")).verify(request.body, request.headers)
 
 
-@pytest.mark.spec("WHK-3", "410 disables the endpoint; what it missed can be recovered since a moment (W-11, W-14)")
-def test_an_endpoint_that_is_gone_is_disabled_and_can_be_recovered(
+@pytest.mark.spec(
+    "WHK-3", "410 disables the endpoint; missed deliveries can be recovered from a given time (W-11, W-14)"
+)
+def test_endpoint_that_answers_410_is_disabled_and_can_be_recovered(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
     receiver.answer = status(410)
@@ -115,7 +115,7 @@ def test_an_endpoint_that_is_gone_is_disabled_and_can_be_recovered(
     send()
     endpoint = Endpoint.objects.get()
     assert (endpoint.address, endpoint.is_enabled) == (receiver.url("/a"), False)
-    assert endpoint.disabled_because == "it answered 410 Gone"
+    assert endpoint.disabled_because == "The endpoint answered 410 Gone."
     statuses = dict(Delivery.objects.values_list("pk", "status"))
     assert statuses == {old.pk: "held", waiting.pk: "held", elsewhere.pk: "pending"}
 
@@ -128,13 +128,13 @@ def test_an_endpoint_that_is_gone_is_disabled_and_can_be_recovered(
     assert receiver.requests[-1].headers["webhook-id"] == str(old.pk)
 
 
-@pytest.mark.spec("WHK-3", "An endpoint that fails for five days is disabled, once, and said so (W-14)")
-def test_an_endpoint_that_fails_for_days_is_disabled(
+@pytest.mark.spec("WHK-3", "An endpoint that fails for five days is disabled, with a reason (W-14)")
+def test_endpoint_that_fails_for_days_is_disabled(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
 ) -> None:
     configure(failures_to_pause=1000)
     receiver.answer = status(500)
-    for _ in range(5):  # the first day, after its quick tries
+    for _ in range(5):  # from the first day on, after its quick attempts
         make_delivery(receiver.url(), tries=4)
         send()
         clock.advance(days=1)
@@ -142,11 +142,11 @@ def test_an_endpoint_that_fails_for_days_is_disabled(
     assert services.disable_failing(clock.now - timedelta(seconds=1)) == 0
     assert services.disable_failing(clock.now) == 1
     assert services.disable_failing(clock.now) == 0
-    assert Endpoint.objects.get().disabled_because == "it failed for 5 days"
+    assert Endpoint.objects.get().disabled_because == "The endpoint failed for 5 days."
     assert set(Delivery.objects.values_list("status", flat=True)) == {"held"}
 
 
-def test_an_endpoint_that_recovers_by_itself_is_not_disabled(
+def test_endpoint_that_recovers_by_itself_is_not_disabled(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     receiver.answer = in_turn(status(500), raw(OK))
@@ -159,8 +159,8 @@ def test_an_endpoint_that_recovers_by_itself_is_not_disabled(
     assert services.disable_failing(clock.now + timedelta(days=9)) == 0
 
 
-@pytest.mark.spec("WHK-3", "A host that fails again and again is only probed, and served again when it answers (W-13)")
-def test_a_failing_host_is_paused_probed_and_served_again(
+@pytest.mark.spec("WHK-3", "A host that keeps failing is only probed, and served again once it responds (W-13)")
+def test_failing_host_is_paused_probed_and_served_again(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     receiver.answer = status(503)
@@ -168,12 +168,12 @@ def test_a_failing_host_is_paused_probed_and_served_again(
         make_delivery(receiver.url(f"/{number}"))
     send()
     sent = len(receiver.requests)
-    assert sent <= 20 + 12 * outbox.AHEAD  # what was reserved before anything was known
+    assert sent <= 20 + 12 * due_deliveries.RESERVED_PER_SLOT  # reserved before the first failure
     circuit = Circuit.objects.get()
     assert circuit.failures == sent
     assert circuit.paused_until
 
-    for number in range(3):  # half a minute each: one probe
+    for number in range(3):  # one probe per half minute
         send()
         assert len(receiver.requests) == sent + number
         clock.advance(seconds=31)
@@ -188,7 +188,7 @@ def test_a_failing_host_is_paused_probed_and_served_again(
     assert set(Delivery.objects.values_list("status", flat=True)) == {"delivered"}
 
 
-def test_one_tenants_failures_do_not_pause_another_tenants_host(
+def test_failures_of_one_tenant_do_not_pause_a_host_for_another(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
     other = Tenant.objects.create(slug="other")
@@ -202,56 +202,56 @@ def test_one_tenants_failures_do_not_pause_another_tenants_host(
     assert [request.path for request in receiver.requests] == ["/other"]
 
 
-@pytest.mark.spec("WHK-3", "A hanging endpoint holds a tenth of the slots and delays nobody else (C-10)")
-def test_a_hanging_endpoint_does_not_delay_the_others(
+@pytest.mark.spec("WHK-3", "A hanging endpoint holds a tenth of the slots and delays no other (C-10)")
+def test_hanging_endpoint_does_not_delay_the_others(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
 ) -> None:
     configure(deadline_seconds=20, slots=60, slots_per_host=6)
-    hung = make_receiver(answer=hang)
+    hanging = make_receiver(answer=hang)
     others = [make_receiver(host=f"127.0.0.{number}") for number in range(2, 12)]
     for number in range(200):
-        make_delivery(hung.url(), due_at=clock.now - timedelta(seconds=10))
+        make_delivery(hanging.url(), due_at=clock.now - timedelta(seconds=10))
         make_delivery(others[number % 10].url())
     sender = Sender(clock=clock)
     thread = threading.Thread(target=lambda: (asyncio.run(sender.run(lambda: True, 2)), connections.close_all()))
     started = time.monotonic()
     thread.start()
     while sender.delivered < 200:
-        assert time.monotonic() - started < 15, "the others waited for the one that hangs"
+        assert time.monotonic() - started < 15, "the other endpoints waited for the hanging one"
         time.sleep(0.01)
-    assert len(hung.requests) <= 6
-    hung.stop()
+    assert len(hanging.requests) <= 6
+    hanging.stop()
     thread.join(20)
     assert not thread.is_alive()
-    assert hung.connections <= 6 * 2
+    assert hanging.connections <= 6 * 2
 
 
-@pytest.mark.spec("WHK-3", "Few begin while as many have just begun: a killed worker repeats few (W-2)")
-def test_no_more_begin_at_once_than_a_crash_may_repeat(
+@pytest.mark.spec("WHK-3", "The burst setting bounds the POSTs that a killed worker repeats (W-2)")
+def test_burst_bounds_the_unrecorded_starts(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, send: Send
 ) -> None:
     configure(burst=2)
-    begun = []
+    started = []
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
-        begun.append(time.monotonic())
-        await asyncio.sleep(0.5)  # slow ones keep nobody back: all have begun before one has ended
+        started.append(time.monotonic())
+        await asyncio.sleep(0.5)  # slow attempts do not count: all start before one has finished
         await raw(OK)(request, writer)
 
     receiver = make_receiver(host="0.0.0.0", answer=answer)
     for number in range(20):
         make_delivery(receiver.url(host=f"127.0.0.{2 + number}"))
     assert send().delivered == 20
-    assert begun[-1] - begun[0] >= 5 * QUICK_SECONDS
+    assert started[-1] - started[0] >= 5 * BURST_SECONDS
 
 
-@pytest.mark.spec("WHK-3", "What a dead worker was sending is due again within a minute, under the same id (B-6)")
-def test_a_reservation_ends_by_itself_and_the_delivery_keeps_its_id(
+@pytest.mark.spec("WHK-3", "A dead worker's deliveries are due again within a minute, under the same ids (B-6)")
+def test_reservation_expires_and_the_delivery_keeps_its_id(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     row = make_delivery(receiver.url())
-    dead = uuid.uuid4()
-    assert [each.id for each in outbox.reserve(dead, 10, clock.now)] == [row.pk]
+    dead_sender = uuid.uuid4()
+    assert [delivery.id for delivery in due_deliveries.reserve(dead_sender, 10, clock.now)] == [row.pk]
     send()
     assert receiver.requests == []
     clock.advance(seconds=31)
@@ -259,70 +259,68 @@ def test_a_reservation_ends_by_itself_and_the_delivery_keeps_its_id(
     assert [request.headers["webhook-id"] for request in receiver.requests] == [str(row.pk)]
 
 
-@pytest.mark.spec("BEA-1", "Senders that overlap never send the same delivery")
-def test_two_senders_share_the_work_and_send_nothing_twice(
-    receiver: Receiver, make_delivery: MakeDelivery, clock: Clock
-) -> None:
+@pytest.mark.spec("BEA-1", "Concurrent senders never send the same delivery")
+def test_concurrent_senders_send_nothing_twice(receiver: Receiver, make_delivery: MakeDelivery, clock: Clock) -> None:
     for number in range(300):
         make_delivery(receiver.url(f"/{number}"))
 
-    def work() -> None:
+    def run_sender() -> None:
         asyncio.run(Sender(clock=clock).run(lambda: True, 20))
         connections.close_all()
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads = [threading.Thread(target=run_sender) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    # A sender that finds a host's room taken by the others leaves; what is left is the next run's.
+    # A sender ends when the others hold all slots of the host; the next run sends the rest.
     asyncio.run(Sender(clock=clock).run(lambda: True, 20))
     connections.close_all()
     assert sorted(request.path for request in receiver.requests) == sorted(f"/{number}" for number in range(300))
     assert set(Delivery.objects.values_list("status", flat=True)) == {"delivered"}
 
 
-def test_a_late_failure_of_a_lost_reservation_changes_nothing_and_a_late_success_counts(
+def test_after_its_reservation_a_failure_is_ignored_and_a_success_counts(
     receiver: Receiver, make_delivery: MakeDelivery, clock: Clock
 ) -> None:
-    """A sender frozen past its reservation wakes up and reports."""
+    """A sender that was frozen past the end of its reservation resumes and records its results."""
     row = make_delivery(receiver.url())
-    frozen, other = uuid.uuid4(), uuid.uuid4()
-    [mine] = outbox.reserve(frozen, 1, clock.now)
+    frozen_sender, other_sender = uuid.uuid4(), uuid.uuid4()
+    [delivery] = due_deliveries.reserve(frozen_sender, 1, clock.now)
     clock.advance(seconds=31)
-    assert outbox.reserve(other, 1, clock.now)
+    assert due_deliveries.reserve(other_sender, 1, clock.now)
 
-    def report(code: int, verdict: str) -> None:
-        due = clock.now + timedelta(hours=9)
-        item = record.Finished(mine, clock.now, Posted(code, "", 1), Step(Verdict(verdict), due))
-        record.record(frozen, [item], clock.now)
+    def record_result(code: int, verdict: str) -> None:
+        decision = RetryDecision(Verdict(verdict), clock.now + timedelta(hours=9))
+        result = delivery_results.DeliveryResult(delivery, clock.now, Posted(code, "", 1), decision)
+        delivery_results.record(frozen_sender, [result], clock.now)
         row.refresh_from_db()
 
-    report(500, "retry")
-    assert (row.status, row.reservation, row.tries) == ("pending", other, 0)
-    report(200, "delivered")
+    record_result(500, "retry")
+    assert (row.status, row.reservation, row.tries) == ("pending", other_sender, 0)
+    record_result(200, "delivered")
     assert (row.status, row.reservation) == ("delivered", None)
 
 
-def test_a_run_that_must_stop_gives_back_what_it_has_not_begun(
+def test_run_that_must_stop_releases_unstarted_deliveries(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
 ) -> None:
     configure(deadline_seconds=1, slots_per_host=2)
-    hung = make_receiver(answer=hang)
+    hanging = make_receiver(answer=hang)
     for _ in range(8):
-        make_delivery(hung.url())
-    answers = iter([True])
-    last: list[int] = []
+        make_delivery(hanging.url())
+    may_continue = iter([True])
+    on_last_calls: list[int] = []
     sender = Sender(clock=clock)
-    asyncio.run(sender.run(lambda: next(answers, False), 20, on_last=lambda: last.append(1)))
+    asyncio.run(sender.run(lambda: next(may_continue, False), 20, on_last=lambda: on_last_calls.append(1)))
     connections.close_all()
-    assert last == [1]
+    assert on_last_calls == [1]
     assert sender.failed == 2
     assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, tries=0).count() == 6
 
 
 @pytest.mark.spec("WHK-6", "An operator's replay sends a delivery again under its own id")
-def test_a_replay_sends_again_under_the_same_id(
+def test_replay_sends_again_under_the_same_id(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     row = make_delivery(receiver.url())
@@ -337,7 +335,7 @@ def test_a_replay_sends_again_under_the_same_id(
     assert (row.attempts, row.tries) == (2, 1)
 
 
-def test_finished_deliveries_are_forgotten_after_their_retention(
+def test_ended_deliveries_are_deleted_after_their_retention(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     make_delivery(receiver.url())
@@ -349,7 +347,7 @@ def test_finished_deliveries_are_forgotten_after_their_retention(
     assert not DeliveryAttempt.objects.exists()
 
 
-def test_a_trace_that_is_no_trace_is_not_passed_on(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
+def test_invalid_trace_context_is_not_sent(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
     make_delivery(receiver.url(), trace_parent="00-zz\r\nX-Evil: 1", trace_state="a=b")
     make_delivery(receiver.url(), trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01", trace_state="a\r\nX-Evil: 1")
     assert send().delivered == 2
@@ -359,8 +357,8 @@ def test_a_trace_that_is_no_trace_is_not_passed_on(receiver: Receiver, make_deli
         json.loads(request.body)
 
 
-@pytest.mark.spec("AUT-3", "A tenant's rate of callbacks is kept, and no other tenant waits for it")
-def test_a_tenants_callbacks_keep_to_its_rate(
+@pytest.mark.spec("AUT-3", "A tenant's callbacks keep to its rate and delay no other tenant")
+def test_callbacks_keep_to_the_rate_of_their_tenant(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
     Tenant.objects.filter(pk=acme.pk).update(webhook_per_second=5)
@@ -368,27 +366,27 @@ def test_a_tenants_callbacks_keep_to_its_rate(
     for _ in range(40):
         make_delivery(receiver.url("/acme"))
         make_delivery(receiver.url("/other"), tenant=other)
-    began = time.monotonic()
+    started = time.monotonic()
     send()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     paths = [request.path for request in receiver.requests]
     assert paths.count("/other") == 40
-    assert 10 <= paths.count("/acme") <= min(39, 11 + 5 * seconds)  # two seconds' worth at once
+    assert 10 <= paths.count("/acme") <= min(39, 11 + 5 * seconds)  # the burst is two seconds of the rate
     assert Delivery.objects.filter(
         status="pending", reservation=None, due_at__gt=clock.now
     ).count() == 40 - paths.count("/acme")
 
 
-def test_every_try_is_counted_by_what_came_of_it(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
-    def counted(outcome: str) -> float:
+def test_attempts_are_counted_by_outcome(receiver: Receiver, make_delivery: MakeDelivery, send: Send) -> None:
+    def read_counter(outcome: str) -> float:
         pattern = rf'codeq_webhook_deliveries_total{{command="counted",kind="task_result",outcome="{outcome}"}} (\S+)'
-        found = re.search(pattern, scrape().decode())
-        return float(found[1]) if found else 0.0
+        match = re.search(pattern, scrape().decode())
+        return float(match[1]) if match else 0.0
 
     receiver.answer = in_turn(raw(OK), status(500))
-    before = counted("success"), counted("failure")
+    before = read_counter("success"), read_counter("failure")
     for _ in range(3):
         make_delivery(receiver.url(), command="counted")
         send()
-    assert (counted("success") - before[0], counted("failure") - before[1]) == (1, 2)
+    assert (read_counter("success") - before[0], read_counter("failure") - before[1]) == (1, 2)
     assert "codeq_webhook_pending 2.0" in scrape().decode()

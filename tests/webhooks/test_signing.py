@@ -1,4 +1,4 @@
-"""What we send verifies: by the Standard Webhooks package, and as codeQ's clients do it."""
+"""Signatures verify with the Standard Webhooks package and codeQ's documented scheme."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ BODIES = {
 }
 
 
-def secret() -> str:
+def make_secret() -> str:
     return "whsec_" + base64.b64encode(os.urandom(32)).decode()
 
 
-@pytest.mark.spec("WHK-4", "The official Standard Webhooks package verifies what we send; one flipped bit fails (W-3)")
+@pytest.mark.spec(
+    "WHK-4", "The official Standard Webhooks package accepts a signature and rejects one flipped bit (W-3)"
+)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_the_official_package_verifies(body: bytes) -> None:
-    key, now = secret(), int(time.time())
+def test_official_package_verifies(body: bytes) -> None:
+    key, now = make_secret(), int(time.time())
     headers = signing.headers([key], "d-1", now, body)
     assert Webhook(key).verify(body, headers) == json.loads(body)
 
@@ -45,19 +47,19 @@ def test_the_official_package_verifies(body: bytes) -> None:
             Webhook(key).verify(body, headers | {name: str(now - 1)})
 
 
-@pytest.mark.spec("WHK-4", "codeQ's own headers verify as its clients do it: hex HMAC-SHA256 of timestamp.body")
+@pytest.mark.spec("WHK-4", "codeQ's own signature is the hex HMAC-SHA256 of timestamp.body")
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_codeqs_own_signature_verifies(body: bytes) -> None:
-    key = secret()
+def test_codeq_signature_verifies(body: bytes) -> None:
+    key = make_secret()
     headers = signing.headers([key], "d-1", 1_790_000_000, body)
     stamp = headers["X-CodeQ-Timestamp"]
     expected = hmac.new(key.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
     assert (stamp, headers["X-CodeQ-Signature"]) == ("1790000000", expected)
 
 
-@pytest.mark.spec("WHK-4", "While a secret is replaced both verify, so a receiver changes over when it likes (W-5)")
-def test_both_secrets_verify_while_one_replaces_the_other() -> None:
-    new, former, body = secret(), secret(), b"{}"
+@pytest.mark.spec("WHK-4", "During a rotation both secrets verify, so that receivers can switch at any time (W-5)")
+def test_both_secrets_verify_during_a_rotation() -> None:
+    new, former, body = make_secret(), make_secret(), b"{}"
     headers = signing.headers([new, former], "d-1", int(time.time()), body)
     for key in (new, former):
         Webhook(key).verify(body, headers)
@@ -65,11 +67,11 @@ def test_both_secrets_verify_while_one_replaces_the_other() -> None:
     for key, name in ((new, "X-CodeQ-Signature"), (former, "X-CodeQ-Signature-Previous")):
         assert headers[name] == hmac.new(key.encode(), stamp + body, hashlib.sha256).hexdigest()
     with pytest.raises(WebhookVerificationError):
-        Webhook(secret()).verify(body, headers)
+        Webhook(make_secret()).verify(body, headers)
 
 
-def test_a_replay_is_refused_by_the_time_that_was_signed() -> None:
-    key = secret()
+def test_replayed_request_is_rejected_by_its_timestamp() -> None:
+    key = make_secret()
     headers = signing.headers([key], "d-1", int(time.time()) - 360, b"{}")
     with pytest.raises(WebhookVerificationError, match="too old"):
         Webhook(key).verify(b"{}", headers)
@@ -85,13 +87,13 @@ def receiver() -> ModuleType:
     return module
 
 
-@pytest.mark.spec("DOC-2", "The example receiver takes what is genuine, under either secret, and nothing else")
-def test_the_example_receiver_tells_the_genuine_from_the_forged(receiver: ModuleType) -> None:
-    new, former, body, now = secret(), secret(), b'{"status":"COMPLETED"}', 1_790_000_000
+@pytest.mark.spec("DOC-2", "The example receiver accepts genuine requests, with either secret, and nothing else")
+def test_example_receiver_rejects_forged_requests(receiver: ModuleType) -> None:
+    new, former, body, now = make_secret(), make_secret(), b'{"status":"COMPLETED"}', 1_790_000_000
     headers = signing.headers([new, former], "d-1", now, body)
     assert receiver.is_genuine(headers, body, new, now + 299)
     assert receiver.is_genuine(headers, body, former, now)
-    assert not receiver.is_genuine(headers, body, secret(), now)
+    assert not receiver.is_genuine(headers, body, make_secret(), now)
     assert not receiver.is_genuine(headers, body + b" ", new, now)
     assert not receiver.is_genuine(headers, body, new, now + 301)
     for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):

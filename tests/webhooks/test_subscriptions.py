@@ -1,4 +1,4 @@
-"""Workers subscribe, renew and end; and what each mode means for who is told."""
+"""Subscriptions: create, renew, delete, and whom each delivery mode selects."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ def other(db: None) -> Tenant:
 
 @pytest.fixture
 def subscribe(tenant: Tenant, clock: Clock) -> Any:
-    def call(worker: str = "w-1", **asked: Any) -> Subscription:
-        usual: dict[str, Any] = {"callback_url": HOOK, "event_types": ["render"], "now": clock.now}
-        return subscriptions.subscribe(asked.pop("tenant", tenant), worker, **(usual | asked))
+    def make(worker: str = "w-1", **fields: Any) -> Subscription:
+        defaults: dict[str, Any] = {"callback_url": HOOK, "event_types": ["render"], "now": clock.now}
+        return subscriptions.subscribe(fields.pop("tenant", tenant), worker, **(defaults | fields))
 
-    return call
+    return make
 
 
-@pytest.mark.spec("WHK-1", "A worker subscribes, renews, lists and ends its own subscriptions")
-def test_a_subscription_lives_until_it_ends_or_is_not_renewed(tenant: Tenant, subscribe: Any, clock: Clock) -> None:
+@pytest.mark.spec("WHK-1", "A worker creates, renews, lists and deletes its own subscriptions")
+def test_subscription_lives_until_it_is_deleted_or_expires(tenant: Tenant, subscribe: Any, clock: Clock) -> None:
     row = subscribe(ttl_seconds=60)
     assert row.expires_at == clock.now + timedelta(seconds=60)
     clock.advance(seconds=50)
     assert subscriptions.renew(tenant, "w-1", str(row.pk), clock.now).expires_at == clock.now + timedelta(seconds=60)
-    assert [each.pk for each in subscriptions.own(tenant, "w-1", clock.now)] == [row.pk]
+    assert [own.pk for own in subscriptions.list_own(tenant, "w-1", clock.now)] == [row.pk]
     clock.advance(seconds=61)
-    assert subscriptions.own(tenant, "w-1", clock.now) == []
+    assert subscriptions.list_own(tenant, "w-1", clock.now) == []
     with pytest.raises(NotFound):
         subscriptions.renew(tenant, "w-1", str(row.pk), clock.now)
     assert subscriptions.remove_expired(clock.now) == 1
 
     row = subscribe()
-    subscriptions.end(tenant, "w-1", str(row.pk), clock.now)
+    subscriptions.unsubscribe(tenant, "w-1", str(row.pk), clock.now)
     assert not Subscription.objects.exists()
 
 
-@pytest.mark.spec("TEN-3", "Another tenant's or worker's subscription is as if it did not exist")
-def test_a_subscription_is_its_workers_alone(tenant: Tenant, other: Tenant, subscribe: Any, clock: Clock) -> None:
+@pytest.mark.spec("TEN-3", "Another tenant's or worker's subscription appears not to exist")
+def test_subscription_belongs_to_its_worker_only(tenant: Tenant, other: Tenant, subscribe: Any, clock: Clock) -> None:
     row = subscribe()
-    for stranger, worker in ((other, "w-1"), (tenant, "w-2")):
-        assert subscriptions.own(stranger, worker, clock.now) == []
-        for act in (subscriptions.renew, subscriptions.end):
+    for caller, worker in ((other, "w-1"), (tenant, "w-2")):
+        assert subscriptions.list_own(caller, worker, clock.now) == []
+        for operation in (subscriptions.renew, subscriptions.unsubscribe):
             with pytest.raises(NotFound):
-                act(stranger, worker, str(row.pk), clock.now)
-    for nonsense in ("", "x", "../1", str(uuid.uuid4())):
+                operation(caller, worker, str(row.pk), clock.now)
+    for invalid_id in ("", "x", "../1", str(uuid.uuid4())):
         with pytest.raises(NotFound):
-            subscriptions.end(tenant, "w-1", nonsense, clock.now)
+            subscriptions.unsubscribe(tenant, "w-1", invalid_id, clock.now)
 
 
-def test_a_worker_that_restarts_and_subscribes_again_is_the_same_subscriber(subscribe: Any, clock: Clock) -> None:
+def test_worker_that_subscribes_again_renews_its_subscription(subscribe: Any, clock: Clock) -> None:
     first = subscribe(event_types=["a"])
     second = subscribe(event_types=["b"], min_interval_seconds=9)
     assert (first.pk, second.event_types, second.min_interval_seconds) == (second.pk, ["b"], 9)
@@ -79,7 +79,7 @@ def test_a_worker_that_restarts_and_subscribes_again_is_the_same_subscriber(subs
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("fields", "error"),
     [
         ({"callback_url": "http://127.0.0.1:8081/"}, InvalidRequest),
         ({"callback_url": "ftp://example.org/"}, InvalidRequest),
@@ -94,19 +94,19 @@ def test_a_worker_that_restarts_and_subscribes_again_is_the_same_subscriber(subs
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(subscribe: Any, asked: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_subscription_is_refused(subscribe: Any, fields: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        subscribe(**asked)
+        subscribe(**fields)
     assert not Subscription.objects.exists()
 
 
-def test_a_token_with_a_group_subscribes_for_its_group(subscribe: Any) -> None:
+def test_token_with_a_group_subscribes_for_its_group(subscribe: Any) -> None:
     row = subscribe(worker_group="blue")
     assert (row.mode, row.group) == ("group", "blue")
     assert subscribe(worker_group="blue", mode="fanout").mode == "fanout"
 
 
-def test_a_tenant_has_so_many_subscriptions_and_no_more(
+def test_tenant_has_a_limited_number_of_subscriptions(
     subscribe: Any, other: Tenant, configure: Configure, clock: Clock
 ) -> None:
     configure(subscriptions=2)
@@ -114,7 +114,7 @@ def test_a_tenant_has_so_many_subscriptions_and_no_more(
     subscribe("w-2")
     with pytest.raises(Forbidden):
         subscribe("w-3")
-    subscribe("w-2")  # a renewal is none more
+    subscribe("w-2")  # a renewal does not count
     subscribe("w-3", tenant=other)
     clock.advance(seconds=301)
     subscribe("w-3")
@@ -123,57 +123,67 @@ def test_a_tenant_has_so_many_subscriptions_and_no_more(
 NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
 
 
-def sub(number: int, mode: str = "fanout", **fields: Any) -> Subscription:
-    usual: dict[str, Any] = {
+def build_subscription(number: int, mode: str = "fanout", **fields: Any) -> Subscription:
+    defaults: dict[str, Any] = {
         "id": uuid.UUID(int=number), "tenant_id": "acme0001", "worker": f"w-{number}", "callback_url": HOOK,
         "event_types": ["render"], "mode": mode, "min_interval_seconds": 5,
     }  # fmt: skip
-    return Subscription(**(usual | fields))
+    return Subscription(**(defaults | fields))
 
 
 def numbers(rows: list[Subscription]) -> list[int]:
     return [row.pk.int for row in rows]
 
 
-@pytest.mark.spec("WHK-2", "fanout tells everybody who listens to that queue")
-def test_fanout_tells_everybody_who_listens() -> None:
-    everybody = [sub(1), sub(2, event_types=["*"]), sub(3, event_types=["other"])]
-    assert [numbers(rows) for rows in subscriptions.chosen(everybody, "render", NOON)] == [[1, 2], []]
+@pytest.mark.spec("WHK-2", "fanout notifies every subscriber of the queue")
+def test_fanout_notifies_every_subscriber() -> None:
+    subscribers = [
+        build_subscription(1),
+        build_subscription(2, event_types=["*"]),
+        build_subscription(3, event_types=["other"]),
+    ]
+    assert [numbers(rows) for rows in subscriptions.select_recipients(subscribers, "render", NOON)] == [[1, 2], []]
 
 
-@pytest.mark.spec("WHK-1", "Nobody is told more often than its minIntervalSeconds; what was missed is owed")
-def test_an_interval_that_is_not_over_defers() -> None:
-    everybody = [sub(1, notified_at=NOON - timedelta(seconds=4)), sub(2, notified_at=NOON - timedelta(seconds=5))]
-    assert [numbers(rows) for rows in subscriptions.chosen(everybody, "render", NOON)] == [[2], [1]]
+@pytest.mark.spec("WHK-1", "No subscriber is notified within its minIntervalSeconds; its notification is deferred")
+def test_notification_within_the_interval_is_deferred() -> None:
+    subscribers = [
+        build_subscription(1, notified_at=NOON - timedelta(seconds=4)),
+        build_subscription(2, notified_at=NOON - timedelta(seconds=5)),
+    ]
+    assert [numbers(rows) for rows in subscriptions.select_recipients(subscribers, "render", NOON)] == [[2], [1]]
 
 
-@pytest.mark.spec("WHK-2", "group tells one of each group, in turn (W-16)")
-def test_group_tells_exactly_one_of_each_group_in_turn() -> None:
-    members = [sub(number, "group", group="red", min_interval_seconds=0) for number in range(1, 4)]
-    members += [sub(number, "group", group="blue", min_interval_seconds=0) for number in range(4, 6)]
+@pytest.mark.spec("WHK-2", "group notifies one subscriber of each group in turn (W-16)")
+def test_group_notifies_one_subscriber_of_each_group_in_turn() -> None:
+    members = [build_subscription(number, "group", group="red", min_interval_seconds=0) for number in range(1, 4)]
+    members += [build_subscription(number, "group", group="blue", min_interval_seconds=0) for number in range(4, 6)]
     turns: list[list[int]] = []
     for second in range(6):
         now = NOON + timedelta(seconds=second)
-        call, later = subscriptions.chosen(members, "render", now)
-        assert later == []
-        for each in call:
-            each.notified_at = now
-        turns.append(numbers(call))
+        ready, deferred = subscriptions.select_recipients(members, "render", now)
+        assert deferred == []
+        for subscription in ready:
+            subscription.notified_at = now
+        turns.append(numbers(ready))
     assert turns == [[1, 4], [2, 5], [3, 4], [1, 5], [2, 4], [3, 5]]
 
 
-def test_a_group_whose_members_were_all_just_told_owes_it_to_one() -> None:
-    members = [sub(number, "group", group="red", notified_at=NOON - timedelta(seconds=number)) for number in (1, 2)]
-    assert [numbers(rows) for rows in subscriptions.chosen(members, "render", NOON)] == [[], [2]]
+def test_group_without_a_ready_member_defers_to_one() -> None:
+    members = [
+        build_subscription(number, "group", group="red", notified_at=NOON - timedelta(seconds=number))
+        for number in (1, 2)
+    ]
+    assert [numbers(rows) for rows in subscriptions.select_recipients(members, "render", NOON)] == [[], [2]]
 
 
-@pytest.mark.spec("WHK-2", "hash tells the same one for a queue, and one who leaves moves only its own queues")
+@pytest.mark.spec("WHK-2", "hash notifies the same subscriber for a queue; one that leaves moves only its own queues")
 def test_hash_is_stable_and_spreads() -> None:
-    members = [sub(number, "hash", event_types=["*"]) for number in range(1, 11)]
+    members = [build_subscription(number, "hash", event_types=["*"]) for number in range(1, 11)]
     commands = [f"command-{number}" for number in range(1000)]
 
     def winners(present: list[Subscription]) -> dict[str, int]:
-        return {command: numbers(subscriptions.chosen(present, command, NOON)[0])[0] for command in commands}
+        return {command: numbers(subscriptions.select_recipients(present, command, NOON)[0])[0] for command in commands}
 
     before = winners(members)
     assert before == winners(list(reversed(members)))
@@ -186,7 +196,7 @@ def test_hash_is_stable_and_spreads() -> None:
 
 
 @pytest.mark.django_db
-def test_finding_who_listens_is_one_query_however_many_tenants(clock: Clock) -> None:
+def test_subscriptions_of_many_tenants_are_one_query(clock: Clock) -> None:
     with CaptureQueriesContext(connection) as queries:
-        subscriptions.of_tenants([f"t{number}" for number in range(500)], clock.now)
+        subscriptions.live_by_tenant([f"t{number}" for number in range(500)], clock.now)
     assert len(queries) == 1

@@ -1,4 +1,4 @@
-"""No webhook reaches an address that is not public: judged when it is registered, and again when it is called."""
+"""No webhook reaches a private address: URLs are checked at registration and at each call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.webhooks.conftest import Configure, MakeReceiver
 from tests.webhooks.receiver import Receiver
 from webhooks import http, subscriptions
 
-# What may never be registered, whoever asks: `{port}` is where something of ours listens.
+# URLs that must never be accepted. `{port}` is a port on which the test listens.
 HOSTILE = [
     "http://127.0.0.1:{port}/", "http://127.0.0.2:{port}/", "http://127.1:{port}/", "http://0x7f.1:{port}/",
     "http://0x7f000001:{port}/", "http://0177.0.0.1:{port}/", "http://2130706433:{port}/",
@@ -56,26 +56,26 @@ HOSTILE = [
 
 @pytest.fixture
 def canary(make_receiver: MakeReceiver) -> Iterator[Receiver]:
-    """Listens on every address of this machine, and must never hear anything."""
-    first = make_receiver(host="0.0.0.0")
-    both = (first, make_receiver(host="::", port=first.port))
+    """A listener on every address of this machine, which must never receive a connection."""
+    ipv4 = make_receiver(host="0.0.0.0")
+    listeners = (ipv4, make_receiver(host="::", port=ipv4.port))
     for address in ("127.0.0.1", "::1"):
-        with closing(socket.create_connection((address, first.port), 5)):
+        with closing(socket.create_connection((address, ipv4.port), 5)):
             pass
-    until(lambda: [each.connections for each in both] == [1, 1])  # they do hear
-    yield first
-    assert [each.connections for each in both] == [1, 1]
+    until(lambda: [listener.connections for listener in listeners] == [1, 1])  # both accept connections
+    yield ipv4
+    assert [listener.connections for listener in listeners] == [1, 1]
 
 
-@pytest.mark.spec("WHK-5", "A URL that leads anywhere but to a public address is refused when it is registered (D-17)")
+@pytest.mark.spec("WHK-5", "A URL that does not point to a public address is refused at registration (D-17)")
 @pytest.mark.parametrize("url", HOSTILE, ids=repr)
-def test_a_hostile_url_is_refused_at_registration(url: str) -> None:
+def test_hostile_url_is_refused_at_registration(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^webhook: "):
         url_check.check_url(url.replace("{port}", "18181"))
 
 
-@pytest.mark.spec("WHK-5", "And it is refused again when it is called: nobody hears a single packet")
-async def test_a_hostile_url_that_got_in_is_refused_at_the_call(canary: Receiver) -> None:
+@pytest.mark.spec("WHK-5", "A hostile URL that was stored anyway is refused at the call: no packet is sent")
+async def test_stored_hostile_url_is_refused_at_the_call(canary: Receiver) -> None:
     urls = [url.replace("{port}", str(canary.port)) for url in HOSTILE]
     answers = await asyncio.gather(*(http.post(url, {}, b"{}") for url in urls))
     assert [
@@ -90,7 +90,7 @@ def resolving(*texts: str) -> http.Resolve:
     return resolve
 
 
-@pytest.mark.spec("WHK-5", "What a name resolves to is what counts; one address that is not public condemns it (W-9)")
+@pytest.mark.spec("WHK-5", "A name is refused if any of the addresses that it resolves to is not public (W-9)")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -110,34 +110,34 @@ def resolving(*texts: str) -> http.Resolve:
     ],
     ids=str,
 )
-async def test_a_name_that_resolves_to_an_inner_address_is_not_called(canary: Receiver, answer: list[str]) -> None:
+async def test_name_that_resolves_to_a_private_address_is_not_called(canary: Receiver, answer: list[str]) -> None:
     posted = await http.post(f"http://example.org:{canary.port}/", {}, b"{}", resolve=resolving(*answer))
-    assert posted.error == "refused: the address is not a public one"
+    assert posted.error == "refused: the address is not public"
 
 
-@pytest.mark.spec("WHK-5", "A name that changes its mind between the look and the call gains nothing (DNS rebinding)")
-async def test_the_name_is_resolved_once_and_the_address_that_was_checked_is_called(
+@pytest.mark.spec("WHK-5", "DNS rebinding gains nothing: the address that was checked is the one that is called")
+async def test_checked_address_is_called_without_resolving_again(
     configure: Configure, make_receiver: MakeReceiver
 ) -> None:
     configure(allow_hosts=["127.0.0.2/32"])
     allowed, inner = make_receiver(host="127.0.0.2"), None
     inner = make_receiver(host="127.0.0.1", port=allowed.port)
-    questions: list[str] = []
+    lookups: list[str] = []
 
     async def rebinding(host: str, port: int) -> Sequence[str]:
-        questions.append(host)
-        return ["127.0.0.2"] if len(questions) == 1 else ["127.0.0.1"]
+        lookups.append(host)
+        return ["127.0.0.2"] if len(lookups) == 1 else ["127.0.0.1"]
 
     url = f"http://rebind.example.org:{allowed.port}/"
     assert (await http.post(url, {}, b"{}", resolve=rebinding)).status == 200
-    assert questions == ["rebind.example.org"]
+    assert lookups == ["rebind.example.org"]
     assert allowed.requests[0].headers["host"] == f"rebind.example.org:{allowed.port}"
     assert (await http.post(url, {}, b"{}", resolve=rebinding)).error.startswith("refused")
     assert inner.connections == 0
 
 
 @pytest.mark.parametrize("error", [OSError("SERVFAIL"), UnicodeError("label too long"), ValueError("odd")], ids=repr)
-async def test_a_resolver_that_fails_is_a_failed_try_not_a_skipped_check(error: Exception) -> None:
+async def test_failing_resolver_fails_the_attempt(error: Exception) -> None:
     async def failing(host: str, port: int) -> Sequence[str]:
         raise error
 
@@ -149,29 +149,29 @@ async def test_a_resolver_that_fails_is_a_failed_try_not_a_skipped_check(error: 
     )
 
 
-async def test_a_resolver_that_hangs_ends_by_the_deadline_and_is_asked_once_for_all(
+async def test_hanging_resolver_ends_by_the_deadline_and_is_queried_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
-    go = threading.Event()
+    lookups: list[str] = []
+    release = threading.Event()
 
     def hanging(host: str, port: int) -> list[str]:
-        asked.append(host)
-        go.wait(10)
+        lookups.append(host)
+        release.wait(10)
         return ["127.0.0.1"]
 
     monkeypatch.setattr(http, "_getaddrinfo", hanging)
     calls = [http.post("http://slow.example.org/", {}, b"{}", deadline_seconds=0.2) for _ in range(20)]
     answers = await asyncio.gather(*calls)
-    go.set()
+    release.set()
     assert {answer.error for answer in answers} == {"no answer within 0.2 s"}
-    assert asked == ["slow.example.org"]
+    assert lookups == ["slow.example.org"]
 
 
 @pytest.mark.parametrize(
     "text", ["8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
 )
-def test_a_public_address_is_called(text: str) -> None:
+def test_public_address_is_allowed(text: str) -> None:
     url_check.check_address(ipaddress.ip_address(text))
 
 
@@ -187,34 +187,34 @@ def test_a_public_address_is_called(text: str) -> None:
         "https://a_b.example.org/",
     ],
 )
-def test_an_ordinary_url_is_taken(url: str) -> None:
+def test_ordinary_url_is_accepted(url: str) -> None:
     assert url_check.check_url(url).host == url_check.check_url(url).host.lower()
 
 
-def test_a_url_is_taken_apart_as_it_will_be_called() -> None:
+def test_url_is_parsed_into_the_parts_of_the_request() -> None:
     target = url_check.check_url("https://Example.org?x=1")
     assert (target.host, target.port, target.path, target.authority) == ("example.org", 443, "/?x=1", "example.org")
-    assert url_check.check_url("http://example.org:8081/a?x=1").endpoint == "http://example.org:8081/a"
+    assert url_check.check_url("http://example.org:8081/a?x=1").endpoint_url == "http://example.org:8081/a"
     assert url_check.check_url("http://[2606:4700:0::1111]/").authority == "[2606:4700::1111]"
 
 
-def test_a_network_that_is_opened_is_opened_and_nothing_else(configure: Configure) -> None:
+def test_allow_hosts_allows_its_networks_only(configure: Configure) -> None:
     configure(allow_hosts=["10.20.0.0/16"])
     url_check.check_url("http://10.20.3.4:8080/")
     url_check.check_url("http://[::ffff:10.20.3.4]:8081/")
-    for other in ("http://10.21.0.1/", "http://127.0.0.1/", "http://169.254.169.254/"):
+    for url in ("http://10.21.0.1/", "http://127.0.0.1/", "http://169.254.169.254/"):
         with pytest.raises(InvalidRequest):
-            url_check.check_url(other)
+            url_check.check_url(url)
 
 
-def test_no_setting_opens_the_metadata_services(configure: Configure) -> None:
+def test_allow_hosts_never_allows_metadata_services(configure: Configure) -> None:
     configure(allow_hosts=["0.0.0.0/0", "::/0"])
     for url in ("http://169.254.169.254/", "http://[fd00:ec2::254]/", "http://0.0.0.0:8081/", "http://[fe80::1]/"):
         with pytest.raises(InvalidRequest):
             url_check.check_url(url)
 
 
-def test_our_own_front_door_is_not_an_endpoint(configure: Configure) -> None:
+def test_url_of_codeq_itself_is_refused(configure: Configure) -> None:
     configure(allow_hosts=["127.0.0.0/8"])
     url_check.check_url("http://127.0.0.1:8081/")
     for url in ("http://127.0.0.1:8080/v1/codeq/tasks", "http://localhost:8080/"):
@@ -222,9 +222,9 @@ def test_our_own_front_door_is_not_an_endpoint(configure: Configure) -> None:
             url_check.check_url(url)
 
 
-@pytest.mark.spec("WHK-5", "No task and no subscription is made with a URL that may not be called (D-17)")
+@pytest.mark.spec("WHK-5", "No task and no subscription is created with a refused URL (D-17)")
 @pytest.mark.parametrize("url", HOSTILE, ids=repr)
-def test_nothing_is_made_with_a_hostile_url(url: str) -> None:
+def test_hostile_url_creates_no_task_and_no_subscription(url: str) -> None:
     url = url.replace("{port}", "18181")
     body = {"command": "c", "payload": 1, "webhook": url}
     with pytest.raises((InvalidRequest, msgspec.ValidationError)):

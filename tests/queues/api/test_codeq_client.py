@@ -1,4 +1,4 @@
-"""The Python client, over a real socket against a real web process: what it tells, tries again, and gives back."""
+"""The Python client against a real web process: results, retries, leases and shutdown."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def start() -> Iterator[Run]:
         assert not thread.is_alive()
 
 
-def ended(codeq: Client, task_id: str) -> Any:
-    answer = codeq.result(task_id, wait_seconds=15)
-    assert answer is not None
-    return answer
+def wait_for_result(codeq: Client, task_id: str) -> Any:
+    result = codeq.result(task_id, wait_seconds=15)
+    assert result is not None
+    return result
 
 
-@pytest.mark.spec("DOC-2", "With the Python client a task goes all the way: enqueued, worked on, its result read")
-def test_functions_run_for_tasks_and_their_values_are_results(codeq: Client, worker: Worker, start: Run) -> None:
+@pytest.mark.spec("DOC-2", "With the Python client a task is enqueued, processed, and its result read")
+def test_handlers_run_and_their_return_values_are_results(codeq: Client, worker: Worker, start: Run) -> None:
     @worker.on("double")
     def double(job: Job) -> dict[str, int]:
         return {"twice": 2 * job.payload["n"]}
@@ -97,14 +97,14 @@ def test_functions_run_for_tasks_and_their_values_are_results(codeq: Client, wor
         job.progress(50, note="half")
 
     start(worker)
-    made = codeq.enqueue_many([NewTask(command="double", payload={"n": n}, priority=n % 10) for n in range(120)])
-    ids = [task.id for task in made if not isinstance(task, CodeqError)]
-    assert [ended(codeq, task_id).result for task_id in ids] == [{"twice": 2 * n} for n in range(120)]
-    of_none = ended(codeq, codeq.enqueue("later", {}).id)
-    assert (of_none.status, of_none.result, of_none.attempts) == ("COMPLETED", {}, 0)
+    tasks = codeq.enqueue_many([NewTask(command="double", payload={"n": n}, priority=n % 10) for n in range(120)])
+    ids = [task.id for task in tasks if not isinstance(task, CodeqError)]
+    assert [wait_for_result(codeq, task_id).result for task_id in ids] == [{"twice": 2 * n} for n in range(120)]
+    empty_result = wait_for_result(codeq, codeq.enqueue("later", {}).id)
+    assert (empty_result.status, empty_result.result, empty_result.attempts) == ("COMPLETED", {}, 0)
 
 
-def test_a_function_says_how_its_task_ends(codeq: Client, worker: Worker, start: Run) -> None:
+def test_handler_decides_how_its_task_ends(codeq: Client, worker: Worker, start: Run) -> None:
     @worker.on("end")
     def end(job: Job) -> Any:
         match job.payload:
@@ -121,37 +121,37 @@ def test_a_function_says_how_its_task_ends(codeq: Client, worker: Worker, start:
         return {"attempt": job.attempt}
 
     start(worker)
-    answers = {
-        how: ended(codeq, codeq.enqueue("end", how, max_attempts=2 if how == "retry" else 1).id)
-        for how in ("retry", "fail", "raise", "list", "huge")
+    results = {
+        case: wait_for_result(codeq, codeq.enqueue("end", case, max_attempts=2 if case == "retry" else 1).id)
+        for case in ("retry", "fail", "raise", "list", "huge")
     }
-    assert (answers["retry"].is_completed, answers["retry"].result) == (True, {"attempt": 2})
-    errors = {how: answer.error for how, answer in answers.items()}
-    assert {answer.status for how, answer in answers.items() if how != "retry"} == {"FAILED"}
+    assert (results["retry"].is_completed, results["retry"].result) == (True, {"attempt": 2})
+    errors = {case: result.error for case, result in results.items()}
+    assert {result.status for case, result in results.items() if case != "retry"} == {"FAILED"}
     assert errors["fail"] == "never\ufffd"
     assert errors["raise"] == "ValueError: no luck"
-    assert errors["list"] == "TypeError: the function for end returned list: not a dict or None"
-    assert str(errors["huge"]).startswith("the result was refused: ")
+    assert errors["list"] == "TypeError: the handler of end must return a dict or None, not list"
+    assert str(errors["huge"]).startswith("The result was refused: ")
 
 
 @pytest.mark.real_time
-def test_a_lease_is_kept_for_as_long_as_the_work_takes(codeq: Client, worker: Worker, start: Run) -> None:
+def test_lease_is_extended_while_the_handler_runs(codeq: Client, worker: Worker, start: Run) -> None:
     @worker.on("slow")
     def slow(job: Job) -> None:
         time.sleep(3)  # longer than the lease
 
     start(worker)
     task = codeq.enqueue("slow", {})
-    answer = ended(codeq, task.id)
-    assert (answer.status, answer.attempts) == ("COMPLETED", 0)
+    result = wait_for_result(codeq, task.id)
+    assert (result.status, result.attempts) == ("COMPLETED", 0)
 
 
-def test_a_cancelled_task_ends_its_function(codeq: Client, worker: Worker, start: Run) -> None:
-    begun, lost = threading.Event(), threading.Event()
+def test_cancelled_task_stops_its_handler(codeq: Client, worker: Worker, start: Run) -> None:
+    started, lost = threading.Event(), threading.Event()
 
     @worker.on("long")
     def long(job: Job) -> None:
-        begun.set()
+        started.set()
         try:
             while True:
                 job.progress(1)
@@ -162,58 +162,58 @@ def test_a_cancelled_task_ends_its_function(codeq: Client, worker: Worker, start
 
     start(worker)
     task = codeq.enqueue("long", {})
-    assert begun.wait(10)
+    assert started.wait(10)
     assert codeq.cancel(task.id).status == "CANCELLED"
     assert lost.wait(10)
     assert codeq.task(task.id).status == "CANCELLED"
 
 
-def test_what_runs_too_long_is_given_back_when_the_worker_stops(codeq: Client, web: Web) -> None:
+def test_stopping_worker_gives_back_tasks_after_the_grace_time(codeq: Client, web: Web) -> None:
     worker = Worker(web.base, make_token("worker"), grace_seconds=0.2)
-    begun, go_on = threading.Event(), threading.Event()
+    started, release = threading.Event(), threading.Event()
 
     @worker.on("stuck")
     def stuck(job: Job) -> None:
-        begun.set()
-        go_on.wait(20)
+        started.set()
+        release.wait(20)
 
     thread = threading.Thread(target=worker.run)
     thread.start()
     task = codeq.enqueue("stuck", {})
-    assert begun.wait(10)
+    assert started.wait(10)
     worker.stop()
     thread.join(10)
     assert not thread.is_alive()
     assert (codeq.task(task.id).status, codeq.task(task.id).attempts) == ("PENDING", 1)
-    go_on.set()
+    release.set()
 
 
 @pytest.mark.real_time
-def test_an_idle_worker_stops_at_once_and_takes_nothing_with_it(codeq: Client, web: Web) -> None:
+def test_idle_worker_stops_at_once_without_claiming(codeq: Client, web: Web) -> None:
     worker = Worker(web.base, make_token("worker"), wait_seconds=25)
     worker.on("idle")(lambda job: None)
     thread = threading.Thread(target=worker.run)
     thread.start()
     until(lambda: is_awaited("idle"))
-    began = time.monotonic()
+    stopped_at = time.monotonic()
     worker.stop()
     thread.join(20)
     assert not thread.is_alive()
-    assert time.monotonic() - began < 10  # of the 25 seconds for which its claim would have waited
+    assert time.monotonic() - stopped_at < 10  # its claim would have waited 25 seconds
     task = codeq.enqueue("idle", {})
     with Client(web.base, make_token("worker")) as other:
-        assert [each.id for each in other.claim(["idle"], wait_seconds=5)] == [task.id]
+        assert [claimed.id for claimed in other.claim(["idle"], wait_seconds=5)] == [task.id]
     assert codeq.task(task.id).attempts == 0
 
 
 def is_awaited(command: str) -> bool:
-    """Whether somebody's claim is parked for this queue."""
-    lines = [keys.of_partition(partition).waiting for partition in range(conf().queues.partitions)]
-    return any(name.endswith(f":{command}".encode()) for line in lines for name in client().zrange(line, 0, -1))
+    """Whether a claim waits for this queue."""
+    waiting = [keys.of_partition(partition).waiting for partition in range(conf().queues.partitions)]
+    return any(name.endswith(f":{command}".encode()) for key in waiting for name in client().zrange(key, 0, -1))
 
 
-class Slow:
-    """A network between worker and service that keeps the service's answers until they are let through."""
+class DelayingProxy:
+    """A TCP proxy between worker and service that withholds the responses until `let_through`."""
 
     def __init__(self, web: Web) -> None:
         self._web, self._may_answer = web, threading.Event()
@@ -227,13 +227,13 @@ class Slow:
 
     def close(self) -> None:
         self.let_through()
-        for each in self._sockets:
+        for sock in self._sockets:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
-        for each in self._sockets:
-            each.close()
+        for sock in self._sockets:
+            sock.close()
 
     def _accept(self, listening: socket.socket) -> None:
         while True:
@@ -244,25 +244,25 @@ class Slow:
             self._start(self._pump, service, worker, self._may_answer)
 
     def _pump(self, source: socket.socket, sink: socket.socket, gate: threading.Event | None = None) -> None:
-        while said := source.recv(65_536):
+        while data := source.recv(65_536):
             if gate is not None:
                 gate.wait(20)
-            sink.sendall(said)
-        self._may_answer.wait(20)  # neither is it heard on the other side that this one has hung up
+            sink.sendall(data)
+        self._may_answer.wait(20)  # delay the end of the stream as well
         sink.shutdown(socket.SHUT_WR)
 
-    def _start(self, work: Callable[..., None], *given: Any) -> None:
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
         def run() -> None:
             with contextlib.suppress(OSError):
-                work(*given)
+                target(*args)
 
         self._threads.append(threading.Thread(target=run, daemon=True))
         self._threads[-1].start()
 
 
-def test_a_task_on_its_way_to_a_worker_that_is_stopped_is_done(codeq: Client, web: Web) -> None:
-    slow = Slow(web)
-    worker = Worker(slow.base, make_token("worker"), wait_seconds=20)
+def test_task_that_arrives_after_stop_is_completed(codeq: Client, web: Web) -> None:
+    proxy = DelayingProxy(web)
+    worker = Worker(proxy.base, make_token("worker"), wait_seconds=20)
     worker.on("late")(lambda job: {"attempt": job.attempt})
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -270,38 +270,38 @@ def test_a_task_on_its_way_to_a_worker_that_is_stopped_is_done(codeq: Client, we
         task = codeq.enqueue("late", {})
         until(lambda: codeq.task(task.id).status == "IN_PROGRESS")
         worker.stop()
-        slow.let_through()
+        proxy.let_through()
         thread.join(20)
         assert not thread.is_alive()
         assert codeq.result(task.id).result == {"attempt": 1}
     finally:
-        slow.close()
+        proxy.close()
 
 
-def test_no_task_is_lost_to_workers_that_are_stopped_when_it_comes(codeq: Client, web: Web) -> None:
-    """It is done by the one that was stopped, or given back at once: never held by nobody until its lease is over."""
-    for turn in range(20):
-        brink = f"brink-{turn}"
+def test_no_task_is_lost_if_its_worker_stops_meanwhile(codeq: Client, web: Web) -> None:
+    """The stopped worker completes the task, or the task returns to the queue at once."""
+    for number in range(20):
+        command = f"stopped-{number}"
         worker = Worker(web.base, make_token("worker"), wait_seconds=20, lease_seconds=600)
-        worker.on(brink)(lambda job: {})
+        worker.on(command)(lambda job: {})
         thread = threading.Thread(target=worker.run)
         thread.start()
-        until(functools.partial(is_awaited, brink))
-        stopping = threading.Timer(turn * 0.0005, worker.stop)
+        until(functools.partial(is_awaited, command))
+        stopping = threading.Timer(number * 0.0005, worker.stop)
         stopping.start()
-        task = codeq.enqueue(brink, {})
+        task = codeq.enqueue(command, {})
         stopping.join()
         thread.join(20)
         assert not thread.is_alive()
         if codeq.task(task.id).status != "COMPLETED":
             with Client(web.base, make_token("worker")) as other:
-                (again,) = other.claim([brink], wait_seconds=5)
+                (again,) = other.claim([command], wait_seconds=5)
                 assert again.id == task.id
 
 
-def test_a_worker_says_at_once_what_will_never_work(web: Web) -> None:
+def test_worker_raises_errors_that_retries_cannot_fix(web: Web) -> None:
     worker = Worker(web.base, make_token("producer"))
-    with pytest.raises(ValueError, match="nothing to do"):
+    with pytest.raises(ValueError, match="has no handlers"):
         worker.run()
     worker.on("any")(lambda job: None)
     with pytest.raises(CodeqError) as refused:
@@ -309,57 +309,60 @@ def test_a_worker_says_at_once_what_will_never_work(web: Web) -> None:
     assert refused.value.status in (401, 403)
 
 
-class Lossy(httpx.HTTPTransport):
-    """Lets everything through, and loses the first answers."""
+class LossyTransport(httpx.HTTPTransport):
+    """A transport that loses the first `lose` responses."""
 
     def __init__(self, lose: int) -> None:
         super().__init__()
-        self.left = lose
+        self.remaining = lose
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         response = super().handle_request(request)
-        if self.left:
-            self.left -= 1
+        if self.remaining:
+            self.remaining -= 1
             response.read()
-            raise httpx.ReadError("the answer was lost")
+            raise httpx.ReadError("the response was lost")
         return response
 
 
-def test_a_task_whose_answer_was_lost_is_sent_again_and_made_once(web: Web, codeq: Client) -> None:
-    with Client(web.base, make_token("producer"), transport=Lossy(2)) as lossy:
+def test_enqueue_with_a_lost_response_creates_one_task(web: Web, codeq: Client) -> None:
+    with Client(web.base, make_token("producer"), transport=LossyTransport(2)) as lossy:
         task = lossy.enqueue("lost", {})
         again = lossy.enqueue("lost", {})
     assert task.id != again.id
-    with Client(web.base, make_token("worker")) as taking:
-        claimed = taking.claim(["lost"], count=10)
-        assert {each.id for each in claimed} == {task.id, again.id}
-        with Client(web.base, make_token("worker"), transport=Lossy(1)) as lossy:
+    with Client(web.base, make_token("worker")) as claiming:
+        claimed = claiming.claim(["lost"], count=10)
+        assert {claimed_task.id for claimed_task in claimed} == {task.id, again.id}
+        with Client(web.base, make_token("worker"), transport=LossyTransport(1)) as lossy:
             assert lossy.complete(claimed[0], {"n": 1}).result == {"n": 1}
         with pytest.raises(Conflict) as late:
-            taking.complete(claimed[0], {"n": 2})
+            claiming.complete(claimed[0], {"n": 2})
         assert late.value.code == "already_ended"
     with pytest.raises(NotFound):
         codeq.result("00000000-0000-7000-8000-000000000000")
     assert codeq.result(claimed[1].id, wait_seconds=0.2) is None
 
 
-def test_it_waits_as_long_as_it_is_told_and_no_longer_than_it_makes_sense() -> None:
-    answers = iter([
+def test_short_retry_after_is_honoured_and_a_long_one_raised() -> None:
+    responses = iter([
         httpx.Response(503, headers={"Retry-After": "0.1"}, json={"code": "unavailable", "detail": "soon"}),
         httpx.Response(502, text="<html>a proxy</html>"),
         httpx.Response(429, headers={"Retry-After": "3600"}, json={"code": "too_many_requests", "detail": "later"}),
     ])  # fmt: skip
-    with Client("http://codeq.test", "token", transport=httpx.MockTransport(lambda _: next(answers))) as client:
+    with Client("http://codeq.test", "token", transport=httpx.MockTransport(lambda _: next(responses))) as client:
         with pytest.raises(CodeqError) as refused:
             client.task("x")
         assert (refused.value.status, refused.value.retry_after_seconds) == (429, 3600)
-    away = httpx.MockTransport(lambda _: httpx.Response(502, text="<html>a proxy</html>"))
-    with Client("http://codeq.test", "token", tries=2, transport=away) as client, pytest.raises(Unavailable) as none:
+    bad_gateway = httpx.MockTransport(lambda _: httpx.Response(502, text="<html>a proxy</html>"))
+    with (
+        Client("http://codeq.test", "token", tries=2, transport=bad_gateway) as client,
+        pytest.raises(Unavailable) as unavailable,
+    ):
         client.task("x")
-    assert "is the address right?" in str(none.value)
+    assert "Check the base URL" in str(unavailable.value)
 
 
-def test_a_refused_token_is_asked_for_again_once(web: Web) -> None:
+def test_rejected_token_is_replaced_once(web: Web) -> None:
     tokens = iter(["expired", make_token("producer")])
     with Client(web.base, lambda: next(tokens)) as client:
         assert client.enqueue("any", {}).status == "PENDING"
@@ -369,7 +372,7 @@ def test_a_refused_token_is_asked_for_again_once(web: Web) -> None:
     assert "never any good" not in repr(client) + str(refused.value)
 
 
-def program(text: str, web: Web, tenant: str) -> subprocess.Popen[str]:
+def start_program(text: str, web: Web, tenant: str) -> subprocess.Popen[str]:
     environ = {
         "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CODEQ": web.base,
         "PRODUCER": make_token("producer", tenant), "WORKER": make_token("worker", tenant),
@@ -377,25 +380,28 @@ def program(text: str, web: Web, tenant: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", text], env=environ, cwd=ROOT, stdout=-1, stderr=-1, text=True)
 
 
-@pytest.mark.spec("DOC-2", "The page's programs and the example worker run as they stand, and end what they began")
-def test_the_programs_that_are_shown_run(web: Web) -> None:
+@pytest.mark.spec("DOC-2", "The programs of docs/howto/python.md and the example worker run unchanged and stop cleanly")
+def test_documented_programs_run(web: Web) -> None:
     producing, working = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     example = (ROOT / "examples" / "worker.py").read_text(encoding="utf-8")
-    workers = [program(working, web, NORTH), program(example, web, SOUTH)]
+    workers = [start_program(working, web, NORTH), start_program(example, web, SOUTH)]
     with Client(web.base, make_token("producer", SOUTH)) as codeq:
         try:
-            producer = program(producing, web, NORTH)
-            said, problem = producer.communicate(timeout=40)
-            assert (producer.returncode, said) == (0, "COMPLETED {'sum': 6}\n"), problem
-            assert ended(codeq, codeq.enqueue("ADD", {"numbers": [1, 2.5]}).id).result == {"sum": 3.5}
-            assert ended(codeq, codeq.enqueue("ADD", {"numbers": ["one"]}).id).error == "only numbers can be added"
+            producer = start_program(producing, web, NORTH)
+            output, problem = producer.communicate(timeout=40)
+            assert (producer.returncode, output) == (0, "COMPLETED {'sum': 6}\n"), problem
+            assert wait_for_result(codeq, codeq.enqueue("ADD", {"numbers": [1, 2.5]}).id).result == {"sum": 3.5}
+            assert (
+                wait_for_result(codeq, codeq.enqueue("ADD", {"numbers": ["one"]}).id).error
+                == "only numbers can be added"
+            )
             again = codeq.enqueue("COUNT_DOWN", {"from": 2, "failsAt": 1})
-            assert (ended(codeq, again.id).status, codeq.task(again.id).attempts) == ("COMPLETED", 1)
+            assert (wait_for_result(codeq, again.id).status, codeq.task(again.id).attempts) == ("COMPLETED", 1)
             task = codeq.enqueue("COUNT_DOWN", {"from": 20})
             until(lambda: codeq.task(task.id).status == "IN_PROGRESS", 10)
         finally:
-            for each in workers:
-                each.send_signal(signal.SIGTERM)
-            problems = [each.communicate(timeout=20)[1] for each in workers]
-        assert [each.returncode for each in workers] == [0, 0], problems
+            for process in workers:
+                process.send_signal(signal.SIGTERM)
+            problems = [process.communicate(timeout=20)[1] for process in workers]
+        assert [process.returncode for process in workers] == [0, 0], problems
         assert codeq.task(task.id).status == "COMPLETED"

@@ -1,4 +1,4 @@
-"""Workers that want to be told, over HTTP."""
+"""The subscription routes."""
 
 from __future__ import annotations
 
@@ -10,77 +10,81 @@ import pytest
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import SOUTH
 
-WAKE = {"callbackUrl": "https://worker.example.com/wake"}
+SUBSCRIPTION = {"callbackUrl": "https://worker.example.com/wake"}
 ROUTE = "/v1/codeq/workers/subscriptions"
 
 
 @pytest.fixture
 def worker(client: Callable[..., Client]) -> Client:
-    """One that no other test has subscribed."""
+    """A worker that no other test has subscribed."""
     return client("worker", sub=f"worker-{uuid.uuid4()}")
 
 
-@pytest.mark.spec("WHK-1", "A worker subscribes, lists, renews and ends its subscriptions over HTTP")
-async def test_a_worker_looks_after_its_subscriptions(worker: Client) -> None:
-    made = await worker.post(ROUTE, WAKE | {"eventTypes": ["RENDER"], "ttlSeconds": 60, "minIntervalSeconds": 1})
-    assert made.status == 200
-    assert set(made.json) == {"subscriptionId", "expiresAt"}
+@pytest.mark.spec("WHK-1", "A worker creates, lists, renews and deletes its subscriptions over HTTP")
+async def test_worker_manages_its_subscriptions(worker: Client) -> None:
+    created = await worker.post(
+        ROUTE, SUBSCRIPTION | {"eventTypes": ["RENDER"], "ttlSeconds": 60, "minIntervalSeconds": 1}
+    )
+    assert created.status == 200
+    assert set(created.json) == {"subscriptionId", "expiresAt"}
     (listed,) = (await worker.get(ROUTE)).json["subscriptions"]
-    assert listed["subscriptionId"] == made.json["subscriptionId"]
+    assert listed["subscriptionId"] == created.json["subscriptionId"]
     assert (listed["eventTypes"], listed["deliveryMode"], listed["minIntervalSeconds"]) == (["RENDER"], "fanout", 1)
-    one = f"{ROUTE}/{listed['subscriptionId']}"
-    renewed = await worker.post(f"{one}/heartbeat", {"ttlSeconds": 600})
+    path = f"{ROUTE}/{listed['subscriptionId']}"
+    renewed = await worker.post(f"{path}/heartbeat", {"ttlSeconds": 600})
     assert renewed.status == 200
-    assert renewed.json["expiresAt"] > made.json["expiresAt"]
-    assert (await worker.request("DELETE", one)).status == 200
+    assert renewed.json["expiresAt"] > created.json["expiresAt"]
+    assert (await worker.request("DELETE", path)).status == 200
     assert (await worker.get(ROUTE)).json == {"subscriptions": []}
-    assert (await worker.request("DELETE", one)).status == 404
+    assert (await worker.request("DELETE", path)).status == 404
 
 
-async def test_the_same_callback_again_renews(worker: Client) -> None:
-    first = (await worker.post(ROUTE, WAKE)).json
-    again = (await worker.post(ROUTE, WAKE | {"ttlSeconds": 900})).json
+async def test_subscribing_again_renews(worker: Client) -> None:
+    first = (await worker.post(ROUTE, SUBSCRIPTION)).json
+    again = (await worker.post(ROUTE, SUBSCRIPTION | {"ttlSeconds": 900})).json
     assert again["subscriptionId"] == first["subscriptionId"]
     assert len((await worker.get(ROUTE)).json["subscriptions"]) == 1
 
 
-async def test_nobody_sees_or_touches_anothers_subscription(worker: Client, client: Callable[..., Client]) -> None:
-    one = f"{ROUTE}/{(await worker.post(ROUTE, WAKE)).json['subscriptionId']}"
+async def test_other_workers_cannot_read_or_change_a_subscription(
+    worker: Client, client: Callable[..., Client]
+) -> None:
+    path = f"{ROUTE}/{(await worker.post(ROUTE, SUBSCRIPTION)).json['subscriptionId']}"
     for other in (client("worker", sub="worker-2"), client("worker", SOUTH, sub="worker-1")):
         assert (await other.get(ROUTE)).json == {"subscriptions": []}
-        assert (await other.post(f"{one}/heartbeat", {})).status == 404
-        assert (await other.request("DELETE", one)).status == 404
+        assert (await other.post(f"{path}/heartbeat", {})).status == 404
+        assert (await other.request("DELETE", path)).status == 404
     assert len((await worker.get(ROUTE)).json["subscriptions"]) == 1
 
 
-async def test_a_workers_group_is_its_tokens(client: Callable[..., Client]) -> None:
+async def test_group_of_the_token_is_required(client: Callable[..., Client]) -> None:
     worker = client("worker", sub="worker-of-blue", workerGroup="blue")
-    assert (await worker.post(ROUTE, WAKE | {"groupId": "red", "deliveryMode": "group"})).status == 403
-    await worker.post(ROUTE, WAKE)
+    assert (await worker.post(ROUTE, SUBSCRIPTION | {"groupId": "red", "deliveryMode": "group"})).status == 403
+    await worker.post(ROUTE, SUBSCRIPTION)
     (listed,) = (await worker.get(ROUTE)).json["subscriptions"]
     assert (listed["deliveryMode"], listed["groupId"]) == ("group", "blue")
 
 
-async def test_only_commands_of_the_token_can_be_subscribed_to(client: Callable[..., Client]) -> None:
+async def test_only_event_types_of_the_token_can_be_subscribed_to(client: Callable[..., Client]) -> None:
     worker = client("worker", eventTypes=["A"])
-    assert (await worker.post(ROUTE, WAKE | {"eventTypes": ["B"]})).status == 403
-    assert (await worker.post(ROUTE, WAKE)).status == 200
+    assert (await worker.post(ROUTE, SUBSCRIPTION | {"eventTypes": ["B"]})).status == 403
+    assert (await worker.post(ROUTE, SUBSCRIPTION)).status == 200
 
 
 @pytest.mark.parametrize(
-    "said",
+    "body",
     [
         {},
         {"callbackUrl": "http://169.254.169.254/latest"},
         {"callbackUrl": "ftp://worker.example.com/"},
-        WAKE | {"ttlSeconds": 0},
-        WAKE | {"deliveryMode": "everybody"},
-        WAKE | {"deliveryMode": "group"},
-        WAKE | {"minIntervalSeconds": -1},
-        WAKE | {"workerId": "worker-9"},
+        SUBSCRIPTION | {"ttlSeconds": 0},
+        SUBSCRIPTION | {"deliveryMode": "everybody"},
+        SUBSCRIPTION | {"deliveryMode": "group"},
+        SUBSCRIPTION | {"minIntervalSeconds": -1},
+        SUBSCRIPTION | {"workerId": "worker-9"},
     ],
     ids=str,
 )
-async def test_what_cannot_be_is_refused(worker: Client, said: dict[str, object]) -> None:
-    assert (await worker.post(ROUTE, said)).status == 400
+async def test_invalid_subscription_is_refused(worker: Client, body: dict[str, object]) -> None:
+    assert (await worker.post(ROUTE, body)).status == 400
     assert (await worker.get(ROUTE)).json == {"subscriptions": []}

@@ -1,6 +1,8 @@
-"""The routes of subscriptions: workers that want to be told when a queue has work again."""
+"""The routes of worker subscriptions."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -9,26 +11,29 @@ from core import errors, threadpool
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
 from queues.api.conversion import whole
-from queues.api.schemas import subscriptions as wire
 from tenants.permissions import HasScope, commands_for
 from tenants.tenant import Caller
 from webhooks import subscriptions
+from webhooks.api import schemas
 from webhooks.models import Subscription
 
-MAY = (HasScope("codeq:subscribe"),)
+CAN_SUBSCRIBE = (HasScope("codeq:subscribe"),)
+PATH_SCHEMAS = {
+    "subscription_id": {"type": "string", "format": "uuid", "description": "The subscription's id."},
+}
 
 
 class SubscriptionsView(ApiView):
     @Operation(
         "subscribe",
         tag="Worker",
-        summary="Be told when a queue has work again",
-        may=MAY,
-        body=wire.NewSubscription,
-        answers={200: wire.Subscribed},
+        summary="Subscribe to notifications of new work",
+        may=CAN_SUBSCRIBE,
+        body=schemas.NewSubscription,
+        answers={200: schemas.Subscribed},
     )
-    async def post(self, caller: Caller, body: wire.NewSubscription) -> HttpResponse:
-        """The same worker, address, mode and group again is the same subscription, renewed."""
+    async def post(self, caller: Caller, body: schemas.NewSubscription) -> HttpResponse:
+        """If the worker has a subscription with the same URL, mode and group, renew and update it."""
         row = await threadpool.run_db(
             subscriptions.subscribe,
             caller.tenant,
@@ -47,44 +52,50 @@ class SubscriptionsView(ApiView):
     @Operation(
         "list_subscriptions",
         tag="Worker",
-        summary="List one's own subscriptions",
-        may=MAY,
-        answers={200: wire.Subscriptions},
+        summary="List the worker's subscriptions",
+        may=CAN_SUBSCRIBE,
+        answers={200: schemas.Subscriptions},
     )
     async def get(self, caller: Caller) -> HttpResponse:
-        """Those of the token's `sub` that have not expired."""
-        rows = await threadpool.run_db(subscriptions.own, caller.tenant, caller.subject, timezone.now())
-        return json_response(wire.Subscriptions(subscriptions=[_subscription(row) for row in rows]))
+        """Return the live subscriptions of the token's `sub`."""
+        rows = await threadpool.run_db(subscriptions.list_own, caller.tenant, caller.subject, timezone.now())
+        return json_response(schemas.Subscriptions(subscriptions=[_details(row) for row in rows]))
 
 
 class SubscriptionView(ApiView):
+    path_schemas: ClassVar[dict[str, dict[str, Any]]] = PATH_SCHEMAS
+
     @Operation(
         "unsubscribe",
         tag="Worker",
-        summary="Be told no more",
-        may=MAY,
-        answers={200: wire.Ended},
+        summary="Delete a subscription",
+        may=CAN_SUBSCRIBE,
+        answers={200: schemas.Unsubscribed},
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, subscription_id: str) -> HttpResponse:
-        """At once."""
-        await threadpool.run_db(subscriptions.end, caller.tenant, caller.subject, subscription_id, timezone.now())
-        return json_response(wire.Ended(ok=True))
+        """Delete a subscription of the worker. It receives no further notifications."""
+        await threadpool.run_db(
+            subscriptions.unsubscribe, caller.tenant, caller.subject, subscription_id, timezone.now()
+        )
+        return json_response(schemas.Unsubscribed(ok=True))
 
 
 class RenewView(ApiView):
+    path_schemas: ClassVar[dict[str, dict[str, Any]]] = PATH_SCHEMAS
+
     @Operation(
         "renew_subscription",
         tag="Worker",
         summary="Renew a subscription",
-        may=MAY,
-        body=wire.Renewal,
+        may=CAN_SUBSCRIBE,
+        body=schemas.Renewal,
         is_body_optional=True,
-        answers={200: wire.Subscribed},
+        answers={200: schemas.Subscribed},
         errors=(errors.NotFound,),
     )
-    async def post(self, caller: Caller, subscription_id: str, body: wire.Renewal) -> HttpResponse:
-        """It then lives `ttlSeconds` from now. One that has expired is gone."""
+    async def post(self, caller: Caller, subscription_id: str, body: schemas.Renewal) -> HttpResponse:
+        """Set its expiry to `ttlSeconds` from now. An expired subscription cannot be renewed."""
         row = await threadpool.run_db(
             subscriptions.renew,
             caller.tenant,
@@ -96,12 +107,12 @@ class RenewView(ApiView):
         return json_response(_subscribed(row))
 
 
-def _subscribed(row: Subscription) -> wire.Subscribed:
-    return wire.Subscribed(subscription_id=row.pk, expires_at=row.expires_at)
+def _subscribed(row: Subscription) -> schemas.Subscribed:
+    return schemas.Subscribed(subscription_id=row.pk, expires_at=row.expires_at)
 
 
-def _subscription(row: Subscription) -> wire.Subscription:
-    return wire.Subscription(
+def _details(row: Subscription) -> schemas.SubscriptionDetails:
+    return schemas.SubscriptionDetails(
         subscription_id=row.pk,
         callback_url=row.callback_url,
         event_types=row.event_types,

@@ -1,4 +1,4 @@
-"""Subscriptions: workers that want to be told when a queue has work again."""
+"""Request and response bodies of the subscription routes."""
 
 from __future__ import annotations
 
@@ -11,50 +11,57 @@ from queues.api.schemas import CALLBACK_PATTERN, NO_NUL, Body, Command, Moment, 
 
 
 class NewSubscription(Body, kw_only=True):
-    """Call this address when one of these queues has work again."""
+    """A subscription to create or renew."""
 
     callback_url: Annotated[str, Meta(max_length=2048, pattern=CALLBACK_PATTERN)]
     event_types: (
-        Annotated[list[Command], Meta(max_length=100, description="A part of the token's; all of them if absent.")]
+        Annotated[
+            list[Command],
+            Meta(max_length=100, description="Queues, a subset of the token's `eventTypes`. Default: all of them."),
+        ]
         | None
     ) = None
     ttl_seconds: Annotated[float, Meta(multiple_of=1, ge=1, le=86_400)] = 300
     delivery_mode: (
         Annotated[
             Literal["fanout", "group", "hash"],
-            Meta(description="Everybody; one of each group in turn; always the same for a queue."),
+            Meta(
+                description="`fanout` notifies every subscriber, `group` one subscriber of each group in turn, `hash` "
+                "always the same subscriber for a queue."
+            ),
         ]
         | None
     ) = None
     group_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)] | None = None
     min_interval_seconds: Annotated[
-        float, Meta(multiple_of=1, ge=0, le=86_400, description="No call sooner after the last one.")
+        float, Meta(multiple_of=1, ge=0, le=86_400, description="Minimum time between two notifications.")
     ] = 5
 
 
 class Renewal(Body, kw_only=True):
-    """Let it live on from now."""
+    """The extension of a subscription."""
 
-    ttl_seconds: Annotated[float, Meta(multiple_of=1, ge=1, le=86_400, description="As before, if absent.")] | None = (
-        None
-    )
+    ttl_seconds: (
+        Annotated[float, Meta(multiple_of=1, ge=1, le=86_400, description="Default: the subscription's last value.")]
+        | None
+    ) = None
 
 
 class Subscribed(View, kw_only=True):
-    """The subscription, and until when."""
+    """The subscription's id and expiry time."""
 
     subscription_id: UUID
     expires_at: Moment
 
 
-class Ended(View, kw_only=True):
-    """It is over."""
+class Unsubscribed(View, kw_only=True):
+    """The subscription was deleted."""
 
     ok: Literal[True]
 
 
-class Subscription(View, kw_only=True):
-    """A worker's subscription."""
+class SubscriptionDetails(View, kw_only=True):
+    """A subscription of a worker."""
 
     subscription_id: UUID
     callback_url: str
@@ -67,6 +74,6 @@ class Subscription(View, kw_only=True):
 
 
 class Subscriptions(View, kw_only=True):
-    """The worker's own, the oldest first."""
+    """The worker's subscriptions, oldest first."""
 
-    subscriptions: list[Subscription]
+    subscriptions: list[SubscriptionDetails]
