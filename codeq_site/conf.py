@@ -365,7 +365,7 @@ class Webhooks(Section, frozen=True):
             ge=1,
             le=20,
             description="Attempts of a delivery in quick succession, before the long pauses of "
-            "`retry_tail_delays_seconds`. More attempts hide short outages of an endpoint and repeat more requests to "
+            "`CODEQ_WEBHOOKS_RETRY_TAIL_DELAYS_SECONDS`. More attempts hide short outages of an endpoint and repeat more requests to "
             "a broken one.",
         ),
     ] = 5

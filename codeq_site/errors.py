@@ -51,7 +51,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class RequestTimeout(InvalidRequest):
-    """The request body did not arrive in time. Send the request again."""
+    """The request body did not arrive in time. Send a smaller body or check the connection."""
 
     code = "request_timeout"
     status = 408

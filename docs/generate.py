@@ -75,6 +75,10 @@ def error_page() -> str:
         "may change between releases. *Retry* says whether the same request can succeed later: wait as long as"
     )
     lines.append("`Retry-After` says. An object of another tenant gets the same 404 as one that does not exist.")
+    lines.append(
+        "`task_not_found`: the tenant has no task with this id, or it is no longer stored. `result_not_found`:"
+    )
+    lines.append("the task has not ended, or it ended without a result.")
     lines += [BY_HAND, "", "| status | code | retry | default message |", "|---|---|---|---|"]
     for error in sorted(_leaves(errors.CodeqError), key=lambda error: (error.status, error.code)):
         message = " ".join((error.__doc__ or "").split())
