@@ -365,8 +365,8 @@ class Webhooks(Section, frozen=True):
             ge=1,
             le=20,
             description="Attempts of a delivery in quick succession, before the long pauses of "
-            "`CODEQ_WEBHOOKS_RETRY_TAIL_DELAYS_SECONDS`. More attempts hide short outages of an endpoint and repeat more requests to "
-            "a broken one.",
+            "`CODEQ_WEBHOOKS_RETRY_TAIL_DELAYS_SECONDS`. More attempts hide short outages of an endpoint and repeat "
+            "more requests to a broken one.",
         ),
     ] = 5
     retry_base_seconds: Annotated[
