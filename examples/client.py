@@ -1,4 +1,4 @@
-"""A codeQ client that uses only Python's standard library. It takes one task through its life cycle.
+"""A codeQ client that uses only Python's standard library, and the life cycle of one task.
 
 PRODUCER=$(python manage.py token --tenant demo --role producer)
 WORKER=$(python manage.py token --tenant demo --role worker)

@@ -21,7 +21,10 @@ seen: set[str] = set()  # in a real service: rows, inserted in the transaction t
 
 
 def is_genuine(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> bool:
-    """Return whether codeQ sent this body recently. While a secret is being replaced there are several signatures."""
+    """Return whether codeQ sent this body recently.
+
+    While a secret is being replaced there are several signatures.
+    """
     message_id, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not timestamp.isdecimal() or abs(now - int(timestamp)) > MAX_AGE_SECONDS:
         return False

@@ -1,4 +1,4 @@
-"""Tests that run the README's commands against a running installation and check all links."""
+"""Run the README's commands against a running installation, and check all links."""
 
 from __future__ import annotations
 

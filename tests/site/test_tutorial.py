@@ -1,4 +1,4 @@
-"""Tests that run every block of the tutorial in one shell and compare the output with the page."""
+"""Run every block of the tutorial in one shell and compare the output with the page."""
 
 from __future__ import annotations
 
