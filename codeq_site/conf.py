@@ -42,8 +42,8 @@ class Web(Section, frozen=True):
     serve: Annotated[
         Literal["api", "console", "all"],
         Meta(
-            description="Parts that a web process serves: the API, the console, or both on one port. Separate them to keep "
-            "the console's load away from the API."
+            description="Parts that a web process serves: the API, the console, or both on one port. Separate them to "
+            "keep the console's load away from the API."
         ),
     ] = "all"
     body_bytes: Annotated[
