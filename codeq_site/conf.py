@@ -273,7 +273,7 @@ class Auth(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """What a tenant may do where its own row sets no limit. A rate of 0 is no limit."""
+    """The limits of a tenant whose own row sets none. A rate of 0 is no limit."""
 
     depth: Annotated[
         int,
