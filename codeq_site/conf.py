@@ -257,11 +257,13 @@ class Auth(Section, frozen=True):
             ge=0,
             le=60,
             description="Seconds for which a verified token is not verified again. A higher value saves processor "
-            "time; a retired key is accepted for this long. A suspended tenant is refused within seconds in any case.",
+            "time, but tokens of a retired key stay valid that much longer. A suspended tenant is refused within "
+            "seconds in any case.",
         ),
     ] = 60
     single_tenant: Annotated[
-        bool, Meta(description="Use `sub` as the tenant of a token that has no tenant claim. For one tenant only.")
+        bool,
+        Meta(description="Use `sub` as the tenant of a token without a tenant claim. Off: such a token is refused."),
     ] = False
     provision_tenants: Annotated[
         bool,
