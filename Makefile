@@ -24,7 +24,7 @@ test: $(VENV)/.dev ## run all tests, with a separate Valkey and PostgreSQL (TEST
 .PHONY: test-long
 test-long: $(VENV)/.dev ## run the long tests: 5,000 random days, every crash point, 300 kills, long outages, an hour of API fuzzing
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
-		tests/faults tests/webhooks/test_crash.py tests/site/test_schemathesis.py
+		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 
 # The only package on PyPI that contains Hadoop's S3A: 180 MB, with two jars that are used. CODEQ_TEST_S3A_JARS selects
 # other jars, such as those of the Hadoop version that Spark includes.

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.engine import row
-from codeq_site.embedded import DURABLE, PostgreSQL, Valkey
+from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
+from queues.engine import producer_commands, worker_commands
 
 TENANTS = 8
 PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
@@ -28,11 +29,11 @@ PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
 @contextmanager
 def stack(**settings: str) -> Iterator[None]:
     """The two servers, the settings that name them, and the tables."""
-    directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
-    postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")
+    tenant_cache = Path(tempfile.mkdtemp(prefix="codeq-b"))
+    valkey = Valkey(tenant_cache / "valkey", tenant_cache / "valkey.log", tenant_cache / "v.sock", DURABLE)
+    postgresql = PostgreSQL(tenant_cache / "postgresql", tenant_cache / "postgresql.log", tenant_cache / "p")
     os.environ.update(
-        REDIS_URL=valkey.url, DATABASE_URL=postgresql.url, CODEQ_HOME=str(directory),
+        REDIS_URL=valkey.url, DATABASE_URL=postgresql.url, CODEQ_HOME=str(tenant_cache),
         DJANGO_SETTINGS_MODULE="codeq_site.settings", **settings,
     )  # fmt: skip
     valkey.start()
@@ -45,31 +46,31 @@ def stack(**settings: str) -> Iterator[None]:
         django.setup()
         call_command("migrate", verbosity=0, skip_checks=True)
         yield
-        from tenants.directory import directory
+        from tenants.cache import tenant_cache
 
-        directory.stop()
+        tenant_cache.stop()
     finally:
         postgresql.stop(5)
         valkey.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(tenant_cache, ignore_errors=True)
 
 
 def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
     """Tasks that were enqueued, claimed and completed, in batches."""
-    from codeq_site.redis import engine
-    from queues.task import NewResult, NewTask, Status
+    from queues.current_engine import engine
+    from queues.domain import NewResult, NewTask, Status
 
     new = NewTask(command="send", payload=PAYLOAD, webhook=webhook)
     while count > 0:
         batch = min(500, count)
         count -= batch
-        engine().enqueue(tid, "bench", [new] * batch, retention_ms=86_400_000).now()
-        tasks = engine().claim(tid, ["send"], "w", lease_ms=300_000, limit=batch).now().tasks
+        producer_commands.enqueue(engine(), tid, "bench", [new] * batch, retention_ms=86_400_000).run_sync()
+        tasks = worker_commands.claim(engine(), tid, ["send"], "w", lease_ms=300_000, limit=batch).run_sync().tasks
         results = [
             NewResult(task_id=task.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token)
             for task in tasks
         ]
-        engine().submit(tid, "w", results, retention_ms=86_400_000).now()
+        worker_commands.submit(engine(), tid, "w", results, retention_ms=86_400_000).run_sync()
 
 
 def tenants() -> list[str]:
@@ -79,14 +80,14 @@ def tenants() -> list[str]:
 
 
 def rate(events: int, webhook: str | None) -> float:
-    from queues import beat
+    from queues import periodic_tasks
 
     best = 0.0
     for _ in range(3):
         for tid in tenants():
             end_tasks(tid, events // TENANTS, webhook)
         started = time.perf_counter()
-        stored, _ = beat.run_drain(lambda: True, seconds=600)
+        stored, _ = periodic_tasks.run_drain(lambda: True, seconds=600)
         best = max(best, stored / (time.perf_counter() - started))
     return best
 
@@ -95,7 +96,7 @@ def lag(seconds: int) -> float:
     """Seconds from a result to its row: the 99th percentile at 1,000 tasks/s, with the drain run every second."""
     from django.db import connection
 
-    from queues import beat
+    from queues import periodic_tasks
     from queues.models import AuditedResult
 
     AuditedResult.objects.all().delete()
@@ -115,9 +116,9 @@ def lag(seconds: int) -> float:
     threading.Thread(target=work).start()
     late: list[float] = []
     seen: set[object] = set()
-    while not (done.is_set() and beat.run_drain(lambda: True) == (0, 0)):
+    while not (done.is_set() and periodic_tasks.run_drain(lambda: True) == (0, 0)):
         started = time.monotonic()
-        beat.run_drain(lambda: True)
+        periodic_tasks.run_drain(lambda: True)
         now = time.time()
         for pk, ended in AuditedResult.objects.exclude(pk__in=seen).values_list("pk", "ended_at"):
             seen.add(pk)

@@ -20,11 +20,11 @@ from typing import Any
 
 import redis
 
-from codeq_site.embedded import DURABLE, Valkey
-from queues.engine import Engine, Options
-from queues.engine.call import Call
-from queues.engine.runner import SyncRunner
-from queues.task import NewResult, NewTask, Status, Task
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from core.redis.runners import SyncRunner
+from core.redis.script_call import ScriptCall
+from queues.domain import NewResult, NewTask, Status, Task
+from queues.engine import Engine, Options, maintenance_commands, producer_commands, queries, worker_commands
 
 DAY_MS = 86_400_000
 PAYLOAD = json.dumps({"to": "someone@example.com", "subject": "x" * 120, "n": 1234567, "at": "2026-01-01T00:00:00Z"})
@@ -48,12 +48,12 @@ class World:
     def enqueue(self, tid: str, count: int, batch: int, **asked: Any) -> int:
         new = NewTask(command="send", payload=PAYLOAD, **asked)
         for _ in range(count // batch):
-            self.engine.enqueue(tid, "bench", [new] * batch, retention_ms=DAY_MS).now()
+            producer_commands.enqueue(self.engine, tid, "bench", [new] * batch, retention_ms=DAY_MS).run_sync()
         return count
 
     def claim(self, tid: str, count: int, batch: int, lease_ms: int = 300_000) -> list[list[Task]]:
         return [
-            self.engine.claim(tid, ["send"], "w", lease_ms=lease_ms, limit=batch).now().tasks
+            worker_commands.claim(self.engine, tid, ["send"], "w", lease_ms=lease_ms, limit=batch).run_sync().tasks
             for _ in range(count // batch)
         ]
 
@@ -63,7 +63,7 @@ class World:
                 NewResult(task_id=t.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
                 for t in tasks
             ]
-            self.engine.submit(tid, "w", results, retention_ms=DAY_MS).now()
+            worker_commands.submit(self.engine, tid, "w", results, retention_ms=DAY_MS).run_sync()
         return sum(map(len, claims))
 
 
@@ -172,18 +172,22 @@ def bare(w: World, count: int) -> dict[str, float]:
     shas = {verb: w.client.script_load(f"#!lua flags=allow-oom\nlocal call = redis.call{BARE[verb]}") for verb in BARE}
     new, ids = NewTask(command="send", payload=PAYLOAD), []
 
-    def send(verb: str, call: Call[Any]) -> Any:
+    def send(verb: str, call: ScriptCall[Any]) -> Any:
         [(_, words)] = call.commands
         return w.client.evalsha(shas[verb], *words[1:])
 
     def enqueue() -> int:
         for _ in range(count):
-            send("enqueue", w.engine.enqueue("bare", "bench", [new], retention_ms=DAY_MS))
+            send("enqueue", producer_commands.enqueue(w.engine, "bare", "bench", [new], retention_ms=DAY_MS))
         return count
 
     def claim() -> int:
         for _ in range(count):
-            ids.append(send("claim", w.engine.claim("bare", ["send"], "w", lease_ms=300_000, limit=1))[5].decode())
+            ids.append(
+                send("claim", worker_commands.claim(w.engine, "bare", ["send"], "w", lease_ms=300_000, limit=1))[
+                    5
+                ].decode()
+            )
         return count
 
     def submit(batch: int) -> int:
@@ -192,7 +196,7 @@ def bare(w: World, count: int) -> dict[str, float]:
                 NewResult(task_id=each, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
                 for each in ids[at : at + batch]
             ]
-            send("submit", w.engine.submit("bare", "w", done, retention_ms=DAY_MS))
+            send("submit", worker_commands.submit(w.engine, "bare", "w", done, retention_ms=DAY_MS))
         ids.clear()
         return count
 
@@ -261,14 +265,14 @@ def storms(w: World, count: int) -> None:
     w.client.config_set("slowlog-log-slower-than", 10_000)
     w.client.slowlog_reset()
     started = time.perf_counter()
-    while w.engine.reap(tid, "send").now()[0]:
+    while maintenance_commands.reap(w.engine, tid, "send").run_sync()[0]:
         pass
     reaped = time.perf_counter() - started
-    while w.engine.promote(tid, "send").now()[0]:
+    while maintenance_commands.promote(w.engine, tid, "send").run_sync()[0]:
         pass
     took = time.perf_counter() - started
     slow = [entry["duration"] / 1000 for entry in w.client.slowlog_get(100)]
-    ready = w.engine.stats(tid).now()[0].ready
+    ready = queries.stats(w.engine, tid).run_sync()[0].ready
     assert ready == count, f"{ready} of {count} claimable"
     row(
         f"{count:,} leases over at once: reap + promote",

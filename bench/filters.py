@@ -13,6 +13,7 @@ from collections.abc import Callable
 import redis
 
 from bench.engine import row, world
+from queues.engine import maintenance_commands
 
 
 def main() -> None:
@@ -27,10 +28,10 @@ def main() -> None:
 
 
 def measure(client: redis.Redis) -> None:
-    from codeq_site import errors
-    from codeq_site.redis import engine
+    from core import errors
     from queues import filters, services
-    from queues.task import NewResult, NewTask, Status
+    from queues.current_engine import engine
+    from queues.domain import NewResult, NewTask, Status
     from tenants.tenant import Tenant
 
     tenant = Tenant(tid="bench001", slug="bench")
@@ -54,7 +55,7 @@ def measure(client: redis.Redis) -> None:
         found = []
         for n in range(first, first + count):
             new = NewTask(command="send", payload=payload, idempotency_key=f"key-{n}")
-            item = services.enqueue(tenant, [new]).now()[0]
+            item = services.enqueue(tenant, [new]).run_sync()[0]
             found.append("refused" if isinstance(item, Exception) else item.task.id)
         return found
 
@@ -74,27 +75,27 @@ def measure(client: redis.Redis) -> None:
         found = []
         for task_id in ids * 5:
             try:
-                services.heartbeat(tenant, task_id, "w").now()
+                services.heartbeat(tenant, task_id, "w").run_sync()
             except errors.CodeqError as error:
                 found.append(error.code)
         return found
 
-    for task in services.claim(tenant, ["send"], "w", count=1000).now().tasks:
-        services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).now()
+    for task in services.claim(tenant, ["send"], "w", count=1000).run_sync().tasks:
+        services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).run_sync()
     services.filters = lambda: on  # type: ignore[assignment]
-    services.purge(tenant, made).now()
+    services.purge(tenant, made).run_sync()
     _, calls_on, answers = spent(on, lambda: ask_for(made))
     _, calls_off, same = spent(off, lambda: ask_for(made))
     assert answers == same
     row("5,000 heartbeats of deleted tasks: commands, on / off", f"{calls_on} / {calls_off}")
 
-    now_ms = engine().expired(tenant.tid).now()[0]
-    services.cleanup(tenant.tid).now()
+    now_ms = maintenance_commands.expired(engine(), tenant.tid).run_sync()[0]
+    services.cleanup(tenant.tid).run_sync()
     # Another process's cleanup has listed ids that are gone by now: what is sent for them again.
-    root = engine()._root(tenant.tid)
+    root = engine().root(tenant.tid)
     client.zadd(f"{root}expiry:{tenant.tid}", dict.fromkeys(made, now_ms - 1))
-    sent_on, _, _ = spent(on, lambda: services.cleanup(tenant.tid).now())
-    sent_off, _, _ = spent(off, lambda: services.cleanup(tenant.tid).now())
+    sent_on, _, _ = spent(on, lambda: services.cleanup(tenant.tid).run_sync())
+    sent_off, _, _ = spent(off, lambda: services.cleanup(tenant.tid).run_sync())
     row("cleanup over 1,000 ids removed already: sent, on / off", f"{sent_on} / {sent_off} bytes")
 
 

@@ -1,2 +1,2 @@
 """History to tables: the marts and how they are seen. `pipeline.spark` computes them, and imports of the rest only
-`pipeline.fingerprint`."""
+`core.failure_fingerprint`."""

@@ -94,7 +94,7 @@ class Latency(HourlyMart):
 
 
 class Failure(Mart):
-    """Attempts without success by the name of their failure (`pipeline.fingerprint`)."""
+    """Attempts without success by the name of their failure (`core.failure_fingerprint`)."""
 
     command = models.TextField()
     fingerprint = models.TextField()

@@ -12,7 +12,7 @@ import msgspec
 from django.db import models
 from django.db.models import Q
 
-from codeq_site.errors import InvalidRequest
+from core.errors import InvalidRequest
 from pipeline.models import Mart
 
 MOST_DAYS = 92

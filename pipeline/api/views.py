@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
 from pipeline import selectors
 from pipeline.api import wire
 from pipeline.models import MARTS
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
 from tenants.permissions import IsProducer
 from tenants.tenant import Caller
 
@@ -33,7 +33,7 @@ class InsightsView(ApiView):
         if mart not in MARTS:
             raise errors.NotFound(f"There is no mart of that name: there are {', '.join(MARTS)}.")
         days = selectors.days(query.from_, query.to)
-        page = await offloop.run(
+        page = await threadpool.run_db(
             selectors.page,
             MARTS[mart],
             caller.tenant.tid,
@@ -42,4 +42,4 @@ class InsightsView(ApiView):
             cursor=query.cursor,
             limit=query.limit,
         )
-        return answer(wire.insights(mart, page))
+        return json_response(wire.insights(mart, page))

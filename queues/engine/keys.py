@@ -23,7 +23,7 @@ All keys of a tenant carry one hash tag, its partition, so every script runs in 
     codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
     codeq:{p}:wake                             CHANNEL "ready <queue>"; "queue <queue>", if it is new; "ended <id>"
     codeq:{p}:lock:<job>                       STRING  whose turn it is to run one of beat's jobs, in one partition
-    codeq:{p}:absent                           -       never exists: for `whole` in queues/engine/runner.py
+    codeq:{p}:absent                           -       never exists: for `whole` in core/redis/runners.py
     codeq:partitions                           STRING  how many there are, fixed at first start
 """
 
@@ -32,9 +32,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import NamedTuple
-from zlib import crc32
 
-PARTITIONS = "codeq:partitions"
+from core.redis.partitions import partition_root
+
 PRIORITIES = range(10)
 COMMAND = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 LEGEND = re.compile(
@@ -72,14 +72,9 @@ class QueueKeys(NamedTuple):
     dlq: str
 
 
-@lru_cache(maxsize=100_000)
-def partition_of(tid: str, partitions: int) -> int:
-    return crc32(tid.encode()) % partitions
-
-
 @lru_cache(maxsize=4096)
 def of_partition(partition: int) -> PartitionKeys:
-    root = f"codeq:{{{partition}}}:"
+    root = partition_root(partition)
     return PartitionKeys(root, *(root + part for part in PartitionKeys._fields[1:]))
 
 
@@ -101,10 +96,6 @@ def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str,
     """The ready lists of these queues, the best priority of all of them first. A worker asks for the same all day."""
     lines = [of_queue(root, tid, command).ready for command in commands]
     return tuple([line[priority] for priority in reversed(PRIORITIES) for line in lines])
-
-
-def lock(job: str, partition: int = 0) -> str:
-    return f"{of_partition(partition).root}lock:{job}"
 
 
 def rate(root: str, tid: str, what: str, token: str = "") -> str:

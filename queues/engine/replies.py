@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from codeq_site import errors
-from queues.task import Answer, Location, Peeked, Spec, Standing, Status, Task
+from core import errors
+from queues.domain import Answer, Location, QueueEntry, QueuePeek, Spec, Status, Task
 
 # The fields that lua/lib/task.lua shows, then a score of the index the task is in, then its id.
 SHOWN = 14
@@ -109,16 +109,16 @@ def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
     return tasks
 
 
-def peeked(reply: Sequence[Any]) -> Peeked:
+def peeked(reply: Sequence[Any]) -> QueuePeek:
     in_line, in_progress, delayed = ([_standing(line) for line in lines] for lines in reply)
-    return Peeked(in_line=in_line, in_progress=in_progress, delayed=delayed)
+    return QueuePeek(in_line=in_line, in_progress=in_progress, delayed=delayed)
 
 
-def _standing(line: Sequence[bytes]) -> Standing:
+def _standing(line: Sequence[bytes]) -> QueueEntry:
     task_id, score, priority, attempts, most, created, visible, lease, progress, status = line
     claimed_ms, worker = lease_parts(lease)
     is_held = status == b"IN_PROGRESS"
-    return Standing(
+    return QueueEntry(
         id=task_id.decode(),
         priority=int(priority),
         attempts=int(attempts or 0),

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.task import NewResult, Result, Status, Task
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from queues.domain import NewResult, Result, Status, Task
+from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd, outcome
 from tests.concurrency.history import Act, History, now_ms, violations
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
@@ -50,7 +51,9 @@ class Player:
 
     def claim(self, world: World) -> None:
         began, lease_ms = now_ms(), self.dice.choice([5, 15, 40])
-        claimed = world.engine.claim(TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)).now()
+        claimed = worker_commands.claim(
+            world.engine, TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)
+        ).run_sync()
         for task in claimed.tasks:
             self.leases.append(task)
             self.history.note("claim", task.id, task.lease_token or "", began, from_ms=claimed.now_ms,
@@ -64,7 +67,9 @@ class Player:
         began, task = now_ms(), self._held()
         if task:
             token = task.lease_token or ""
-            lease = outcome(world.engine.heartbeat(TID, task.id, self.name, extend_ms=20, token=token, progress=""))
+            lease = outcome(
+                worker_commands.heartbeat(world.engine, TID, task.id, self.name, extend_ms=20, token=token, progress="")
+            )
             if not isinstance(lease, Exception):
                 self.history.note("heartbeat", task.id, token, began, until_ms=lease.until_ms)
 
@@ -80,7 +85,7 @@ class Player:
                 error=None if status is Status.COMPLETED else said,
                 lease_token=task.lease_token,
             )
-            [answer] = world.engine.submit(TID, self.name, [result], retention_ms=DAY_MS).now()
+            [answer] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(answer, Result):
                 self.history.note(status.value, task.id, task.lease_token or "", began)
 
@@ -95,25 +100,34 @@ class Player:
         if task:
             token = task.lease_token or ""
             if how == "NACKED":
-                call = world.engine.nack(
-                    TID, task.id, self.name, token=token, delay_ms=None, reason="", dead_retention_ms=DAY_MS
+                call = worker_commands.nack(
+                    world.engine,
+                    TID,
+                    task.id,
+                    self.name,
+                    token=token,
+                    delay_ms=None,
+                    reason="",
+                    dead_retention_ms=DAY_MS,
                 )
             else:
-                call = world.engine.abandon(TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS)
+                call = worker_commands.abandon(
+                    world.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
+                )
             if not isinstance(outcome(call), Exception):
                 self.history.note(how, task.id, token, began)
 
     def cancel(self, world: World) -> None:
         """Only one player does it: a repeated cancellation is answered like the first, and ends nothing."""
         began, task = now_ms(), self._held()
-        if task and world.engine.task(TID, task.id).now()[0].status is not Status.CANCELLED:
-            answer = outcome(world.engine.cancel(TID, task.id, retention_ms=DAY_MS))
+        if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not Status.CANCELLED:
+            answer = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
             if not isinstance(answer, Exception):
                 self.history.note("CANCELLED", task.id, "", began)
 
     def repair(self, world: World) -> None:
-        world.engine.reap(TID, "send").now()
-        world.engine.promote(TID, "send").now()
+        maintenance_commands.reap(world.engine, TID, "send").run_sync()
+        maintenance_commands.promote(world.engine, TID, "send").run_sync()
 
     def stall(self, world: World) -> None:
         time.sleep(self.dice.uniform(0, 0.03))
@@ -124,7 +138,9 @@ class Player:
 @pytest.mark.spec("CLM-7", "Eight workers with random verbs on five tasks: no two live leases, no act of a late holder")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: World, seed: int) -> None:
-    world.engine.enqueue(TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS
+    ).run_sync()
     players = [Player(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
     histories = crowd(valkey.url, [player.play for player in players], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
@@ -176,16 +192,18 @@ def test_the_history_would_tell() -> None:
 )
 def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None:
     tasks = 1_000
-    world.engine.enqueue(TID, "acme", [new(max_attempts=1_000)] * tasks, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(max_attempts=1_000)] * tasks, retention_ms=DAY_MS
+    ).run_sync()
     give_up = time.monotonic() + 120
 
     def work(world: World, name: str) -> History:
         dice, history = random.Random(name), History()
         while time.monotonic() < give_up:
             began = now_ms()
-            claimed = world.engine.claim(TID, ["send"], name, lease_ms=1_000, limit=1).now()
+            claimed = worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=1_000, limit=1).run_sync()
             if not claimed.tasks:
-                [stats] = world.engine.stats(TID, ["send"]).now()
+                [stats] = queries.stats(world.engine, TID, ["send"]).run_sync()
                 if not stats.ready + stats.delayed + stats.in_progress:
                     break
                 time.sleep(0.05)
@@ -208,7 +226,7 @@ def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None
                 time.sleep(dice.uniform(0.9, 1.2))  # about as long as the lease
             began = now_ms()
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=f'"{name}"'.encode(), lease_token=token)
-            [answer] = world.engine.submit(TID, name, [result], retention_ms=DAY_MS).now()
+            [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(answer, Result):
                 history.note("COMPLETED", task.id, token, began)
             else:

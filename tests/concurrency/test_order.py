@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
+from codeq_site.devserver.embedded import Valkey
+from queues.engine import producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
 
@@ -26,7 +27,7 @@ def world(valkey: Valkey) -> Iterator[World]:
 def take_all(world: World, commands: list[str]) -> list[int]:
     """The numbers in the payloads, in the order in which this claimer got them."""
     got = []
-    while tasks := world.engine.claim(TID, commands, "w1", lease_ms=DAY_MS, limit=1).now().tasks:
+    while tasks := worker_commands.claim(world.engine, TID, commands, "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks:
         got.append(int(tasks[0].spec.payload))
     return got
 
@@ -36,7 +37,7 @@ def take_all(world: World, commands: list[str]) -> list[int]:
 def test_a_line_is_served_in_order(valkey: Valkey, world: World, claimers: int) -> None:
     for first in range(0, TASKS, 500):
         asked = [new(payload=f"{n}") for n in range(first, first + 500)]
-        world.engine.enqueue(TID, "acme", asked, retention_ms=DAY_MS).now()
+        producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
     got = crowd(valkey.url, [partial(take_all, commands=["send"])] * claimers, partitions=1)
     assert sorted(number for numbers in got for number in numbers) == list(range(TASKS))
     for numbers in got:
@@ -49,7 +50,7 @@ def test_priorities_come_down_for_every_claimer(valkey: Valkey, world: World) ->
     for priority in range(10):
         for command in ("send", "mail"):
             asked = [new(command, payload=f"{priority}", priority=priority) for _ in range(20)]
-            world.engine.enqueue(TID, "acme", asked, retention_ms=DAY_MS).now()
+            producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
     got = crowd(valkey.url, [partial(take_all, commands=["mail", "send"])] * 4, partitions=1)
     assert sum(map(len, got)) == 400
     for priorities in got:
@@ -61,16 +62,16 @@ def test_priorities_come_down_for_every_claimer(valkey: Valkey, world: World) ->
 def test_nothing_delayed_is_seen_early(valkey: Valkey, world: World) -> None:
     tasks = 500
     asked = [new(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(tasks)]
-    made = world.engine.enqueue(TID, "acme", asked, retention_ms=DAY_MS).now()
+    made = producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
     visible = {item.task.id: item.task.visible_ms for item in made if not isinstance(item, Exception)}
     give_up = time.monotonic() + 60
 
     def claim_on(world: World) -> list[tuple[str, int]]:
         got: list[tuple[str, int]] = []
         while time.monotonic() < give_up:
-            claimed = world.engine.claim(TID, ["send"], "w1", lease_ms=DAY_MS, limit=2).now()
+            claimed = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=2).run_sync()
             got += [(task.id, claimed.now_ms) for task in claimed.tasks]
-            [stats] = world.engine.stats(TID).now()
+            [stats] = queries.stats(world.engine, TID).run_sync()
             if not stats.delayed + stats.ready:
                 break
         return got

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.engine import Call
-from queues.engine.engine import Engine
-from queues.task import Enqueued, NewResult, Result, Status, Task
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from core.redis.script_call import ScriptCall
+from queues.domain import Enqueued, NewResult, Result, Status, Task
+from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
+from queues.engine.base import Engine
 from tests.concurrency.crowd import crowd, dawdle, outcome
-from tests.queues.conftest import NOON_MS
+from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, new
 
 LEASE_MS = 1_000
@@ -35,8 +36,8 @@ def world(valkey: Valkey) -> Iterator[World]:
 
 def claimed(world: World, **asked: Any) -> Task:
     """One task at work, its lease over at DEADLINE_MS."""
-    world.engine.enqueue(TID, "acme", [new(**asked)], retention_ms=DAY_MS).now()
-    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).now().tasks
+    producer_commands.enqueue(world.engine, TID, "acme", [new(**asked)], retention_ms=DAY_MS).run_sync()
+    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).run_sync().tasks
     return task
 
 
@@ -51,8 +52,8 @@ def answer(task: Task, status: Status = Status.COMPLETED, said: bytes = b"1") ->
     )
 
 
-def submit(engine: Engine, new: NewResult) -> Call[Any]:
-    return engine.submit(TID, "w1", [new], retention_ms=DAY_MS).then(lambda items: items[0])
+def submit(engine: Engine, new: NewResult) -> ScriptCall[Any]:
+    return worker_commands.submit(engine, TID, "w1", [new], retention_ms=DAY_MS).and_then(lambda items: items[0])
 
 
 # Idempotency
@@ -67,7 +68,7 @@ def test_reading_first_and_writing_then_makes_two_tasks(valkey: Valkey) -> None:
         read.wait(10)
         if known:
             return str(known)
-        [made] = world.engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+        [made] = producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
         assert isinstance(made, Enqueued)
         world.client.set("idem:key", made.task.id)
         return made.task.id
@@ -84,7 +85,9 @@ def test_a_hundred_identical_requests_make_one_task(valkey: Valkey, world: World
         found = []
         for key in range(number_of_keys):
             together.wait(60)
-            [item] = world.engine.enqueue(TID, "acme", [new(idempotency_key=f"key {key}")], retention_ms=DAY_MS).now()
+            [item] = producer_commands.enqueue(
+                world.engine, TID, "acme", [new(idempotency_key=f"key {key}")], retention_ms=DAY_MS
+            ).run_sync()
             assert isinstance(item, Enqueued)
             assert not item.is_mismatch
             found.append((item.task.id, item.is_replayed))
@@ -121,8 +124,10 @@ def test_a_result_and_the_reaper_never_both_win(valkey: Valkey, world: World) ->
     "CLM-7", "A heartbeat and the end of its lease arrive together: the lease goes on or is over, never both"
 )
 def test_a_heartbeat_and_the_reaper_never_both_win(valkey: Valkey, world: World) -> None:
-    def beat(w: World, task: Task) -> Call[Any]:
-        return w.engine.heartbeat(TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress="")
+    def beat(w: World, task: Task) -> ScriptCall[Any]:
+        return worker_commands.heartbeat(
+            w.engine, TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress=""
+        )
 
     won = Counter(
         _duel(valkey, world, beat, lambda result: not isinstance(result, Exception), seed) for seed in range(ROUNDS)
@@ -133,7 +138,7 @@ def test_a_heartbeat_and_the_reaper_never_both_win(valkey: Valkey, world: World)
 def _duel(
     valkey: Valkey,
     world: World,
-    act: Callable[[World, Task], Call[Any]],
+    act: Callable[[World, Task], ScriptCall[Any]],
     has_won: Callable[[Any], bool],
     seed: int,
 ) -> str:
@@ -150,11 +155,11 @@ def _duel(
 
     def reaper(w: World) -> int:
         dawdle(dice[1])
-        return w.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()[0]
+        return maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()[0]
 
     def claimer(w: World) -> int:
         dawdle(dice[2])
-        return w.engine.claim(TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).now().expired
+        return worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
 
     clocks = [lambda: DEADLINE_MS - 1, lambda: DEADLINE_MS, lambda: DEADLINE_MS]
     has_answered, reaped, repaired = crowd(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
@@ -166,16 +171,16 @@ def _duel(
 # The end of a task
 
 
-ENDINGS: dict[str, Callable[[Engine, Task], Call[Any]]] = {
+ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
     "completed": lambda engine, task: submit(engine, answer(task)),
     "failed": lambda engine, task: submit(engine, answer(task, Status.FAILED)),
-    "nacked": lambda engine, task: engine.nack(
-        TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
+    "nacked": lambda engine, task: worker_commands.nack(
+        engine, TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
     ),
-    "abandoned": lambda engine, task: engine.abandon(
-        TID, task.id, "w1", token=task.lease_token or "", dead_retention_ms=1
+    "abandoned": lambda engine, task: worker_commands.abandon(
+        engine, TID, task.id, "w1", token=task.lease_token or "", dead_retention_ms=1
     ),
-    "expired": lambda engine, _: engine.reap(TID, "send", dead_retention_ms=1),
+    "expired": lambda engine, _: maintenance_commands.reap(engine, TID, "send", dead_retention_ms=1),
 }
 
 
@@ -207,7 +212,7 @@ def test_fifty_identical_results_are_one(valkey: Valkey, world: World) -> None:
     task = claimed(world)
     results = crowd(
         valkey.url,
-        [lambda w: submit(w.engine, answer(task)).now()] * 50,
+        [lambda w: submit(w.engine, answer(task)).run_sync()] * 50,
         clocks=[lambda: DEADLINE_MS - 1] * 50,
         **OPTIONS,
     )
@@ -219,9 +224,14 @@ def test_fifty_identical_results_are_one(valkey: Valkey, world: World) -> None:
 @pytest.mark.spec("RET-4", "A dead letter replayed by fifty at once is replayed once")
 def test_a_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
     task = claimed(world, max_attempts=1)
-    world.engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS).now()
+    worker_commands.nack(
+        world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
+    ).run_sync()
     results = crowd(
-        valkey.url, [lambda w: w.engine.replay(TID, [task.id]).now()[0]] * 50, clocks=[Clock()] * 50, **OPTIONS
+        valkey.url,
+        [lambda w: dead_letter_commands.replay(w.engine, TID, [task.id]).run_sync()[0]] * 50,
+        clocks=[Clock()] * 50,
+        **OPTIONS,
     )
     assert sum(isinstance(result, Task) for result in results) == 1
     assert sum(isinstance(result, errors.NotDead) for result in results) == 49
@@ -231,18 +241,20 @@ def test_a_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
 @pytest.mark.spec("ACK-2", "Many reapers and claims over the same expired leases give each task back once")
 def test_expired_leases_are_given_back_once(valkey: Valkey, world: World) -> None:
     tasks = 1_000
-    world.engine.enqueue(TID, "acme", [new()] * tasks, retention_ms=DAY_MS).now()
-    world.engine.claim(TID, ["send"], "w1", lease_ms=LEASE_MS, limit=tasks).now()
+    producer_commands.enqueue(world.engine, TID, "acme", [new()] * tasks, retention_ms=DAY_MS).run_sync()
+    worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=tasks).run_sync()
 
     def reaper(w: World) -> int:
         total = 0
-        while (found := w.engine.reap(TID, "send", 37, dead_retention_ms=DAY_MS).now())[0]:
+        while (found := maintenance_commands.reap(w.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync())[0]:
             total += found[0]
         return total
 
     def claimer(w: World) -> int:
         total = 0
-        while found := w.engine.claim(TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).now().expired:
+        while (
+            found := worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
+        ):
             total += found
         return total
 
@@ -255,11 +267,13 @@ def test_expired_leases_are_given_back_once(valkey: Valkey, world: World) -> Non
 @pytest.mark.spec("SCH-4", "Many movers over the same due tasks make each ready once")
 def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
     tasks = 1_000
-    world.engine.enqueue(TID, "acme", [new(delay_ms=1 + n % 7) for n in range(tasks)], retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(delay_ms=1 + n % 7) for n in range(tasks)], retention_ms=DAY_MS
+    ).run_sync()
 
     def mover(w: World) -> int:
         total = 0
-        while moved := w.engine.promote(TID, "send", 41).now()[0]:
+        while moved := maintenance_commands.promote(w.engine, TID, "send", 41).run_sync()[0]:
             total += moved
         return total
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-from queues import selectors, services, stream
+from queues import selectors, services
+from queues.audit import stream
+from queues.domain import NewResult, NewTask, Status
 from queues.models import Attempt, AuditedResult, BeatJob
-from queues.task import NewResult, NewTask, Status
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
@@ -41,7 +42,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 def tenant() -> Iterator[Tenant]:
     TenantRow.objects.create(tid="acme0001", slug="acme")
     yield Tenant(tid="acme0001", slug="acme")
-    directory.stop()
+    tenant_cache.stop()
 
 
 @pytest.fixture
@@ -73,19 +74,19 @@ class Work:
         number = len(self.woken)
         # A lease that nobody renews: one attempt more, and nobody who would find that out but beat.
         command = f"expire-{number}"
-        services.enqueue(self.tenant, [NewTask(command=command, payload="1", max_attempts=9)] * 5).now()
-        leased = services.claim(self.tenant, [command], "w", count=5, lease_seconds=1).now().tasks
+        services.enqueue(self.tenant, [NewTask(command=command, payload="1", max_attempts=9)] * 5).run_sync()
+        leased = services.claim(self.tenant, [command], "w", count=5, lease_seconds=1).run_sync().tasks
         self.expiring += [task.id for task in leased]
         # An ending with a webhook.
         hook = self.receiver.url(f"/told/{number}")
-        services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).now()
-        tasks = services.claim(self.tenant, ["tell"], "w", count=5).now().tasks
+        services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).run_sync()
+        tasks = services.claim(self.tenant, ["tell"], "w", count=5).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        services.submit(self.tenant, "w", results).now()
+        services.submit(self.tenant, "w", results).run_sync()
         self.told += [task.id for task in tasks]
         # A queue that becomes non-empty, once.
         command = f"wake-{number}"
-        services.enqueue(self.tenant, [NewTask(command=command, payload="1")]).now()
+        services.enqueue(self.tenant, [NewTask(command=command, payload="1")]).run_sync()
         self.woken.append(command)
 
     def keep_on(self, seconds: float) -> None:
@@ -136,7 +137,7 @@ def test_each_effect_happens_once_whatever_beats_and_workers_do(
 
     attempts = Counter(Attempt.objects.filter(command__startswith="expire").values_list("task_id", "number", "outcome"))
     assert attempts == Counter((uuid.UUID(each), 1, "EXPIRED") for each in work.expiring)
-    again = [selectors.task(tenant, each).now().attempts for each in work.expiring[::10]]
+    again = [selectors.task(tenant, each).run_sync().attempts for each in work.expiring[::10]]
     assert set(again) == {1}
     assert sorted(map(str, AuditedResult.objects.values_list("task_id", flat=True))) == sorted(work.told)
     posts = Counter(each.headers["webhook-id"] for each in receiver.requests if each.path.startswith("/told/"))
@@ -164,10 +165,10 @@ def test_a_drain_frozen_in_the_middle_of_its_transaction_holds_nobody_up(
     deployment: Deployment, tenant: Tenant
 ) -> None:
     def end_some(count: int = 50) -> None:
-        services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).now()
-        tasks = services.claim(tenant, ["render"], "w", count=count).now().tasks
+        services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
+        tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        services.submit(tenant, "w", results).now()
+        services.submit(tenant, "w", results).run_sync()
 
     deployment.beat()
     with transaction.atomic():
@@ -208,21 +209,23 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
         """Leases that run out, and tasks that become due."""
         for _ in range(count // 500):
             new = NewTask(command=command, payload="1", max_attempts=9)
-            services.enqueue(tenant, [new] * 500).now()
-            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).now().tasks) == 500
+            services.enqueue(tenant, [new] * 500).run_sync()
+            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).run_sync().tasks) == 500
         for _ in range(count // 500):
-            services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).now()
+            services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).run_sync()
 
     let_everything_fall_due("claimed")
     done = 0
     until_when = time.monotonic() + 60
     while done < 2 * count:
         assert time.monotonic() < until_when, done
-        tasks = services.claim(tenant, ["claimed"], "w", count=100).now().tasks
+        tasks = services.claim(tenant, ["claimed"], "w", count=100).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        answers = services.submit(tenant, "w", results).now()
+        answers = services.submit(tenant, "w", results).run_sync()
         done += sum(not isinstance(each, Exception) for each in answers)
-    assert (stats := selectors.queue_stats(tenant, "claimed").now()).ready == stats.delayed == stats.in_progress == 0
+    assert (
+        (stats := selectors.queue_stats(tenant, "claimed").run_sync()).ready == stats.delayed == stats.in_progress == 0
+    )
 
     let_everything_fall_due("repaired")
     time.sleep(2)  # all is due, and nobody looks
@@ -230,7 +233,7 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
     beat = deployment.beat()
 
     def is_caught_up() -> bool:
-        stats = selectors.queue_stats(tenant, "repaired").now()
+        stats = selectors.queue_stats(tenant, "repaired").run_sync()
         return stats.ready == 2 * count and stream.lag() == 0
 
     began = time.monotonic()

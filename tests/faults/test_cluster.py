@@ -13,12 +13,13 @@ import pytest
 import redis
 import redis.asyncio
 
-from codeq_site import errors
-from queues.engine import Engine, keys
+from core import errors
+from core.redis import partitions
+from core.redis.multiplexed_cluster import MultiplexedCluster
+from core.redis.runners import AsyncRunner, ClusterRunner, with_slot_guard
+from queues.domain import NewResult, Result, Status
+from queues.engine import Engine, maintenance_commands, producer_commands, queries, worker_commands
 from queues.engine.options import Options
-from queues.engine.pipes import Pipes
-from queues.engine.runner import AsyncRunner, ClusterRunner, whole
-from queues.task import NewResult, Result, Status
 from tests.faults.cluster import Client, Cluster, slot_of
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.test_model import run_machine
@@ -51,7 +52,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 
 def partition_of(tid: str) -> int:
-    return keys.partition_of(tid, PARTITIONS)
+    return partitions.partition_of(tid, PARTITIONS)
 
 
 @pytest.mark.spec(
@@ -79,9 +80,13 @@ def test_the_model_holds_on_a_cluster(client: Client) -> None:
 def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
-    engine.enqueue(TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS).now()
-    tasks = engine.claim(TID, ["send"], "w1", lease_ms=60_000, limit=6).now().tasks
-    engine.nack(TID, tasks[0].id, "w1", token="", delay_ms=60_000, reason="", dead_retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        engine, TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS
+    ).run_sync()
+    tasks = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=60_000, limit=6).run_sync().tasks
+    worker_commands.nack(
+        engine, TID, tasks[0].id, "w1", token="", delay_ms=60_000, reason="", dead_retention_ms=DAY_MS
+    ).run_sync()
     before = dump(client)
     slot = slot_of(partition_of(TID))
     to = (cluster.owner(slot) + 1) % 3
@@ -92,17 +97,17 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
 
     result = NewResult(task_id=tasks[1].id, status=Status.COMPLETED, result=b"1")
     calls = {
-        "enqueue": engine.enqueue(TID, "acme", [new(), new(priority=3)], retention_ms=DAY_MS),
-        "claim": engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1),
-        "heartbeat": engine.heartbeat(TID, tasks[1].id, "w1", extend_ms=1_000, token="", progress="1"),
-        "submit": engine.submit(TID, "w1", [result], retention_ms=DAY_MS),
-        "abandon": engine.abandon(TID, tasks[2].id, "w1", token="", dead_retention_ms=DAY_MS),
-        "cancel": engine.cancel(TID, tasks[3].id, retention_ms=DAY_MS),
-        "promote": engine.promote(TID, "send"),
-        "reap": engine.reap(TID, "send"),
-        "purge": engine.purge(TID, [tasks[4].id]),
-        "task": engine.task(TID, tasks[5].id),
-        "stats": engine.stats(TID),
+        "enqueue": producer_commands.enqueue(engine, TID, "acme", [new(), new(priority=3)], retention_ms=DAY_MS),
+        "claim": worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=1),
+        "heartbeat": worker_commands.heartbeat(engine, TID, tasks[1].id, "w1", extend_ms=1_000, token="", progress="1"),
+        "submit": worker_commands.submit(engine, TID, "w1", [result], retention_ms=DAY_MS),
+        "abandon": worker_commands.abandon(engine, TID, tasks[2].id, "w1", token="", dead_retention_ms=DAY_MS),
+        "cancel": producer_commands.cancel(engine, TID, tasks[3].id, retention_ms=DAY_MS),
+        "promote": maintenance_commands.promote(engine, TID, "send"),
+        "reap": maintenance_commands.reap(engine, TID, "send"),
+        "purge": maintenance_commands.purge(engine, TID, [tasks[4].id]),
+        "task": queries.task(engine, TID, tasks[5].id),
+        "stats": queries.stats(engine, TID),
     }
     # Without the key that never exists, a script would begin, and find a live lease's record missing.
     script, bound = calls["heartbeat"].commands[0]
@@ -110,19 +115,19 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
     with pytest.raises(redis.ResponseError, match="non local key"):
         unguarded("EVAL", script.source, *bound[1:])
     with pytest.raises(redis.exceptions.TryAgainError):
-        unguarded(*whole(("EVAL", script.source, *bound[1:])))
+        unguarded(*with_slot_guard(("EVAL", script.source, *bound[1:])))
     for call in calls.values():
         with pytest.raises(errors.Unavailable):
-            call.now()
+            call.run_sync()
     rest = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
     cluster.carry(source, to, rest)
     # All keys have arrived, and the source says so: still nobody begins before the target is told that it is its own.
     with pytest.raises(errors.Unavailable):
-        calls["claim"].now()
+        calls["claim"].run_sync()
     cluster.end_move(slot, source, to)
     assert dump(client) == before
     for call in calls.values():
-        call.now()
+        call.run_sync()
     world.check()
 
 
@@ -148,7 +153,7 @@ def load(client: Client, stop: threading.Event, seen: Seen, number: int) -> None
     def insist(call: Any) -> Any:
         while True:
             try:
-                answer = call.now()
+                answer = call.run_sync()
             except errors.Unavailable:
                 seen.put_off += 1
                 time.sleep(0.01)
@@ -159,13 +164,15 @@ def load(client: Client, stop: threading.Event, seen: Seen, number: int) -> None
     while not stop.is_set():
         tid, name = dice.choice([TIDS[0], dice.choice(TIDS)]), f"w{number}"
         asked = [new(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
-        seen.made |= {item.task.id for item in insist(engine.enqueue(tid, "acme", asked, retention_ms=DAY_MS))}
-        for task in insist(engine.claim(tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
+        seen.made |= {
+            item.task.id for item in insist(producer_commands.enqueue(engine, tid, "acme", asked, retention_ms=DAY_MS))
+        }
+        for task in insist(worker_commands.claim(engine, tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
             token = task.lease_token or ""
-            insist(engine.heartbeat(tid, task.id, name, extend_ms=600_000, token=token, progress=""))
-            insist(engine.reap(tid, "send"))
+            insist(worker_commands.heartbeat(engine, tid, task.id, name, extend_ms=600_000, token=token, progress=""))
+            insist(maintenance_commands.reap(engine, tid, "send"))
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
-            [answer] = insist(engine.submit(tid, name, [result], retention_ms=DAY_MS))
+            [answer] = insist(worker_commands.submit(engine, tid, name, [result], retention_ms=DAY_MS))
             assert isinstance(answer, Result)
             seen.done.add(task.id)
 
@@ -201,7 +208,9 @@ def under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Seen, list[Ba
 def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
     slot, moved = slot_of(partition_of(TIDS[0])), []
     backlog = [new("backlog")] * 200
-    World(client, partitions=PARTITIONS).engine.enqueue(TIDS[0], "acme", backlog, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        World(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
+    ).run_sync()
 
     def move_round() -> None:
         for _ in range(9 if LONG else 3):
@@ -238,17 +247,17 @@ async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluste
         node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
     tid = TIDS[0]
     slot = slot_of(partition_of(tid))
-    pipes = Pipes(client.nodes)
+    pipes = MultiplexedCluster(client.nodes)
     try:
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
             behind = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
-            await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+            await producer_commands.enqueue(behind, tid, "acme", [new()], retention_ms=DAY_MS)
             for _ in range(3):
                 cluster.move(slot, (cluster.owner(slot) + 1) % 3)
                 # Both learn by MOVED where it is now.
-                await behind.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
-                world.engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+                await producer_commands.enqueue(behind, tid, "acme", [new()], retention_ms=DAY_MS)
+                producer_commands.enqueue(world.engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
             assert len(world.check().tasks) == 7
     finally:
         await pipes.close()
@@ -263,7 +272,7 @@ async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluste
 def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, client: Client) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
-        engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+        producer_commands.enqueue(engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
     dead = 1
     lost = {tid for tid in TIDS if cluster.owner(slot_of(partition_of(tid))) == dead}
     assert lost
@@ -272,7 +281,7 @@ def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, cl
     away = set()
     for tid in TIDS:
         try:
-            engine.enqueue(tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).now()
+            producer_commands.enqueue(engine, tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).run_sync()
         except errors.Unavailable:
             away.add(tid)
     assert away == lost
@@ -285,24 +294,24 @@ def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, cl
 
 def _answers(engine: Engine, tid: str) -> bool:
     try:
-        return bool(engine.claim(tid, ["send"], "w1", lease_ms=1_000, limit=1).now().tasks)
+        return bool(worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=1_000, limit=1).run_sync().tasks)
     except errors.Unavailable:
         return False
 
 
 @pytest.mark.spec("ENQ-3", "The pipes to a cluster sends what belongs together in order, and loads what is missing")
 async def test_the_pipes_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
-    pipes = Pipes(client.nodes)
+    pipes = MultiplexedCluster(client.nodes)
     try:
         engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
             asked = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
-            made = await engine.enqueue(tid, "acme", asked, retention_ms=DAY_MS)
+            made = await producer_commands.enqueue(engine, tid, "acme", asked, retention_ms=DAY_MS)
             assert [item.is_replayed for item in made] == [False, False, False, True]  # type: ignore[union-attr]
-            [task] = (await engine.claim(tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
+            [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
             assert task.priority == 2
             with pytest.raises(errors.TaskNotFound):
-                await engine.heartbeat("nobody", task.id, "w1", extend_ms=1, token="", progress="")
+                await worker_commands.heartbeat(engine, "nobody", task.id, "w1", extend_ms=1, token="", progress="")
         World(client, partitions=PARTITIONS).check()
     finally:
         await pipes.close()
@@ -310,8 +319,8 @@ async def test_the_pipes_work_on_a_cluster(cluster: Cluster, client: Client) -> 
 
 def test_a_line_gets_its_last_key_after_the_others() -> None:
     line = ("EVALSHA", "sha", 2, "codeq:{3}:due", "codeq:{3}:events", "argument", "other")
-    assert whole(line) == (
+    assert with_slot_guard(line) == (
         "EVALSHA", "sha", 3, "codeq:{3}:due", "codeq:{3}:events", "codeq:{3}:absent", "argument", "other",
     )  # fmt: skip
     one = ("EVAL", "text", 1, "codeq:{12}:due", "argument")
-    assert whole(one) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")
+    assert with_slot_guard(one) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")

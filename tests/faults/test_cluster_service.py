@@ -18,20 +18,21 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.test import Client as Browser
 
-from codeq_site import health
-from codeq_site.celery import SCHEDULE
-from codeq_site.embedded import DURABLE, Valkey
-from codeq_site.errors import ConfigError
-from codeq_site.redis import settle_partitions
-from queues.engine import Engine, Options, keys
-from queues.engine import cluster as clusters
-from queues.engine.call import together
-from queues.engine.runner import ClusterRunner
+from codeq_site.beat_schedule import PERIODIC_TASKS
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from core.errors import ConfigError
+from core.redis import cluster as clusters
+from core.redis.connections import settle_partitions
+from core.redis.partitions import partition_of
+from core.redis.runners import ClusterRunner
+from core.redis.script_call import merge_calls
+from queues import readiness
+from queues.domain import QueueStats
+from queues.engine import Engine, Options, keys, queries
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
-from queues.task import QueueStats
-from tenants import keys as signing
 from tenants import services
-from tenants.directory import directory
+from tenants.auth import installation_keys as signing
+from tenants.cache import tenant_cache
 from tenants.tenant import Role
 from tests.conftest import free_port
 from tests.faults.cluster import Client as Store
@@ -80,7 +81,7 @@ def tenants(cluster: Cluster) -> Mapping[int, Tenant]:
     while len(found) < len(cluster.servers):
         slug = f"tenant-{time.monotonic_ns()}"
         tid = services.create_tenant(slug).tid
-        node = cluster.owner(slot_of(keys.partition_of(tid, PARTITIONS)))
+        node = cluster.owner(slot_of(partition_of(tid, PARTITIONS)))
         if node not in found:
             producer = services.issue_token(slug, Role.PRODUCER)
             found[node] = Tenant(tid, node, producer, services.issue_token(slug, Role.WORKER, subject="w1"))
@@ -103,7 +104,7 @@ def deployment(cluster: Cluster, tenants: Mapping[int, Tenant], tmp_path: Path) 
     yield deployment
     deployment.close()
     signing.own_keys.forget()
-    directory.stop()
+    tenant_cache.stop()
 
 
 class Asker:
@@ -146,14 +147,14 @@ def look(deployment: Deployment, path: str, cookie: str = "") -> tuple[int, str]
 
 
 def is_waited_for(store: Store, tenant: Tenant) -> Callable[[], bool]:
-    of = keys.of_partition(keys.partition_of(tenant.tid, PARTITIONS))
+    of = keys.of_partition(partition_of(tenant.tid, PARTITIONS))
     return lambda: store.zscore(of.waiting, f"{tenant.tid}:render") is not None
 
 
 def left(store: Store, tenants: Mapping[int, Tenant]) -> list[QueueStats]:
     """Queues that hold anything."""
     engine = Engine(ClusterRunner(store), Options(partitions=PARTITIONS))
-    found = together(engine.runner, [engine.stats(tenant.tid) for tenant in tenants.values()]).now()
+    found = merge_calls(engine.runner, [queries.stats(engine, tenant.tid) for tenant in tenants.values()]).run_sync()
     return [
         queue for queues in found for queue in queues if queue.ready or queue.delayed or queue.in_progress or queue.dlq
     ]
@@ -206,7 +207,7 @@ def test_a_tasks_whole_way_on_every_primary(
     assert "codeq_depths_complete 1.0" in text
     assert 'codeq_queue_depth{command="render",queue="ready"} 0.0' in text
     ran = {job.name: job for job in BeatJob.objects.all()}
-    assert {"drain", "repair", "deliver"} <= ran.keys() <= SCHEDULE.keys()
+    assert {"drain", "repair", "deliver"} <= ran.keys() <= PERIODIC_TASKS.keys()
     assert [(job.name, job.error) for job in ran.values() if job.failures] == []
     assert left(store, tenants) == []
     assert "CROSSSLOT" not in cluster.errors()
@@ -215,7 +216,7 @@ def test_a_tasks_whole_way_on_every_primary(
 def move_under_load(deployment: Deployment, cluster: Cluster, tenants: Mapping[int, Tenant], stack: ExitStack) -> None:
     """The slot of one tenant, from node to node; nobody is refused and nothing is missing."""
     tenant = tenants[0]
-    slot = slot_of(keys.partition_of(tenant.tid, PARTITIONS))
+    slot = slot_of(partition_of(tenant.tid, PARTITIONS))
     with Load(deployment.port, [tenant.producer] * 3, [tenant.worker] * 3) as load:
         until(lambda: len(load.done) > 20)
         for number in range(MOVES):
@@ -343,16 +344,16 @@ def claimed_or_none(asker: Asker) -> dict[str, Any] | None:
 
 @pytest.mark.spec("OBS-4", "Readiness looks at the settings of every primary, and names the one that is wrong")
 def test_every_primary_has_to_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(clusters.Cluster(cluster.servers[0].url)) as store:
-        monkeypatch.setattr(health, "client", lambda: store)
-        assert health.redis_is_missing() is None
+    with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
+        monkeypatch.setattr(readiness, "client", lambda: store)
+        assert readiness.redis_is_missing() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, said in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = health.redis_is_missing() or ""
+                missing = readiness.redis_is_missing() or ""
                 assert missing.startswith(said)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)
@@ -365,12 +366,12 @@ def test_a_wrong_word_about_a_cluster_is_refused(cluster: Cluster, valkey: Valke
         settle_partitions(plain)
     with (
         valkey_on_tcp(tmp_path) as single,
-        closing(clusters.Cluster(single)) as clustered,
+        closing(clusters.ClusterClient(single)) as clustered,
         pytest.raises(ConfigError, match="unset CODEQ_REDIS_CLUSTER"),
     ):
         settle_partitions(clustered)
     with pytest.raises(ConfigError, match="REDIS_URL names no node of a cluster"):
-        clusters.Cluster(valkey.url)
+        clusters.ClusterClient(valkey.url)
     environment = {"REDIS_URL": node, "CODEQ_REDIS_CLUSTER": "true", "CELERY_BROKER_URL": node}
     with closing(Deployment(tmp_path, own_database(), **environment)) as deployment:
         assert deployment.worker().wait(60) != 0

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from codeq_site.redis import client
+from core.redis.connections import client
 from pipeline.spark import load as loading
 from pipeline.spark.lake import Lake
 from pipeline.spark.load import Refused, Target, keyed, load, read
 from queues import selectors
 from tenants import services as tenants
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tests.conftest import free_port
 from tests.pipeline.history import Audit
 from tests.waiting import until
@@ -244,7 +244,7 @@ def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
-        directory.stop()
+        tenant_cache.stop()
 
 
 @pytest.mark.spec("PIP-5", "A dataset is loaded into a queue from Spark's executors, each row once")
@@ -255,11 +255,11 @@ def test_a_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake,
     target = Target(api, token, "import", priority=3)
     loaded = load(spark, lake, source, target, key="n")
     assert (loaded.sent, loaded.refused) == (700, 0)
-    tenant = directory.known("acme") or pytest.fail("the tenant is not known")
-    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    tenant = tenant_cache.known("acme") or pytest.fail("the tenant is not known")
+    assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
     # Forgotten what was sent: everything goes again, and no task is made twice.
     for name in lake.store.names("_loads"):
         lake.store.delete(f"_loads/{name}")
     assert load(spark, lake, source, target, key="n").sent == 700
-    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
     assert client().ping()

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client, engine, partitions
+from core.redis.connections import client, reachable_partitions
 from pipeline.spark import schemas, sinks
 from pipeline.spark.lake import Lake
-from queues import beat, services, stream
+from queues import periodic_tasks, services
+from queues.audit import stream
+from queues.audit.events import Entry, Event, parse
+from queues.current_engine import engine
 from queues.engine import keys
-from queues.events import Entry, Event, parse
 from queues.filters import filters
 from tenants.tenant import Tenant
+from tests.fixtures.queues import Clock, Queue
 from tests.pipeline.history import Audit, counts
-from tests.queues.conftest import Clock, Queue
 
 # The night in which the clocks of New York jump; it ends at 07:00 UTC and begins before midnight.
 START = datetime(2026, 3, 7, 23, 59, 50, tzinfo=UTC)
@@ -32,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, valkey: object) -> Iterator[Clock]:
     """Redis' time, which only moves when told."""
     clock = Clock()
     clock.now_ms = round(START.timestamp() * 1000)
-    monkeypatch.setattr(engine(), "_clock", clock)
+    monkeypatch.setattr(engine(), "clock", clock)
     filters.cache_clear()
     yield clock
     filters.cache_clear()
@@ -52,20 +54,20 @@ def work(queue: Queue, clock: Clock, rng: random.Random) -> None:
         elif way == "fail":
             queue.fail(task, task.worker, error="no")
         elif way == "nack":
-            services.nack(queue.tenant, task.id, task.worker, reason="later").now()
+            services.nack(queue.tenant, task.id, task.worker, reason="later").run_sync()
         elif way == "abandon":
-            services.abandon(queue.tenant, task.id, task.worker).now()
+            services.abandon(queue.tenant, task.id, task.worker).run_sync()
         elif way == "cancel":
-            services.cancel(queue.tenant, task.id).now()
+            services.cancel(queue.tenant, task.id).run_sync()
     if rng.random() < 0.3:
         # One that nobody ever had: no attempt, and so in no count of attempts.
-        services.cancel(queue.tenant, queue.enqueue().id).now()
+        services.cancel(queue.tenant, queue.enqueue().id).run_sync()
 
 
 def told() -> list[Event]:
     """Every entry of Redis' streams: what it counted itself."""
     found = []
-    for partition in partitions():
+    for partition in reachable_partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
             found.append(parse(Entry(partition, stream_id.decode(), fields)))
     return found
@@ -92,13 +94,13 @@ def test_redis_the_audit_and_the_marts_say_the_same(
         clock.advance(rng.random() * 2 * 3 * 86_400 / ROUNDS)
         if number == ROUNDS // 2:
             before = told()
-            beat.run_drain(lambda: True)
+            periodic_tasks.run_drain(lambda: True)
             assert counts_of(run, lake) == audit.totals()
             seen = per_day(before)
     rest = told()
     known = {(each.partition, each.stream_id) for each in before}
     redis = seen + per_day([event for event in rest if (event.partition, event.stream_id) not in known])
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     assert stream.lag() == 0
     assert {outcome for _, outcome in redis} >= {"COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED"}
     assert len({key for key, _ in redis}) >= 6

@@ -15,8 +15,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
-from codeq_site import conf as settings
-from pipeline import beat, services
+from core import conf as settings
+from pipeline import periodic_tasks, services
 from pipeline.models import MARTS, Failure, RunLog, Throughput, WebhookHealth
 from pipeline.spark import jobs
 from pipeline.spark.lake import Lake, files
@@ -157,9 +157,11 @@ class FakeTurn:
 def hourly(monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[str, int]:
     """The beat's run with another program in the place of `manage.py pipeline run`."""
     real, turn = subprocess.Popen, FakeTurn()
-    monkeypatch.setattr(beat, "TURN_SECONDS", 0.4)
-    monkeypatch.setattr(beat.subprocess, "Popen", lambda _, **more: real([sys.executable, "-c", script], **more))
-    return beat.run_in_process(turn), turn.renewed
+    monkeypatch.setattr(periodic_tasks, "LOCK_SECONDS", 0.4)
+    monkeypatch.setattr(
+        periodic_tasks.subprocess, "Popen", lambda _, **more: real([sys.executable, "-c", script], **more)
+    )
+    return periodic_tasks.run_in_process(turn), turn.renewed
 
 
 def test_the_hourly_run_keeps_its_turn_and_says_what_the_run_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +177,9 @@ def test_an_hourly_run_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_hourly_run_is_on_the_schedule() -> None:
-    from codeq_site.celery import SCHEDULE
+    from codeq_site.beat_schedule import PERIODIC_TASKS
 
-    assert SCHEDULE["pipeline"] == ("pipeline.run", 3600.0)
+    assert PERIODIC_TASKS["pipeline"] == ("pipeline.run", 3600.0)
 
 
 def test_invented_history_goes_into_the_audit_of_real_tenants(command: Any, audit: Audit, two_tenants: None) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline import fingerprint
+from core import failure_fingerprint
 from pipeline.spark import schemas
 from pipeline.spark.transforms.common import count_where
 from pipeline.spark.transforms.throughput import is_dead
 
 
 def fingerprinted(frame: DataFrame) -> DataFrame:
-    """The frame with `fingerprint`: `pipeline.fingerprint.fingerprint` of its `command` and `message`, said in Spark's
+    """The frame with `fingerprint`: `core.failure_fingerprint.fingerprint` of its `command` and `message`, said in Spark's
     own functions, step by step the same. A pattern is only tried where what it cannot do without is there."""
-    steps = [(fingerprint.TRACEBACK, "", fingerprint.TRACEBACK_HOLDS), *fingerprint.STEPS]
+    steps = [(failure_fingerprint.TRACEBACK, "", failure_fingerprint.TRACEBACK_HOLDS), *failure_fingerprint.STEPS]
     frame = frame.withColumn("_text", F.col("message"))
     for pattern, replacement, holds in steps:
         text = F.col("_text")
         replaced = F.regexp_replace(text, pattern, replacement)
         text = F.when(F.contains(text, F.lit(holds)), replaced).otherwise(text) if holds else replaced
-        frame = frame.withColumn("_text", F.substring(text, 1, fingerprint.READ) if replacement == "" else text)
-    text = F.substring(F.trim("_text"), 1, fingerprint.LENGTH)
-    said = F.when(text == "", fingerprint.NOTHING_SAID).otherwise(text)
+        frame = frame.withColumn("_text", F.substring(text, 1, failure_fingerprint.READ) if replacement == "" else text)
+    text = F.substring(F.trim("_text"), 1, failure_fingerprint.LENGTH)
+    said = F.when(text == "", failure_fingerprint.NOTHING_SAID).otherwise(text)
     return frame.withColumn("fingerprint", F.concat("command", F.lit(": "), said)).drop("_text")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from codeq_site import errors
+from core import errors
+from queues.domain import NewResult, NewTask, Status
 from queues.engine.options import Options
-from queues.task import NewResult, NewTask, Status
 
 Refusal = type[errors.CodeqError]
 Queue = tuple[str, str]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
-from queues.engine import keys
+from codeq_site.devserver.embedded import Valkey
+from queues.engine import keys, maintenance_commands, producer_commands, worker_commands
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
 
 BASE_MS, CAP_MS = 1_000, 60_000
@@ -26,21 +26,25 @@ def world_with(client: redis.Redis, policy: str) -> World:
 
 def delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
     """What the n-th failure of each task costs it: one list for each n, one claim and one nack a value."""
-    world.engine.enqueue(TID, "acme", [new(max_attempts=100)] * tasks, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(max_attempts=100)] * tasks, retention_ms=DAY_MS
+    ).run_sync()
     found = []
     for _ in range(failures):
-        world.engine.promote(TID, "send", 1000).now()
-        claimed = world.engine.claim(TID, ["send"], "w1", lease_ms=1, limit=tasks).now().tasks
+        maintenance_commands.promote(world.engine, TID, "send", 1000).run_sync()
+        claimed = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=tasks).run_sync().tasks
         assert len(claimed) == tasks
         found.append(
             [
-                world.engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1)
-                .now()
+                worker_commands.nack(
+                    world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
+                )
+                .run_sync()
                 .delay_ms
                 for task in claimed
             ]
         )
-        world.engine._clock.advance(CAP_MS / 1000)  # type: ignore[union-attr]
+        world.engine.clock.advance(CAP_MS / 1000)  # type: ignore[union-attr]
     return found
 
 
@@ -83,13 +87,13 @@ def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
     found = []
     for _ in range(2):
         client.flushall()
-        world.engine.enqueue(TID, "acme", [new()] * 100, retention_ms=DAY_MS).now()
-        world.engine.claim(TID, ["send"], "w1", lease_ms=1, limit=100).now()
-        world.engine._clock.advance(0.001)  # type: ignore[union-attr]
+        producer_commands.enqueue(world.engine, TID, "acme", [new()] * 100, retention_ms=DAY_MS).run_sync()
+        worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=100).run_sync()
+        world.engine.clock.advance(0.001)  # type: ignore[union-attr]
         if by == "reap":
-            world.engine.reap(TID, "send").now()
+            maintenance_commands.reap(world.engine, TID, "send").run_sync()
         else:
-            world.engine.claim(TID, ["send"], "w1", lease_ms=1, limit=1).now()
+            worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=1).run_sync()
         delayed = client.zrange(keys.of_queue("codeq:{0}:", TID, "send").delayed, 0, -1, withscores=True)
         found.append([int(score) for _, score in delayed])
     for scores in found:
@@ -107,8 +111,10 @@ def test_a_queue_has_its_own_policy(client: redis.Redis) -> None:
 @pytest.mark.spec("RET-1", "Hundreds of failures do not make a wait that is no number")
 def test_a_high_attempt_count_stays_at_the_cap(client: redis.Redis) -> None:
     world = world_with(client, "exponential")
-    world.engine.enqueue(TID, "acme", [new(max_attempts=5_000)], retention_ms=DAY_MS).now()
-    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).now().tasks
+    producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=5_000)], retention_ms=DAY_MS).run_sync()
+    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks
     client.hset(keys.task("codeq:{0}:", task.id), "attempts", 4_000)  # 2^4000 is infinite
-    returned = world.engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1).now()
+    returned = worker_commands.nack(
+        world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
+    ).run_sync()
     assert returned.delay_ms == CAP_MS

@@ -24,14 +24,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.engine import Call
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from core.redis.script_call import Runner, ScriptCall
+from queues.domain import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Status, Task
+from queues.engine import (
+    admin_commands,
+    dead_letter_commands,
+    maintenance_commands,
+    producer_commands,
+    queries,
+    worker_commands,
+)
 from queues.engine import keys as key_builders
-from queues.engine.call import Runner
-from queues.engine.producing import digest_of
-from queues.task import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Status, Task
-from tests.queues.conftest import NOON_MS
+from queues.engine.producer_commands import digest_of
+from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.model import Job, Lease, Model
 from tests.queues.engine.world import LONG, OTHER_TID, TID, Clock, Location, Places, World, new
 
@@ -114,7 +121,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(tid=tenants, asked=st.lists(new_tasks, min_size=1, max_size=4), times=times)
     def enqueue(self, tid: str, asked: list[NewTask], times: int) -> None:
-        call = self.engine.enqueue(tid, "acme", asked, retention_ms=RETENTION_MS)
+        call = producer_commands.enqueue(self.engine, tid, "acme", asked, retention_ms=RETENTION_MS)
         ids = _minted(call, asked)
         for answers in self._send(call, times):
             expected = self.model.enqueue(tid, asked, ids, self.now)
@@ -140,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(tid=tenants, asked=st.lists(new_tasks, min_size=1, max_size=3))
     def known(self, tid: str, asked: list[NewTask]) -> None:
         asked = [one for one in asked if one.idempotency_key]
-        for answer, one in zip(self.engine.known(tid, asked).now(), asked, strict=True):
+        for answer, one in zip(producer_commands.known(self.engine, tid, asked).run_sync(), asked, strict=True):
             task_id = self.model.idem.get((tid, one.idempotency_key or ""))
             assert (answer and answer.task.id) == task_id
             if answer and task_id:
@@ -158,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
         task = self._task(chosen, "ready", "delayed", "inprog")
         job = self.model.find(*task)
         place = job.place if job else "gone"
-        for answer in self._send(self.engine.cancel(*task, retention_ms=RETENTION_MS), times):
+        for answer in self._send(producer_commands.cancel(self.engine, *task, retention_ms=RETENTION_MS), times):
             refused = self.model.cancel(*task, self.now)
             if refused:
                 assert type(answer) is refused
@@ -186,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(
         self, tid: str, asked: list[str], worker: str, lease_s: int, limit: int, wait_ms: int, times: int
     ) -> None:
-        call = self.engine.claim(tid, asked, worker, lease_ms=lease_s * 1000, limit=limit, wait_ms=wait_ms,
+        call = worker_commands.claim(self.engine, tid, asked, worker, lease_ms=lease_s * 1000, limit=limit, wait_ms=wait_ms,
                                  dead_retention_ms=DEAD_RETENTION_MS)  # fmt: skip
         ghosts = self._ghosts()
         for claimed in self._send(call, times):
@@ -235,8 +242,8 @@ class QueueMachine(RuleBasedStateMachine):
         self, chosen: Choice, extend_s: int, worker: str | None, token: str, progress: str, times: int
     ) -> None:
         lease, token = self._held(chosen, worker, token)
-        call = self.engine.heartbeat(
-            lease.tid, lease.id, lease.worker, extend_ms=extend_s * 1000, token=token, progress=progress
+        call = worker_commands.heartbeat(
+            self.engine, lease.tid, lease.id, lease.worker, extend_ms=extend_s * 1000, token=token, progress=progress
         )
         for answer in self._send(call, times):
             expected = self.model.heartbeat(lease, token, extend_s * 1000, progress, self.now)
@@ -269,7 +276,9 @@ class QueueMachine(RuleBasedStateMachine):
             )
             for lease in held
         ]
-        for answers in self._send(self.engine.submit(tid, worker, results, retention_ms=RETENTION_MS), times):
+        for answers in self._send(
+            worker_commands.submit(self.engine, tid, worker, results, retention_ms=RETENTION_MS), times
+        ):
             before = {lease.id for lease in held if (job := self.model.find(tid, lease.id)) and job.answer}
             expected = self.model.submit(tid, worker, results, self.now)
             for answer, item, lease in zip(answers, expected, held, strict=True):
@@ -291,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def nack(self, chosen: Choice, token: str, delay_ms: int | None, reason: str, times: int) -> None:
         lease, token = self._held(chosen, None, token)
-        call = self.engine.nack(lease.tid, lease.id, lease.worker, token=token, delay_ms=delay_ms, reason=reason,
+        call = worker_commands.nack(self.engine, lease.tid, lease.id, lease.worker, token=token, delay_ms=delay_ms, reason=reason,
                                 dead_retention_ms=DEAD_RETENTION_MS)  # fmt: skip
         for answer in self._send(call, times):
             self._returned(answer, "nack", self.model.nack(lease, token, delay_ms, reason, self.now))
@@ -300,7 +309,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chosen=choice, token=tokens, times=times)
     def abandon(self, chosen: Choice, token: str, times: int) -> None:
         lease, token = self._held(chosen, None, token)
-        call = self.engine.abandon(lease.tid, lease.id, lease.worker, token=token, dead_retention_ms=DEAD_RETENTION_MS)
+        call = worker_commands.abandon(
+            self.engine, lease.tid, lease.id, lease.worker, token=token, dead_retention_ms=DEAD_RETENTION_MS
+        )
         for answer in self._send(call, times):
             self._returned(answer, "abandon", self.model.abandon(lease, token, self.now))
 
@@ -320,14 +331,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(tid=tenants, command=commands, limit=st.integers(1, 4))
     def promote(self, tid: str, command: str, limit: int) -> None:
-        moved, next_due = self.engine.promote(tid, command, limit).now()
+        moved, next_due = maintenance_commands.promote(self.engine, tid, command, limit).run_sync()
         assert moved == self.model.promote((tid, command), limit, self.now)
         assert next_due == (self.model.first_due((tid, command)) or 0)
         self.meet("promoted", moved > 0)
 
     @rule(tid=tenants, command=commands, limit=st.integers(1, 4))
     def reap(self, tid: str, command: str, limit: int) -> None:
-        expired, dead, next_due = self.engine.reap(tid, command, limit, dead_retention_ms=DEAD_RETENTION_MS).now()
+        expired, dead, next_due = maintenance_commands.reap(
+            self.engine, tid, command, limit, dead_retention_ms=DEAD_RETENTION_MS
+        ).run_sync()
         assert (expired, dead) == self.model.reap((tid, command), limit, self.now)
         assert next_due == (self.model.first_due((tid, command)) or 0)
         self.meet("reaped", expired > 0)
@@ -337,7 +350,11 @@ class QueueMachine(RuleBasedStateMachine):
     def visit(self) -> None:
         """Beat's question finds every queue in which something is due."""
         partitions = {self.engine.partition_of(tid) for tid in (TID, OTHER_TID)}
-        visits = {queue for partition in partitions for queue in self.engine.visits(partition).now()}
+        visits = {
+            queue
+            for partition in partitions
+            for queue in maintenance_commands.visits(self.engine, partition).run_sync()
+        }
         queues = {job.queue for job in self.model.jobs.values()}
         assert visits >= {queue for queue in queues if (self.model.first_due(queue) or self.now + 1) <= self.now}
 
@@ -348,7 +365,7 @@ class QueueMachine(RuleBasedStateMachine):
         specs = [
             Spec(command=command, payload='{"edited":1}', tenant="acme") if command else None for command in queues
         ]
-        for answers in self._send(self.engine.replay(tid, ids, specs), times):
+        for answers in self._send(dead_letter_commands.replay(self.engine, tid, ids, specs), times):
             expected = self.model.replay(tid, ids, self.now)
             for answer, refused in zip(answers, expected, strict=True):
                 if refused:
@@ -363,7 +380,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chosen=choices, job=st.sampled_from(["job 1", "job 2"]), is_purge=st.booleans(), times=times)
     def bulk(self, chosen: list[Choice], job: str, is_purge: bool, times: int) -> None:
         tid, ids = self._some(chosen, "dlq")
-        call = self.engine.purge_dead(tid, ids) if is_purge else self.engine.replay_for(tid, ids, job)
+        call = (
+            maintenance_commands.purge_dead(self.engine, tid, ids)
+            if is_purge
+            else dead_letter_commands.replay_for(self.engine, tid, ids, job)
+        )
         for answers in self._send(call, times):
             model = self.model
             expected = model.purge_dead(tid, ids) if is_purge else model.replay_for(tid, ids, job, self.now)
@@ -373,7 +394,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chosen=choices, times=times)
     def purge(self, chosen: list[Choice], times: int) -> None:
         tid, ids = self._some(chosen, "dlq", "terminal")
-        for went in self._send(self.engine.purge(tid, ids), times):
+        for went in self._send(maintenance_commands.purge(self.engine, tid, ids), times):
             assert went == self.model.purge(tid, ids)
             self.meet("purged", any(went))
             self.meet("not purged", not all(went))
@@ -381,16 +402,19 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(tid=tenants, ago_s=st.sampled_from([0, 0, 100]), limit=st.integers(1, 5))
     def cleanup(self, tid: str, ago_s: int, limit: int) -> None:
         before_ms = self.now - ago_s * 1000
-        now_ms, ids = self.engine.expired(tid, before_ms=before_ms, limit=limit).now()
+        now_ms, ids = maintenance_commands.expired(self.engine, tid, before_ms=before_ms, limit=limit).run_sync()
         over = sorted((job.expires, job.id) for job in self.model.jobs.values()
                       if job.tid == tid and job.place in ("dlq", "terminal") and job.expires <= before_ms)  # fmt: skip
         assert (now_ms, ids) == (self.now, [task_id for _, task_id in over[:limit]])
-        assert self.engine.purge(tid, ids, before_ms=before_ms).now() == self.model.purge(tid, ids, before_ms)
+        assert maintenance_commands.purge(self.engine, tid, ids, before_ms=before_ms).run_sync() == self.model.purge(
+            tid, ids, before_ms
+        )
         self.meet("cleaned up", bool(ids))
 
     @rule(tid=tenants, command=commands, is_paused=st.sampled_from([True, False, False]))
     def pause_or_resume(self, tid: str, command: str, is_paused: bool) -> None:
-        (self.engine.pause if is_paused else self.engine.resume)(tid, command).now()
+        change = admin_commands.pause if is_paused else admin_commands.resume
+        change(self.engine, tid, command).run_sync()
         self.model.paused[tid, command] = is_paused
         self.meet("paused" if is_paused else "resumed")
 
@@ -407,7 +431,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A policy for a queue; two queues may name each other for their dead."""
         topic = {"send": "mail.v2", "mail.v2": "send"}[command] if takes_dead and policy else ""
         line = " ".join(map(str, [*policy, topic])).strip() if policy else ""
-        self.engine.policy(tid, command, line=line, max_consumers=most, topic=topic).now()
+        admin_commands.policy(self.engine, tid, command, line=line, max_consumers=most, topic=topic).run_sync()
         queue, model = (tid, command), self.model
         for one in [queue, (tid, topic)] if topic else [queue]:
             model.paused.setdefault(one, False)
@@ -428,23 +452,23 @@ class QueueMachine(RuleBasedStateMachine):
         engine = self.engine
         result = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
         for call in (
-            engine.task(tid, task_id, watch=True),
-            engine.heartbeat(tid, task_id, holder, extend_ms=1, token=token, progress="1"),
-            engine.nack(tid, task_id, holder, token=token, delay_ms=0, reason="", dead_retention_ms=1),
-            engine.abandon(tid, task_id, holder, token=token, dead_retention_ms=1),
-            engine.cancel(tid, task_id, retention_ms=1),
-            engine.submit(tid, holder, [result], retention_ms=1),
-            engine.replay(tid, [task_id]),
+            queries.task(engine, tid, task_id, watch=True),
+            worker_commands.heartbeat(engine, tid, task_id, holder, extend_ms=1, token=token, progress="1"),
+            worker_commands.nack(engine, tid, task_id, holder, token=token, delay_ms=0, reason="", dead_retention_ms=1),
+            worker_commands.abandon(engine, tid, task_id, holder, token=token, dead_retention_ms=1),
+            producer_commands.cancel(engine, tid, task_id, retention_ms=1),
+            worker_commands.submit(engine, tid, holder, [result], retention_ms=1),
+            dead_letter_commands.replay(engine, tid, [task_id]),
         ):
             answer = self._outcome(call)
             assert isinstance(answer[0] if isinstance(answer, list) else answer, errors.TaskNotFound)
-        assert engine.purge(tid, [task_id]).now() == [False]
-        assert engine.purge(tid, [task_id], before_ms=self.now * 2).now() == [False]
+        assert maintenance_commands.purge(engine, tid, [task_id]).run_sync() == [False]
+        assert maintenance_commands.purge(engine, tid, [task_id], before_ms=self.now * 2).run_sync() == [False]
 
     @rule(chosen=choice)
     def read(self, chosen: Choice) -> None:
         task = self._task(chosen)
-        job, answer = self.model.find(*task), self._outcome(self.engine.task(*task))
+        job, answer = self.model.find(*task), self._outcome(queries.task(self.engine, *task))
         if not job:
             assert type(answer) is errors.TaskNotFound
             return
@@ -513,15 +537,15 @@ class QueueMachine(RuleBasedStateMachine):
             lease.tid, lease.id, worker or lease.worker, lease.token
         ), lease.token if token == "mine" else token
 
-    def _send(self, call: Call[Any], times: int) -> Iterator[Any]:
+    def _send(self, call: ScriptCall[Any], times: int) -> Iterator[Any]:
         """All answers; the model is asked once for each, so a repetition must change nothing but what it may."""
         for _ in range(times):
             yield self._outcome(call)
         self.meet("answer lost", times > 1)
 
-    def _outcome(self, call: Call[Any]) -> Any:
+    def _outcome(self, call: ScriptCall[Any]) -> Any:
         try:
-            return call.now()
+            return call.run_sync()
         except errors.CodeqError as error:
             return error
 
@@ -548,7 +572,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (task.visible_ms, task.worker) == (job.visible, None)
 
 
-def _minted(call: Call[Any], asked: list[NewTask]) -> list[str]:
+def _minted(call: ScriptCall[Any], asked: list[NewTask]) -> list[str]:
     """The ids that the engine has chosen for the tasks, in the order asked: minted one after the other, they ascend."""
     ids: list[str] = []
     for script, (_, count, *words) in call.commands:

@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
-from queues.engine import keys, scripts
+from codeq_site.devserver.embedded import Valkey
+from queues.domain import NewResult, Status
+from queues.engine import (
+    dead_letter_commands,
+    keys,
+    maintenance_commands,
+    producer_commands,
+    script_loader,
+    worker_commands,
+)
 from queues.engine.options import CHUNK
-from queues.engine.scripts import LUA, SECTIONS, Script, ScriptError, parse
-from queues.task import NewResult, Status
+from queues.engine.script_loader import DIRECTORIES, SECTIONS, Script, ScriptError, parse
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
 
-ALL = scripts.everything()
+ALL = script_loader.everything()
 BUILT_IN = {
     *("redis", "KEYS", "ARGV", "math", "string", "table"),
     *("tonumber", "tostring", "ipairs", "pairs", "unpack", "pcall", "type"),
@@ -128,7 +135,11 @@ def test_a_script_carries_no_function_that_it_does_not_use(script: Script) -> No
 
 def test_every_library_function_is_used_by_some_script() -> None:
     shipped = {name for script in ALL for name in re.findall(r"local function (\w+)", script.source)}
-    texts = [key_scripts.read_text(encoding="utf-8") for key_scripts in (LUA / "lib").glob("*.lua")]
+    texts = [
+        key_scripts.read_text(encoding="utf-8")
+        for directory in DIRECTORIES
+        for key_scripts in (directory / "lib").glob("*.lua")
+    ]
     written = {name for text in [*texts, keys.LUA] for name in re.findall(r"^local function (\w+)", text, re.M)}
     assert written <= shipped
 
@@ -184,19 +195,19 @@ def test_a_broken_header_stops_the_loader(text: str) -> None:
 
 
 def test_an_unknown_library_stops_the_loader() -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ScriptError, match="nothing_of_that_name"):
         parse(HEADER + "--@ include nothing_of_that_name\nreturn 1")
 
 
 def test_a_file_must_bear_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.lua").write_text(HEADER + "return 1")
-    monkeypatch.setattr(scripts, "LUA", tmp_path)
-    scripts.load.cache_clear()
+    monkeypatch.setattr(script_loader, "DIRECTORIES", [tmp_path])
+    script_loader.load.cache_clear()
     try:
         with pytest.raises(ScriptError, match="calls itself claim"):
-            scripts.load("other")
+            script_loader.load("other")
     finally:
-        scripts.load.cache_clear()
+        script_loader.load.cache_clear()
 
 
 def test_a_change_of_one_byte_is_another_version() -> None:
@@ -209,33 +220,42 @@ def test_a_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         world = World(client, clock=Clock(), backoff="fixed")
         engine = world.engine
-        made = engine.enqueue(TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS).now()
+        made = producer_commands.enqueue(
+            engine, TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
+        ).run_sync()
         assert len(made) == CHUNK
-        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
+        claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
         assert len(claimed) == CHUNK
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in claimed]
         assert not [
-            one for one in engine.submit(TID, "w1", results, retention_ms=1).now() if isinstance(one, Exception)
+            one
+            for one in worker_commands.submit(engine, TID, "w1", results, retention_ms=1).run_sync()
+            if isinstance(one, Exception)
         ]
-        assert all(engine.purge(TID, [task.id for task in claimed]).now())
+        assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
         world.check()
 
         later = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
-        engine.enqueue(TID, "acme", later, retention_ms=DAY_MS).now()
-        assert all(engine.known(TID, later).now())
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        assert engine.promote(TID, "send", CHUNK).now() == (CHUNK, 0)
-        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        assert engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()[:2] == (CHUNK, CHUNK)
+        producer_commands.enqueue(engine, TID, "acme", later, retention_ms=DAY_MS).run_sync()
+        assert all(producer_commands.known(engine, TID, later).run_sync())
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        assert maintenance_commands.promote(engine, TID, "send", CHUNK).run_sync() == (CHUNK, 0)
+        claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        assert maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()[:2] == (
+            CHUNK,
+            CHUNK,
+        )
         ids = [task.id for task in claimed]
-        assert not [one for one in engine.replay(TID, ids).now() if isinstance(one, Exception)]
+        assert not [
+            one for one in dead_letter_commands.replay(engine, TID, ids).run_sync() if isinstance(one, Exception)
+        ]
         world.check()
-        engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now()
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        now_ms, over = engine.expired(TID, limit=CHUNK).now()
+        worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync()
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        now_ms, over = maintenance_commands.expired(engine, TID, limit=CHUNK).run_sync()
         assert len(over) == CHUNK
-        assert all(engine.purge(TID, over, before_ms=now_ms).now())
+        assert all(maintenance_commands.purge(engine, TID, over, before_ms=now_ms).run_sync())
         assert not world.check().tasks

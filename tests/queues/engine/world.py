@@ -13,12 +13,12 @@ from typing import Any
 
 import redis
 
-from queues.engine import Engine, Options, keys
-from queues.engine.call import Runner
-from queues.engine.cluster import Cluster
-from queues.engine.runner import ClusterRunner, SyncRunner
-from queues.task import TERMINAL, Location, NewTask, QueueStats
-from tests.queues.conftest import Clock
+from core.redis.cluster import ClusterClient
+from core.redis.runners import ClusterRunner, SyncRunner
+from core.redis.script_call import Runner
+from queues.domain import TERMINAL, Location, NewTask, QueueStats
+from queues.engine import Engine, Options, keys, queries
+from tests.fixtures.queues import Clock
 
 # `make test-long`: the same proofs, more of them.
 LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
@@ -66,7 +66,7 @@ def _decoded(kind: str, value: Any) -> Any:
 def dump(client: redis.Redis) -> dict[str, Any]:
     """Every key with its value. A stream without entries is no different from no stream."""
     nodes = [client]
-    if isinstance(client, Cluster):
+    if isinstance(client, ClusterClient):
         nodes = [client.nodes.client(address) for address in client.nodes.all()]
     lines = [line for node in nodes for line in node.execute_command("EVAL", _DUMP, 0)]
     found: dict[str, Any] = {}
@@ -270,7 +270,7 @@ def checked(client: redis.Redis, engine: Engine) -> Places:
     """The places, after asserting that nothing is wrong and that `stats` counts the same."""
     found = places(client)
     for (tid,), hash_ in found.kinds("queues"):
-        said = {stats.command: stats for stats in engine.stats(tid).now()}
+        said = {stats.command: stats for stats in queries.stats(engine, tid).run_sync()}
         for command in hash_:
             expected, answer = stats_of(found, tid, command), said.pop(command, None)
             # When the oldest came is said from the first in line, which may be a ghost: not counted here.
@@ -300,7 +300,7 @@ class World:
     ) -> None:
         self.client = client
         if runner is None:
-            runner = ClusterRunner(client) if isinstance(client, Cluster) else SyncRunner(client)
+            runner = ClusterRunner(client) if isinstance(client, ClusterClient) else SyncRunner(client)
         self.engine = Engine(runner, Options(**options), clock)
 
     def check(self) -> Places:
