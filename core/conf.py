@@ -1,7 +1,7 @@
-"""codeQ's settings as one frozen, typed, validated object: `conf().queues.lease_seconds`.
+"""The settings as one frozen, typed and validated object, such as `conf().queues.batch`.
 
-Environment -> `env.py` -> `settings.CODEQ` -> here. `CODEQ_<SECTION>_<FIELD>` sets `conf().<section>.<field>`.
-The descriptions below are the reference page (`docs/reference/settings.md` is generated from them).
+`env.py` reads the environment into `settings.CODEQ`, and this module validates it. `CODEQ_<SECTION>_<FIELD>` sets
+`conf().<section>.<field>`. `docs/reference/settings.md` is generated from the descriptions below.
 """
 
 from __future__ import annotations
@@ -24,193 +24,542 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Web(Section, frozen=True):
-    host: Annotated[str, Meta(description="Address the web processes listen on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=1, le=65535, description="Port of API, docs and console.")] = 8080
-    workers: Annotated[int, Meta(ge=0, description="Web processes; 0 = one per core.")] = 0
+    host: Annotated[
+        str,
+        Meta(
+            description="Address on which the web processes listen. Set `0.0.0.0` in a container; TLS is the proxy's."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535, description="Port of the API, its documentation and the console.")] = 8080
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Number of web processes that `manage.py up` starts; 0 starts one per core. More processes "
+            "serve more requests until Valkey's one core is busy.",
+        ),
+    ] = 0
     serve: Annotated[
         Literal["api", "console", "all"],
-        Meta(description="What a web process answers: the API, the console, or both on one port."),
+        Meta(
+            description="Parts that a web process serves: the API, the console, or both on one port. Separate them to "
+            "keep the console's load away from the API."
+        ),
     ] = "all"
-    body_bytes: Annotated[Count, Meta(description="Largest request body, in bytes; more is a 413.")] = 8 * 2**20
+    body_bytes: Annotated[
+        Count,
+        Meta(
+            description="Largest request body, in bytes; a larger one gets a 413. A higher limit allows larger batches "
+            "and uses more memory per request. The proxy must allow the same size."
+        ),
+    ] = 8 * 2**20
     redis_timeout_seconds: Annotated[
-        float, Meta(gt=0, description="A request that Redis has not answered by then is a 503.")
+        float,
+        Meta(
+            gt=0,
+            description="Seconds to wait for Redis before a request fails with a 503. A lower value fails sooner "
+            "during an outage; a higher one tolerates slower disks.",
+        ),
     ] = 5.0
     max_waiters: Annotated[
-        Count, Meta(description="Long polls parked in one process at once; more are answered as if nothing came.")
+        Count,
+        Meta(
+            description="Long polls that one web process holds open at once. Above this number a long poll looks once "
+            "and answers at once, so its client polls instead of waiting. 2,000 idle long polls take about 36 MB."
+        ),
     ] = 20_000
     metrics: Annotated[
         Literal["auto", "open", "operator"],
-        Meta(description="Who may scrape /metrics: anybody, or an operator's token; `auto` = the token in production."),
+        Meta(
+            description="Access to /metrics: `open` = every client that reaches the port; `operator` = holders of an "
+            "operator's token; `auto` = `operator` in production, else `open`."
+        ),
     ] = "auto"
 
 
 class Queues(Section, frozen=True):
     partitions: Annotated[
         int,
-        Meta(ge=1, le=4096, description="Partitions of the key space. Fixed at first start: a change is refused."),
+        Meta(
+            ge=1,
+            le=4096,
+            description="Number of partitions of the key space; each is one slot of a Redis Cluster. The first "
+            "process that starts on an empty Redis fixes it, and processes with another number refuse to start. On a "
+            "cluster choose about 20 per primary that there may ever be; each costs a few commands a second.",
+        ),
     ] = 16
-    payload_bytes: Annotated[Count, Meta(description="Largest payload of a task, as compact JSON.")] = 256 * 2**10
-    result_bytes: Annotated[Count, Meta(description="Largest result, as compact JSON.")] = 256 * 2**10
-    artifact_bytes: Annotated[Count, Meta(description="Largest inline artifact, decoded.")] = 5 * 2**20
-    max_attempts: Annotated[Count, Meta(description="Deliveries before a task is dead, where it names none.")] = 5
-    max_attempts_limit: Annotated[Count, Meta(description="The most `maxAttempts` a task may ask for.")] = 1000
-    lease_seconds: Annotated[Count, Meta(description="Lease where the claim names none.")] = 300
-    lease_limit_seconds: Annotated[Count, Meta(description="The longest lease a claim may ask for.")] = 43_200
-    batch: Annotated[int, Meta(ge=1, le=1000, description="Tasks or results in one batch request.")] = 100
-    claim_batch: Annotated[int, Meta(ge=1, le=1000, description="Tasks one claim may take.")] = 10
-    inspect_limit: Annotated[
-        int, Meta(ge=1, le=1000, description="Due tasks promoted, and expired leases repaired, by one claim.")
-    ] = 200
-    horizon_seconds: Annotated[Count, Meta(description="How far ahead a task may be scheduled; later is a 400.")] = (
-        366 * 86_400
+    payload_bytes: Annotated[
+        Count,
+        Meta(
+            description="Largest payload of a task, in bytes of compact JSON; a larger one gets a 413. Payloads are "
+            "held in Redis' memory. A tenant can have its own limit."
+        ),
+    ] = 256 * 2**10
+    result_bytes: Annotated[
+        Count,
+        Meta(
+            description="Largest result, in bytes of compact JSON; a larger one gets a 413. Results are held in Redis' "
+            "memory until their retention ends. A tenant can have its own limit."
+        ),
+    ] = 256 * 2**10
+    artifact_bytes: Annotated[
+        Count,
+        Meta(
+            description="Largest artifact sent inside a result, in bytes after base64 decoding; a larger one gets a "
+            "413. Raise `CODEQ_WEB_BODY_BYTES` with it."
+        ),
+    ] = 5 * 2**20
+    max_attempts: Annotated[
+        Count,
+        Meta(
+            description="Attempts before a task becomes a dead letter, where neither the task nor its queue's policy "
+            "sets a number."
+        ),
+    ] = 5
+    max_attempts_limit: Annotated[Count, Meta(description="Largest `maxAttempts` that a task or a policy may set.")] = (
+        1000
     )
-    retention_seconds: Annotated[Count, Meta(description="How long an ended task stays in Redis.")] = 86_400
-    dead_retention_seconds: Annotated[Count, Meta(description="How long a dead letter stays.")] = 7 * 86_400
-    backoff: Annotated[BackoffPolicy, Meta(description="How the delay before a retry grows.")] = "exp_full_jitter"
-    backoff_base_seconds: Annotated[float, Meta(gt=0, description="The first retry's delay.")] = 5.0
-    backoff_cap_seconds: Annotated[float, Meta(gt=0, description="No retry waits longer than this.")] = 900.0
-    bloom: Annotated[bool, Meta(description="The three in-process Bloom filters. No answer depends on them.")] = True
+    lease_seconds: Annotated[
+        Count,
+        Meta(
+            description="Length of a lease, in seconds, where the claim sets none. A shorter lease returns the tasks "
+            "of a dead worker sooner; a longer one needs fewer heartbeats."
+        ),
+    ] = 300
+    lease_limit_seconds: Annotated[Count, Meta(description="Longest lease that a claim may request, in seconds.")] = (
+        43_200
+    )
+    batch: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Largest number of tasks or results in one batch request. A larger batch costs less per item "
+            "and occupies Redis for longer at a time.",
+        ),
+    ] = 100
+    claim_batch: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Largest number of tasks that one claim may take. A higher limit saves requests and lets one "
+            "worker take more tasks away from the others.",
+        ),
+    ] = 10
+    inspect_limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Due tasks that one claim makes ready, and expired leases that it returns, before it takes "
+            "tasks. A higher value clears a backlog of them sooner; a lower one keeps each claim short.",
+        ),
+    ] = 200
+    horizon_seconds: Annotated[
+        Count,
+        Meta(
+            description="How far in the future a task may be scheduled, in seconds; a later time gets a 400. It also "
+            "bounds `delaySeconds`, `backoffBaseSeconds` and `backoffCapSeconds`."
+        ),
+    ] = 366 * 86_400
+    retention_seconds: Annotated[
+        Count,
+        Meta(
+            description="Seconds for which an ended task stays in Redis with its result and its idempotency key. A "
+            "longer retention uses more memory; the audit in PostgreSQL keeps the task in any case. A tenant or a "
+            "queue can have its own."
+        ),
+    ] = 86_400
+    dead_retention_seconds: Annotated[
+        Count,
+        Meta(
+            description="Seconds for which a dead letter stays in Redis and can be replayed. A longer retention gives "
+            "operators more time and uses more memory. A tenant can have its own."
+        ),
+    ] = 7 * 86_400
+    backoff: Annotated[
+        BackoffPolicy,
+        Meta(
+            description="How the delay before a retry grows, where a queue's policy does not choose. The two with "
+            "jitter spread retries over time, so that tasks that failed together do not return together."
+        ),
+    ] = "exp_full_jitter"
+    backoff_base_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Delay before the first retry, in seconds (with full jitter: the longest). The later delays "
+            "grow from it.",
+        ),
+    ] = 5.0
+    backoff_cap_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest delay before a retry, in seconds. It also caps `delaySeconds` of a nack."),
+    ] = 900.0
+    bloom: Annotated[
+        bool,
+        Meta(
+            description="Use the three in-process Bloom filters, which save requests to Redis for repeated keys and "
+            "deleted tasks. Answers are the same without them; turn them off to save memory."
+        ),
+    ] = True
     events_alarm: Annotated[
-        Count, Meta(description="Entries waiting for the audit in one partition above which an error is logged.")
+        Count,
+        Meta(
+            description="Entries in one partition's events stream above which the drain logs an error. An entry that "
+            "waits for PostgreSQL takes about 300 bytes; a lower value warns sooner."
+        ),
     ] = 1_000_000
     durability: Annotated[
         Literal["fsync", "relaxed"],
-        Meta(description="`fsync` refuses a Redis that acknowledges before the write is on disk (readiness fails)."),
+        Meta(
+            description="`fsync` makes /readyz fail unless Redis writes to disk before it acknowledges. `relaxed` "
+            "accepts any Redis: a crash of its machine then loses acknowledged tasks. Production refuses `relaxed`."
+        ),
     ] = "fsync"
 
 
 class Auth(Section, frozen=True):
-    validators: Annotated[list[str], Meta(description="Dotted paths tried in order until one knows the token.")] = (
-        msgspec.field(
-            default_factory=lambda: [
-                "tenants.auth.validators.JwksValidator",
-                "tenants.auth.validators.TenantKeyValidator",
-            ]
-        )
+    validators: Annotated[
+        list[str],
+        Meta(
+            description="Dotted paths of the token validator classes, comma-separated. They are tried in order until "
+            "one recognizes the token."
+        ),
+    ] = msgspec.field(
+        default_factory=lambda: ["tenants.auth.validators.JwksValidator", "tenants.auth.validators.TenantKeyValidator"]
     )
-    issuer: Annotated[str, Meta(description="`iss` of the tokens accepted from `jwks_url`.")] = "codeq"
+    issuer: Annotated[
+        str, Meta(description="Value of the `iss` claim in the tokens whose keys are at `CODEQ_AUTH_JWKS_URL`.")
+    ] = "codeq"
     jwks_url: Annotated[
-        str, Meta(description="Where the issuer's keys are. Empty = this installation's own key pair.")
+        str,
+        Meta(
+            description="URL of the issuer's public keys (JWKS); https in production. Empty: this installation signs "
+            "tokens with its own key, and `manage.py token` prints them."
+        ),
     ] = ""
-    producer_audience: Annotated[str, Meta(description="`aud` of producers' tokens.")] = "codeq-producer"
-    worker_audience: Annotated[str, Meta(description="`aud` of workers' tokens.")] = "codeq-worker"
-    leeway_seconds: Annotated[int, Meta(ge=0, le=300, description="Clock skew allowed in `exp` and `nbf`.")] = 60
-    cache_seconds: Annotated[int, Meta(ge=0, le=60, description="How long a verified token is not verified again.")] = (
-        60
+    producer_audience: Annotated[str, Meta(description="Value of the `aud` claim in producers' tokens.")] = (
+        "codeq-producer"
     )
-    single_tenant: Annotated[bool, Meta(description="A token without a tenant claim acts for tenant `sub`.")] = False
+    worker_audience: Annotated[str, Meta(description="Value of the `aud` claim in workers' tokens.")] = "codeq-worker"
+    leeway_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=300,
+            description="Clock difference, in seconds, tolerated in `exp` and `nbf`. A token is accepted for this long "
+            "after it expires.",
+        ),
+    ] = 60
+    cache_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=60,
+            description="Seconds for which a verified token is not verified again. A higher value saves processor "
+            "time, but tokens of a retired key stay valid that much longer. A suspended tenant is refused within "
+            "seconds in any case.",
+        ),
+    ] = 60
+    single_tenant: Annotated[
+        bool,
+        Meta(description="Use `sub` as the tenant of a token without a tenant claim. Off: such a token is refused."),
+    ] = False
     provision_tenants: Annotated[
-        bool, Meta(description="An unknown tenant in a valid token is created. Refused in production.")
+        bool,
+        Meta(description="Create the tenant that a valid token names, if it does not exist. Refused in production."),
     ] = False
     producer_as_worker: Annotated[
-        bool, Meta(description="Producers' tokens may claim (development). Refused in production.")
+        bool, Meta(description="Let producers' tokens claim tasks, for development. Refused in production.")
     ] = False
 
 
 class Limits(Section, frozen=True):
-    """What a tenant may do whose row says nothing. A rate of 0 is no limit."""
+    """The limits of a tenant whose own row sets none. A rate of 0 is no limit."""
 
-    depth: Annotated[int, Meta(ge=0, description="Tasks that may wait in a tenant's queues; 0 = as many as fit.")] = 0
-    create_per_second: Annotated[float, Meta(ge=0, description="Tasks a tenant may create each second.")] = 0
-    claim_per_second: Annotated[float, Meta(ge=0, description="Claims a tenant may make each second.")] = 0
-    admin_per_second: Annotated[float, Meta(ge=0, description="Admin calls a tenant may make each second.")] = 0
-    webhook_per_second: Annotated[float, Meta(ge=0, description="Callbacks sent for a tenant each second.")] = 0
+    depth: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Tasks that may wait in all queues of a tenant together; further ones get a 429 `queue_full`. "
+            "0 = no limit but Redis' memory.",
+        ),
+    ] = 0
+    create_per_second: Annotated[
+        float, Meta(ge=0, description="Tasks that a tenant may create per second; more get a 429. 0 = no limit.")
+    ] = 0
+    claim_per_second: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Claims that a tenant may make per second; more get a 429. A long poll counts once. 0 = no "
+            "limit.",
+        ),
+    ] = 0
+    admin_per_second: Annotated[
+        float,
+        Meta(ge=0, description="Calls of `/admin/…` that a tenant may make per second; more get a 429. 0 = no limit."),
+    ] = 0
+    webhook_per_second: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Callbacks sent for a tenant per second; further ones are sent later, not dropped. 0 = no "
+            "limit.",
+        ),
+    ] = 0
     burst_seconds: Annotated[
-        float, Meta(gt=0, description="A tenant that was quiet may use so many seconds' worth at once.")
+        float,
+        Meta(
+            gt=0,
+            description="Size of a rate limit's burst, in seconds of its rate: a tenant that was idle may use this "
+            "much at once. A higher value tolerates bursts; a lower one enforces an even rate.",
+        ),
     ] = 2.0
     token_percent: Annotated[
-        int, Meta(ge=1, le=100, description="The part of its tenant's rate that one token may use.")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Percentage of its tenant's rate that a single token may use. Below 100 one client cannot use "
+            "the whole rate of its tenant.",
+        ),
     ] = 100
-    idempotency_strict: Annotated[bool, Meta(description="A repeated idempotency key with another body is a 409.")] = (
-        False
-    )
+    idempotency_strict: Annotated[
+        bool,
+        Meta(
+            description="Answer 409 when an idempotency key is used again with a different request. Off: the first "
+            "task is returned."
+        ),
+    ] = False
     lease_token_required: Annotated[
-        bool, Meta(description="Workers must send the lease token with all they say about a task.")
+        bool,
+        Meta(
+            description="Require the lease token with each heartbeat, result, nack and abandon. Off: the token is "
+            "checked when it is sent."
+        ),
     ] = False
 
 
 class Webhooks(Section, frozen=True):
     allow_hosts: Annotated[
         list[str],
-        Meta(description="Networks (CIDR) that callbacks may reach although they are not public."),
+        Meta(
+            description="Networks (CIDR, comma-separated) that callbacks may reach although they are not public. Every "
+            "tenant can then send requests into them."
+        ),
     ] = msgspec.field(default_factory=list)
-    deadline_seconds: Annotated[float, Meta(gt=0, description="One attempt, from resolving to the last byte.")] = 10.0
-    answer_bytes: Annotated[Count, Meta(description="How much of an answer is read.")] = 64 * 2**10
-    tries: Annotated[int, Meta(ge=1, le=20, description="Quick tries of a callback, before the tail.")] = 5
-    retry_base_seconds: Annotated[float, Meta(gt=0, description="Pause after the first try; doubles each time.")] = 2.0
-    retry_cap_seconds: Annotated[float, Meta(gt=0, description="No pause between quick tries is longer.")] = 60.0
+    deadline_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Longest time for one attempt of a delivery, in seconds, from the DNS lookup to the end of the "
+            "answer. A higher value lets a hanging endpoint hold its slots for longer.",
+        ),
+    ] = 10.0
+    answer_bytes: Annotated[
+        Count,
+        Meta(description="Bytes of an endpoint's answer that are read; the rest is not. The first 2 KiB are stored."),
+    ] = 64 * 2**10
+    tries: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=20,
+            description="Attempts of a delivery in quick succession, before the long pauses of "
+            "`CODEQ_WEBHOOKS_RETRY_TAIL_DELAYS_SECONDS`. More attempts hide short outages of an endpoint and repeat "
+            "more requests to a broken one.",
+        ),
+    ] = 5
+    retry_base_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Pause after the first attempt, in seconds; it doubles after each further quick one."),
+    ] = 2.0
+    retry_cap_seconds: Annotated[float, Meta(gt=0, description="Longest pause between quick attempts, in seconds.")] = (
+        60.0
+    )
     tail_seconds: Annotated[
-        list[float], Meta(description="Pauses after the quick tries; empty = given up after them.")
+        list[float],
+        Meta(
+            description="Pauses after the quick attempts, in seconds, comma-separated: one attempt after each, then "
+            "the delivery is given up. The default lasts a little more than a day. Empty: no attempt after the quick "
+            "ones."
+        ),
     ] = msgspec.field(default_factory=lambda: [300.0, 900.0, 3600.0, 7200.0, 14_400.0, 28_800.0, 32_400.0])
-    slots: Annotated[int, Meta(ge=1, le=2000, description="Callbacks one worker process has under way at once.")] = 128
+    slots: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2000,
+            description="Callbacks that one worker process sends at once. More slots send faster to slow endpoints and "
+            "use more sockets.",
+        ),
+    ] = 128
     slots_per_host: Annotated[
-        int, Meta(ge=1, le=2000, description="Of these, to one host for one tenant: what a hanging one can hold.")
+        int,
+        Meta(
+            ge=1,
+            le=2000,
+            description="Callbacks sent at once to one host for one tenant. This is the part of the slots that a "
+            "hanging host can hold; a higher value sends faster to a single host.",
+        ),
     ] = 12
     burst: Annotated[
         int,
         Meta(
             ge=1,
             le=2000,
-            description="Of these, begun within 20 ms and not on record yet: about what a killed worker sends twice.",
+            description="Callbacks that may have begun within the last 20 ms without being recorded. It is about the "
+            "number that is sent twice when a worker is killed. A higher value sends faster to quick endpoints and "
+            "repeats more after a crash.",
         ),
     ] = 10
     failures_to_pause: Annotated[
-        Count, Meta(description="Failures in a row after which a host is only probed, for one tenant.")
+        Count,
+        Meta(
+            description="Failures in a row after which a tenant's deliveries to a host are paused, except for probes. "
+            "A lower value spares a failing host sooner."
+        ),
     ] = 20
-    probe_seconds: Annotated[float, Meta(gt=0, description="How often a host that is down is probed.")] = 30.0
+    probe_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds between probes of a paused host. A lower value notices its recovery sooner.",
+        ),
+    ] = 30.0
     disable_after_seconds: Annotated[
-        Count, Meta(description="An endpoint that has failed for so long is disabled.")
+        Count,
+        Meta(
+            description="Seconds of continuous failure after which an endpoint is disabled. Its deliveries are then "
+            "held until an operator enables it again."
+        ),
     ] = 5 * 86_400
-    retention_seconds: Annotated[Count, Meta(description="How long finished deliveries stay on record.")] = 30 * 86_400
-    subscriptions: Annotated[Count, Meta(description="Subscriptions of one tenant's workers; more is a 403.")] = 1000
+    retention_seconds: Annotated[
+        Count,
+        Meta(
+            description="Seconds for which finished deliveries and their attempts are kept in PostgreSQL. A longer "
+            "retention uses more disk."
+        ),
+    ] = 30 * 86_400
+    subscriptions: Annotated[
+        Count, Meta(description="Largest number of active subscriptions per tenant; a further one gets a 403.")
+    ] = 1000
 
 
 class Pipeline(Section, frozen=True):
-    lake: Annotated[str, Meta(description="Where the lake is: file:// or s3a://. Empty = under CODEQ_HOME.")] = ""
+    lake: Annotated[
+        str,
+        Meta(
+            description="URL of the lake: `file://…` or `s3a://bucket/prefix`. Several machines need one that all of "
+            "them reach. Empty: a directory under `CODEQ_HOME`."
+        ),
+    ] = ""
 
 
 class Tracing(Section, frozen=True):
     endpoint: Annotated[
-        str, Meta(description="Where traces go, OTLP over HTTP: `http://collector:4318/v1/traces`. Empty = no traces.")
+        str,
+        Meta(
+            description="URL to which spans are sent, OTLP over HTTP: `http://collector:4318/v1/traces`. Needs "
+            "`codeq[tracing]`. Empty: no spans."
+        ),
     ] = ""
     ratio: Annotated[
-        float, Meta(ge=0, le=1, description="The part of the traces begun here that is kept; callers decide theirs.")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Fraction of the traces begun by codeQ that is recorded, 0 to 1. A trace begun by a caller "
+            "follows the caller's decision.",
+        ),
     ] = 1.0
 
 
 class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    home: Annotated[str, Meta(description="Directory of the embedded servers' data, keys and artifacts.")] = "var"
-    production: Annotated[bool, Meta(description="Refuses every insecure default: see `manage.py check --deploy`.")] = (
-        False
-    )
-    redis_url: Annotated[str, Meta(description="Valkey or Redis >= 7 of the hot path. Set by REDIS_URL.")] = ""
+    home: Annotated[
+        str,
+        Meta(
+            description="Directory of local state: the embedded servers' data, keys, metrics, and by default artifacts "
+            "and the lake. Every process needs one that it may write to."
+        ),
+    ] = "var"
+    production: Annotated[
+        bool,
+        Meta(
+            description="Production mode: https and secure cookies, a token for /metrics, and no embedded servers. "
+            "`manage.py up` then refuses insecure settings; for processes of your own run `manage.py check --deploy`."
+        ),
+    ] = False
+    redis_url: Annotated[
+        str,
+        Meta(
+            description="URL of the Valkey or Redis (7.2 or newer) that holds the queues. Empty: the one that "
+            "`manage.py up` starts."
+        ),
+    ] = ""
     redis_cluster: Annotated[
         bool,
         Meta(
-            description="REDIS_URL names a node of a Redis Cluster, or several: `redis://a:6379,b:6379`; the others "
-            "are learned from it (docs/howto/production.md)."
+            description="Treat `REDIS_URL` as one node, or several, of a Redis Cluster: `redis://a:6379,b:6379`. The "
+            "other nodes are discovered. A process refuses to start if the server is of the other kind "
+            "(docs/howto/production.md)."
         ),
     ] = False
-    database_url: Annotated[str, Meta(description="PostgreSQL. Set by DATABASE_URL.")] = ""
-    broker_url: Annotated[str, Meta(description="Celery's broker. Set by CELERY_BROKER_URL.")] = ""
+    database_url: Annotated[
+        str,
+        Meta(description="URL of PostgreSQL (14 or newer). Empty: the one that `manage.py up` starts."),
+    ] = ""
+    broker_url: Annotated[
+        str,
+        Meta(
+            description="URL of Celery's broker; not a cluster node. Nothing is lost with the broker. Empty: the one "
+            "that `manage.py up` starts."
+        ),
+    ] = ""
     artifacts: Annotated[
         str,
         Meta(
-            description="Where artifacts are: `file:///a/directory`, or `s3://bucket/prefix?endpoint_url=…` with "
-            "`codeq[s3]` installed (docs/howto/artifacts.md). Empty = in `home`."
+            description="Where artifacts are stored: `file:///a/directory`, or `s3://bucket/prefix?endpoint_url=…` "
+            "with `codeq[s3]` installed (docs/howto/artifacts.md). Empty: a directory under `CODEQ_HOME`."
         ),
     ] = ""
-    spark_master: Annotated[str, Meta(description="Where Spark runs. Set by SPARK_MASTER.")] = "local[*]"
-    secret_key: Annotated[str, Meta(description="Signs sessions and encrypts stored secrets.")] = ""
+    spark_master: Annotated[
+        str, Meta(description="Spark master that runs the pipeline: `local[*]`, or `spark://host:7077`.")
+    ] = "local[*]"
+    secret_key: Annotated[
+        str,
+        Meta(
+            description="Key that signs sessions and encrypts the secrets stored in the database; at least 50 random "
+            "characters in production. Without it stored secrets cannot be read, so back it up."
+        ),
+    ] = ""
     secret_key_fallbacks: Annotated[
         list[str],
-        Meta(description="Former values of SECRET_KEY, comma-separated: what they sealed and signed is still read."),
+        Meta(
+            description="Former values of `SECRET_KEY`, comma-separated. Sessions and secrets made with them stay "
+            "valid. Remove a value after `manage.py reseal`, when its sessions have expired."
+        ),
     ] = msgspec.field(default_factory=list)
     allowed_hosts: Annotated[
-        list[str], Meta(description="Host names the console answers to; `*` only outside production.")
+        list[str],
+        Meta(
+            description="Host names, comma-separated, under which the console is served; other names get a 400. "
+            "Production refuses `*`."
+        ),
     ] = msgspec.field(default_factory=lambda: ["localhost", "127.0.0.1", "[::1]"])
-    log_format: Annotated[Literal["text", "json"], Meta(description="Log lines for people or for machines.")] = "text"
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Meta(description="Least level logged.")] = "INFO"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="Format of log lines: `text` to read, `json` to collect.")
+    ] = "text"
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        Meta(
+            description="Minimum log level. `DEBUG` also logs what libraries send and receive; do not use it in "
+            "production."
+        ),
+    ] = "INFO"
     web: Web = Web()
     queues: Queues = Queues()
     auth: Auth = Auth()
@@ -225,7 +574,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def build(values: dict[str, object]) -> Conf:
-    """Turn plain values (strings from the environment among them) into a `Conf`, or say which one is wrong."""
+    """Convert plain values, such as environment variables, to a `Conf`. Raises ConfigError."""
     try:
         return msgspec.convert(values, type=Conf, strict=False)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""Everything that can go wrong on purpose, one class each.
+"""The errors that codeQ raises deliberately: one class for each.
 
-The docstring is the default message, `code` the stable word a client switches on, `status` the HTTP status,
-`retryable` whether the same request may succeed later. Nothing in the project matches an error by its text.
+The docstring is the default message. `code` is the stable word that clients compare, `status` the HTTP status, and
+`retryable` says whether the same request may succeed later. Nothing in the project matches an error by its text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class CodeqError(Exception):
-    """Something went wrong."""
+    """An unexpected error occurred. Report the requestId to the operator; the log has the cause."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -23,124 +23,124 @@ class CodeqError(Exception):
 
 
 class InvalidRequest(CodeqError):
-    """The request does not follow the contract."""
+    """The request is not valid. Correct the field that the detail names."""
 
     code = "invalid_request"
     status = 400
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The request is larger than this tenant may send."""
+    """The request is too large. Send a smaller body, payload or result."""
 
     code = "payload_too_large"
     status = 413
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """Send the body as application/json in UTF-8, uncompressed."""
+    """The media type is not supported. Send application/json in UTF-8, uncompressed."""
 
     code = "unsupported_media_type"
     status = 415
 
 
 class MethodNotAllowed(InvalidRequest):
-    """This path does not know that method."""
+    """Method not allowed. The Allow header lists the methods of this path."""
 
     code = "method_not_allowed"
     status = 405
 
 
 class RequestTimeout(InvalidRequest):
-    """The body did not arrive in time."""
+    """The request body did not arrive in time. Send a smaller body or check the connection."""
 
     code = "request_timeout"
     status = 408
 
 
 class Unauthenticated(CodeqError):
-    """Send a valid bearer token: `Authorization: Bearer <jwt>`."""
+    """The token is missing, expired or not valid. Send `Authorization: Bearer <jwt>`."""
 
     code = "unauthenticated"
     status = 401
 
 
 class Forbidden(CodeqError):
-    """The token does not allow this."""
+    """The token does not permit this request. Use one with the required role, scope or command."""
 
     code = "forbidden"
     status = 403
 
 
 class TenantSuspended(Forbidden):
-    """This tenant is suspended."""
+    """The tenant is suspended. Ask the operator to lift the suspension."""
 
     code = "tenant_suspended"
 
 
 class NotLeaseOwner(Forbidden):
-    """The task is leased to another worker."""
+    """Another worker holds the lease. Stop working on the task."""
 
     code = "not_owner"
 
 
 class NotFound(CodeqError):
-    """There is nothing here."""
+    """Not found. Check the path and the id."""
 
     code = "not_found"
     status = 404
 
 
 class TaskNotFound(NotFound):
-    """task not found"""
+    """task not found"""  # The contract fixes this text.
 
     code = "task_not_found"
 
 
 class ResultNotFound(NotFound):
-    """result not found"""
+    """result not found"""  # The contract fixes this text.
 
     code = "result_not_found"
 
 
 class Conflict(CodeqError):
-    """The task's state does not allow this."""
+    """The task's state does not permit this request. Read the task before you try again."""
 
     code = "conflict"
     status = 409
 
 
 class LeaseLost(Conflict):
-    """The lease is over: the task was given back, taken by somebody else, or has ended."""
+    """The lease has ended: it expired, the task was returned, or the task has ended. Stop working on it."""
 
     code = "lease_lost"
 
 
 class TaskCancelled(Conflict):
-    """cancelled"""
+    """The task was cancelled. Stop working on it."""
 
     code = "cancelled"
 
 
 class AlreadyEnded(Conflict):
-    """The task has already ended, with another outcome."""
+    """The task has already ended with a different outcome. Read its result."""
 
     code = "already_ended"
 
 
 class IdempotencyMismatch(Conflict):
-    """This idempotency key was used for a different request."""
+    """The idempotency key was used for a different request. Use a new key."""
 
     code = "idempotency_mismatch"
 
 
 class NotDead(Conflict):
-    """Only a dead letter can be replayed."""
+    """The task is not a dead letter. Only dead letters can be replayed or deleted."""
 
     code = "not_dead"
 
 
 class TooMany(CodeqError):
-    """Too many requests: slow down."""
+    """The rate limit is reached. Wait for Retry-After and try again."""
 
     code = "too_many_requests"
     status = 429
@@ -148,13 +148,13 @@ class TooMany(CodeqError):
 
 
 class QueueFull(TooMany):
-    """As many tasks wait as this tenant may have waiting: let workers catch up."""
+    """The tenant has too many waiting tasks. Try again when workers have completed some."""
 
     code = "queue_full"
 
 
 class Unavailable(CodeqError):
-    """The queue cannot answer right now: try again shortly."""
+    """The service is temporarily unavailable. Wait for Retry-After and try again."""
 
     code = "unavailable"
     status = 503
@@ -162,10 +162,10 @@ class Unavailable(CodeqError):
 
 
 class StoreFull(Unavailable):
-    """The queue's memory is full. Workers can finish their tasks; new ones are refused until there is room."""
+    """The queue's memory is full. Try again later; workers can still complete their tasks."""
 
     code = "store_full"
 
 
 class ConfigError(Exception):
-    """The configuration is wrong; the message names the setting and what to write instead."""
+    """The configuration is not valid. The message names the setting and a valid value."""

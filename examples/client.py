@@ -1,4 +1,4 @@
-"""A client of codeQ with nothing but Python's standard library: one task, all the way.
+"""A codeQ client that uses only Python's standard library, and the life cycle of one task.
 
 PRODUCER=$(python manage.py token --tenant demo --role producer)
 WORKER=$(python manage.py token --tenant demo --role worker)
@@ -15,12 +15,12 @@ from typing import Any
 
 
 class Problem(Exception):
-    """The service said no. `code` is what to switch on."""
+    """An error answer of the service. Compare `code`, not the text."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.status: int = said["status"]
-        self.code: str = said["code"]
-        super().__init__(f"{self.status} {self.code}: {said['detail']} (request {said['requestId']})")
+    def __init__(self, problem: dict[str, Any]) -> None:
+        self.status: int = problem["status"]
+        self.code: str = problem["code"]
+        super().__init__(f"{self.status} {self.code}: {problem['detail']} (request {problem['requestId']})")
 
 
 class Client:
@@ -29,15 +29,15 @@ class Client:
         self.token = token
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer's JSON, None for a 204; raises Problem."""
-        request = urllib.request.Request(  # noqa: S310 - the address is the user's own
+        """Send a request and return the JSON of the answer, or None for a 204. Raises Problem."""
+        request = urllib.request.Request(  # noqa: S310 - the user chooses the address
             self.base + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
         )
         try:
-            # A little longer than the longest poll.
+            # A little longer than the longest long poll.
             with urllib.request.urlopen(request, timeout=70) as response:  # noqa: S310
                 return json.load(response) if response.status != 204 else None
         except urllib.error.HTTPError as error:
@@ -57,16 +57,16 @@ class Client:
     # Workers
 
     def claim(self, *commands: str, lease_seconds: int = 60, wait_seconds: int = 0) -> Any:
-        asked = {"commands": list(commands), "leaseSeconds": lease_seconds, "waitSeconds": wait_seconds}
-        return self.call("POST", "/tasks/claim", asked)
+        body = {"commands": list(commands), "leaseSeconds": lease_seconds, "waitSeconds": wait_seconds}
+        return self.call("POST", "/tasks/claim", body)
 
     def heartbeat(self, task: Any, extend_seconds: int = 60, percent: float = 0) -> Any:
-        said = {"extendSeconds": extend_seconds, "progress": {"percent": percent}, "leaseToken": task["leaseToken"]}
-        return self.call("POST", f"/tasks/{task['id']}/heartbeat", said)
+        body = {"extendSeconds": extend_seconds, "progress": {"percent": percent}, "leaseToken": task["leaseToken"]}
+        return self.call("POST", f"/tasks/{task['id']}/heartbeat", body)
 
     def complete(self, task: Any, result: dict[str, Any]) -> Any:
-        said = {"status": "COMPLETED", "result": result, "leaseToken": task["leaseToken"]}
-        return self.call("POST", f"/tasks/{task['id']}/result", said)
+        body = {"status": "COMPLETED", "result": result, "leaseToken": task["leaseToken"]}
+        return self.call("POST", f"/tasks/{task['id']}/result", body)
 
 
 def main(base: str, producer_token: str, worker_token: str) -> None:

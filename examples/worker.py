@@ -1,4 +1,4 @@
-"""A worker with codeQ's own client: two commands, four tasks at once, until Ctrl-C.
+"""A worker that uses codeq_client: two commands, four tasks at once, until Ctrl-C.
 
 export CODEQ=http://127.0.0.1:8080
 export WORKER=$(python manage.py token --tenant demo --role worker)
@@ -23,7 +23,7 @@ worker = Worker(os.environ["CODEQ"], os.environ["WORKER"], slots=4)
 def add(job: Job) -> dict[str, float]:
     numbers = job.payload["numbers"]
     if not all(isinstance(number, int | float) for number in numbers):
-        raise Fail("only numbers can be added")  # no other attempt would do better
+        raise Fail("only numbers can be added")  # another attempt would fail as well
     return {"sum": sum(numbers)}
 
 

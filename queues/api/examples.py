@@ -71,7 +71,7 @@ LOST = {
     "taskId": ID,
     "error": "lease_lost",
     "status": 409,
-    "detail": "The lease is over: the task was given back, taken by somebody else, or has ended.",
+    "detail": "The lease has ended: it expired, the task was returned, or the task has ended. Stop working on it.",
 }
 STATS = {
     "command": "RENDER_VIDEO",

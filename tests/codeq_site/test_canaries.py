@@ -1,4 +1,4 @@
-"""What clients send, and what lets them in, is in no line that any process of an installation logs."""
+"""No process of an installation logs payloads or credentials of clients."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canari
 """
 
 
-def secrets(own: Installation) -> list[str]:
-    """Three tokens and a signing secret."""
+def create_credentials(own: Installation) -> list[str]:
+    """Issue three tokens and create a signing secret."""
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "manage.py", "shell", "-v0", "-c", MINT],
         env=clean_environment({"CODEQ_HOME": str(own.home)}), cwd=settings.BASE_DIR,
@@ -47,13 +47,13 @@ def secrets(own: Installation) -> list[str]:
     return [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("secret ")]
 
 
-class Speaker:
+class HttpClient:
     def __init__(self, own: Installation) -> None:
         self.own = own
         self.open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
 
-    def say(self, path: str, token: str = "", body: Any = None, **headers: str) -> tuple[int, bytes]:
-        """Whatever comes of it: refusals and broken connections are meant too."""
+    def send(self, path: str, token: str = "", body: Any = None, **headers: str) -> tuple[int, bytes]:
+        """Send a request and return status and body. A broken connection returns status 0."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         request = urllib.request.Request(f"{self.own.base}{path}", data, kind | headers)
@@ -66,65 +66,65 @@ class Speaker:
             return 0, b""
 
     def log_in(self, name: str, password: str) -> int:
-        _, page = self.say("/admin/login/")
-        found = re.search(rb'name="csrfmiddlewaretoken" value="(\w+)"', page)
-        token = found[1].decode() if found else ""
+        _, page = self.send("/admin/login/")
+        field = re.search(rb'name="csrfmiddlewaretoken" value="(\w+)"', page)
+        token = field[1].decode() if field else ""
         form = {"username": name, "password": password, "csrfmiddlewaretoken": token, "next": "/admin/"}
         encoded = urllib.parse.urlencode(form).encode()
         kind = {"Content-Type": "application/x-www-form-urlencoded", "Referer": self.own.base}
-        return self.say("/admin/login/", "", encoded, **kind)[0]
+        return self.send("/admin/login/", "", encoded, **kind)[0]
 
 
-@pytest.mark.spec("AUT-1", "No token, secret, password or payload is in a log of any process, nor in the broker (E-21)")
-def test_no_log_says_what_was_sent_or_who_sent_it(running: Installation) -> None:
-    secret = secrets(running)
-    producer, worker, admin, _ = secret
-    speaker, urls = Speaker(running), published(running)
-    work(speaker, producer, worker, admin)
-    refusals(speaker, producer, worker)
-    what_postgresql_refuses(urls)
-    a_row_that_is_refused(urls)
-    without_postgresql(running, speaker, producer, admin)
+@pytest.mark.spec("AUT-1", "No log and no broker message has a token, secret, password or payload in it (E-21)")
+def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installation) -> None:
+    credentials = create_credentials(running)
+    producer, worker, admin, _ = credentials
+    client, urls = HttpClient(running), published(running)
+    send_tasks_with_canaries(client, producer, worker, admin)
+    send_refused_requests(client, producer, worker)
+    send_failing_statements(urls)
+    add_invalid_stream_entry(urls)
+    send_requests_without_postgresql(running, client, producer, admin)
 
     with psycopg.connect(urls["database_url"]) as database:
         kept = database.execute("SELECT count(*) FROM queues_auditedresult WHERE payload LIKE %s", (f"%{CANARY}%",))
-        assert kept.fetchone() != (0,), "the canary is not where it should be"
-    # Words of web, of Celery, and of the servers: it is their logs that are read.
-    said = (
+        assert kept.fetchone() != (0,), "the audit does not contain the canary"
+    # Messages of web processes, Celery and the servers: proves that their logs are read.
+    messages = (
         "is refused for",
         "is in quarantine",
         "not properly shut down",
         "division by zero",
         "Ready to accept connections",
     )
-    until(lambda: all(word in logs(running) for word in said))
+    until(lambda: all(message in logs(running) for message in messages))
     log = logs(running)
     shown = re.search(r"user \S+, password (\S+)", running.out)
     assert shown is not None
     passwords = [shown[1], urls["secret_key"], *re.findall(r"://[^/@:]*:([^@]+)@", json.dumps(urls))]
-    broker = in_the_broker(urls)
-    for word in (CANARY, *(each.rpartition(".")[2] for each in secret), *passwords):
-        found = [line for line in log.splitlines() if word in line]
-        assert found == []
+    broker = read_broker(urls)
+    for word in (CANARY, *(credential.rpartition(".")[2] for credential in credentials), *passwords):
+        assert [line for line in log.splitlines() if word in line] == []
         assert word not in broker
 
 
-def in_the_broker(urls: dict[str, str]) -> str:
+def read_broker(urls: dict[str, str]) -> str:
+    """Return all keys and values of the broker as text."""
     with redis.Redis.from_url(urls["broker_url"]) as broker:
         read: dict[bytes, Callable[[bytes], object]] = {
             b"string": broker.get, b"hash": broker.hgetall, b"set": broker.smembers,
             b"list": lambda key: broker.lrange(key, 0, -1), b"zset": lambda key: broker.zrange(key, 0, -1),
         }  # fmt: skip
-        found = {key: broker.type(key) for key in broker.scan_iter()}
-        return " ".join(f"{key!r} {read[kind](key)!r}" for key, kind in found.items() if kind != b"none")
+        types = {key: broker.type(key) for key in broker.scan_iter()}
+        return " ".join(f"{key!r} {read[kind](key)!r}" for key, kind in types.items() if kind != b"none")
 
 
 def logs(running: Installation) -> str:
     return running.err + "".join(path.read_text(errors="replace") for path in running.home.glob("log/*"))
 
 
-def work(speaker: Speaker, producer: str, worker: str, admin: str) -> None:
-    """Tasks that go all ways there are, with a canary wherever a client has the word."""
+def send_tasks_with_canaries(client: HttpClient, producer: str, worker: str, admin: str) -> None:
+    """Complete tasks with every outcome, with a canary in every field that a client sets."""
     hook = f"http://127.0.0.1:{free_port()}/{CANARY}?token={CANARY}"
     task = {"command": "canaries", "payload": {CANARY: CANARY}, "webhook": hook, "idempotencyKey": CANARY}
     artifacts = [{"name": CANARY, "contentBase64": base64.b64encode(CANARY.encode()).decode()}]
@@ -134,35 +134,35 @@ def work(speaker: Speaker, producer: str, worker: str, admin: str) -> None:
         ("nack", {"reason": CANARY}),
     ]
     for number, (verb, body) in enumerate(endings):
-        said = {**task, "idempotencyKey": f"{CANARY}-{number}", "maxAttempts": 1}
-        assert speaker.say(TASKS, producer, said)[0] == 202
-        status, claimed = speaker.say(f"{TASKS}/claim", worker, {"commands": ["canaries"]})
+        new_task = {**task, "idempotencyKey": f"{CANARY}-{number}", "maxAttempts": 1}
+        assert client.send(TASKS, producer, new_task)[0] == 202
+        status, claimed = client.send(f"{TASKS}/claim", worker, {"commands": ["canaries"]})
         assert status == 200
         path = f"{TASKS}/{json.loads(claimed)['id']}"
-        assert speaker.say(f"{path}/heartbeat", worker, {"progress": {"percent": 4, "note": CANARY}})[0] == 200
-        assert speaker.say(f"{path}/{verb}", worker, body)[0] == 200
-    until(lambda: speaker.say(f"/v1/codeq/admin/dlq/canaries?text={CANARY}", admin)[1].count(CANARY.encode()) > 0)
+        assert client.send(f"{path}/heartbeat", worker, {"progress": {"percent": 4, "note": CANARY}})[0] == 200
+        assert client.send(f"{path}/{verb}", worker, body)[0] == 200
+    until(lambda: client.send(f"/v1/codeq/admin/dlq/canaries?text={CANARY}", admin)[1].count(CANARY.encode()) > 0)
     subscription = {"callbackUrl": hook, "eventTypes": ["canaries"]}
-    speaker.say("/v1/codeq/workers/subscriptions", worker, subscription)
-    speaker.say(TASKS, producer, task)
+    client.send("/v1/codeq/workers/subscriptions", worker, subscription)
+    client.send(TASKS, producer, task)
 
 
-def refusals(speaker: Speaker, producer: str, worker: str) -> None:
+def send_refused_requests(client: HttpClient, producer: str, worker: str) -> None:
     forged = f"{producer.rpartition('.')[0]}.{CANARY}"
     for body in (f'{{"command": "{CANARY}', f'{{"{CANARY}": 1}}', f'{{"command": "a", "payload": {CANARY}}}', CANARY):
-        assert speaker.say(TASKS, producer, body.encode())[0] == 400
-    assert speaker.say(TASKS, forged, {"command": "a", "payload": CANARY})[0] == 401
-    assert speaker.say(TASKS, CANARY, {"command": "a", "payload": CANARY})[0] == 401
-    assert speaker.say(TASKS, worker, {"command": "a", "payload": CANARY})[0] == 403
-    assert speaker.say(f"{TASKS}/{CANARY}?{CANARY}={CANARY}", producer)[0] in (400, 404)
-    assert speaker.say(f"/{CANARY}")[0] == 404
-    assert speaker.say(TASKS, producer, b"\x1f\x8b" + CANARY.encode(), **{"Content-Encoding": "gzip"})[0] == 415
-    # Eleven: attempts are counted anew every five minutes, perhaps just now.
-    assert 429 in [speaker.log_in(f"somebody-{CANARY}", CANARY) for _ in range(11)]
+        assert client.send(TASKS, producer, body.encode())[0] == 400
+    assert client.send(TASKS, forged, {"command": "a", "payload": CANARY})[0] == 401
+    assert client.send(TASKS, CANARY, {"command": "a", "payload": CANARY})[0] == 401
+    assert client.send(TASKS, worker, {"command": "a", "payload": CANARY})[0] == 403
+    assert client.send(f"{TASKS}/{CANARY}?{CANARY}={CANARY}", producer)[0] in (400, 404)
+    assert client.send(f"/{CANARY}")[0] == 404
+    assert client.send(TASKS, producer, b"\x1f\x8b" + CANARY.encode(), **{"Content-Encoding": "gzip"})[0] == 415
+    # Eleven, because a new window of five minutes may begin between the attempts.
+    assert 429 in [client.log_in(f"somebody-{CANARY}", CANARY) for _ in range(11)]
 
 
-def what_postgresql_refuses(urls: dict[str, str]) -> None:
-    """It would log the statement, and the values that clash."""
+def send_failing_statements(urls: dict[str, str]) -> None:
+    """Execute statements that PostgreSQL would log with their values."""
     with psycopg.connect(urls["database_url"], autocommit=True) as database:
         with pytest.raises(psycopg.errors.DivisionByZero):
             database.execute(f"SELECT 1 / 0 AS {CANARY}")
@@ -170,8 +170,8 @@ def what_postgresql_refuses(urls: dict[str, str]) -> None:
             database.execute(f"CREATE TEMP TABLE t (word text UNIQUE); INSERT INTO t VALUES ('{CANARY}'), ('{CANARY}')")
 
 
-def a_row_that_is_refused(urls: dict[str, str]) -> None:
-    """As some release, or some accident, might have written it to the stream of what ended."""
+def add_invalid_stream_entry(urls: dict[str, str]) -> None:
+    """Add an entry that PostgreSQL refuses, as an older release could have written it."""
     with psycopg.connect(urls["database_url"], autocommit=True) as database:
         (tid,) = database.execute("SELECT tid FROM tenants_tenant WHERE slug = 'canaries'").fetchone() or ("",)
         entry = {
@@ -186,15 +186,15 @@ def a_row_that_is_refused(urls: dict[str, str]) -> None:
         until(lambda: (database.execute(quarantined).fetchone() or (0,))[0] > 0)
 
 
-def without_postgresql(running: Installation, speaker: Speaker, producer: str, admin: str) -> None:
-    """What cannot be done is logged; not what it was about."""
+def send_requests_without_postgresql(running: Installation, client: HttpClient, producer: str, admin: str) -> None:
+    """Kill PostgreSQL and send requests. The log has the failures, but not their content."""
     before = len(running.out)
     running.child("bin/postgres").kill()
     for _ in range(5):
-        speaker.say(f"/v1/codeq/admin/dlq/canaries?text={CANARY}", admin)
-        speaker.say(f"{TASKS}?text={CANARY}", producer)
-        speaker.say(TASKS, producer, {"command": "canaries", "payload": CANARY, "delaySeconds": 3600})
+        client.send(f"/v1/codeq/admin/dlq/canaries?text={CANARY}", admin)
+        client.send(f"{TASKS}?text={CANARY}", producer)
+        client.send(TASKS, producer, {"command": "canaries", "payload": CANARY, "delaySeconds": 3600})
         with contextlib.suppress(AssertionError):
-            speaker.log_in(CANARY, CANARY)
+            client.log_in(CANARY, CANARY)
     until(lambda: "runs again" in running.out[before:], 60)
     until(lambda: is_ready(running), 60)

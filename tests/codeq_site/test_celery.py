@@ -1,4 +1,4 @@
-"""What Celery takes off its broker."""
+"""Messages that Celery accepts from its broker, and the broker's TLS certificate."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Bomb:
         return EXECUTED.append, ("executed",)
 
 
-@pytest.mark.spec("BEA-1", "Nothing but JSON is taken off the broker: whoever can write to it can execute nothing")
+@pytest.mark.spec("BEA-1", "Only JSON is accepted from the broker: writing to it does not execute code")
 @pytest.mark.parametrize("kind", sorted(set(registry.type_to_name) - {"application/json"}))
-def test_only_json_is_read_from_the_broker(kind: str) -> None:
+def test_only_json_is_accepted_from_the_broker(kind: str) -> None:
     assert app.conf.task_serializer == "json"
     with pytest.raises(ContentDisallowed):
         loads(pickle.dumps(Bomb()), kind, "binary", accept=app.conf.accept_content)
@@ -31,14 +31,14 @@ def test_only_json_is_read_from_the_broker(kind: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?ssl_ca_certs=/etc/ssl/own.pem", "?ssl_cert_reqs=required"])
-def test_a_broker_that_speaks_tls_is_verified(query: str) -> None:
+def test_certificate_of_the_broker_is_verified(query: str) -> None:
     plain = "rediss://broker.example.com:6379/0"
-    # Left alone, kombu takes whoever answers for the broker.
-    assert _asked_of_the_broker(plain) == ssl.CERT_NONE
-    assert _asked_of_the_broker(kombu_url(plain + query)) == ssl.CERT_REQUIRED
+    # By default kombu does not verify the certificate.
+    assert _certificate_requirement(plain) == ssl.CERT_NONE
+    assert _certificate_requirement(kombu_url(plain + query)) == ssl.CERT_REQUIRED
 
 
-def _asked_of_the_broker(url: str) -> Any:
+def _certificate_requirement(url: str) -> Any:
     tls = Connection(url).ssl
     assert isinstance(tls, dict)
     return tls["ssl_cert_reqs"]

@@ -1,4 +1,4 @@
-"""`manage.py check` refuses a bad deployment: each problem by its id, with what to do about it."""
+"""`manage.py check` reports each problem of a deployment with an id and a hint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(conf: Conf) -> list[str | None]:
     return [problem.id for problem in [*checks.everywhere(conf), *checks.deployed(conf)]]
 
 
-def test_a_good_deployment_has_no_problem() -> None:
+def test_correct_deployment_has_no_problem() -> None:
     assert ids(conf_with()) == []
     assert ids(conf_with(**CLUSTER)) == []
 
@@ -73,13 +73,13 @@ def test_a_good_deployment_has_no_problem() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_a_bad_setting_is_named(changes: Mapping[str, Any], expected: str) -> None:
+def test_wrong_setting_is_reported(changes: Mapping[str, Any], expected: str) -> None:
     conf = conf_with(**changes)
     assert ids(conf) == [expected]
     assert all(problem.hint for problem in [*checks.everywhere(conf), *checks.deployed(conf)])
 
 
-def test_a_receivers_public_network_may_be_allowed() -> None:
+def test_public_network_may_be_allowed() -> None:
     assert ids(conf_with(webhooks={"allow_hosts": ["8.8.8.0/24"]})) == []
 
 
@@ -94,14 +94,14 @@ def run_check(environment: Mapping[str, str], home: Path) -> subprocess.Complete
     )
 
 
-def test_the_command_refuses_the_defaults(tmp_path: Path) -> None:
+def test_check_command_refuses_the_defaults(tmp_path: Path) -> None:
     answer = run_check({}, tmp_path)
     assert answer.returncode == 1
     for expected in ("codeq.E010", "codeq.E011", "codeq.E017"):
         assert expected in answer.stderr
 
 
-def test_the_command_passes_a_good_deployment(tmp_path: Path) -> None:
+def test_check_command_accepts_a_correct_deployment(tmp_path: Path) -> None:
     answer = run_check(
         {
             "CODEQ_PRODUCTION": "true",

@@ -1,5 +1,4 @@
-"""docs/howto/production.md, the rules, the dashboard and the runbook: run as they stand where they can be run, and held
-to what the code reads and exports."""
+"""Run the production guide; compare rules, dashboard and runbook with the code."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def block(heading: str, language: str = "sh") -> str:
-    """The first code of a section."""
+    """Return the first code block of a section."""
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE, flags=re.M | re.S)
     code: str = re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.M | re.S)[0]
     return code
@@ -56,21 +55,21 @@ def server_settings() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    said = [shlex.split(line, comments=True) for line in block("The settings").splitlines()]
-    assert all(words[0] == "export" and len(words) == 2 for words in said)
-    return dict(words[1].split("=", 1) for words in said)
+    lines = [shlex.split(line, comments=True) for line in block("The settings").splitlines()]
+    assert all(words[0] == "export" and len(words) == 2 for words in lines)
+    return dict(words[1].split("=", 1) for words in lines)
 
 
 class Page:
-    """What the page's commands are run with: its own settings, but for where this machine's servers are."""
+    """Runs the page's commands with its settings, on the tests' servers."""
 
-    def __init__(self, room: Path, valkey: Valkey, broker: Valkey, database_url: str) -> None:
-        self.room = room
+    def __init__(self, directory: Path, valkey: Valkey, broker: Valkey, database_url: str) -> None:
+        self.directory = directory
         self.broker = broker
         self.port = free_port()
         self.variables = {
             **clean_environment(environment()),
-            "CODEQ_HOME": str(room / "home"),
+            "CODEQ_HOME": str(directory / "home"),
             "CODEQ_PORT": str(self.port),
             "REDIS_URL": valkey.url,
             "CELERY_BROKER_URL": broker.url,
@@ -79,23 +78,23 @@ class Page:
         }
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def here(self, line: str) -> str:
+    def localize(self, line: str) -> str:
         python = shlex.quote(sys.executable)
-        line = re.sub(r"\bpython (?=manage|-m)", f"{python} ", line.replace("/var/lib/codeq", str(self.room)))
-        line = line.replace("/run/secrets/codeq_admin", str(self.room / "password"))
+        line = re.sub(r"\bpython (?=manage|-m)", f"{python} ", line.replace("/var/lib/codeq", str(self.directory)))
+        line = line.replace("/run/secrets/codeq_admin", str(self.directory / "password"))
         return re.sub(r"^celery ", f"{python} -W ignore:You.re.running -m celery ", line)
 
     def run(self, line: str) -> str:
-        done = subprocess.run(
-            ["sh", "-euc", self.here(line)],
+        completed = subprocess.run(
+            ["sh", "-euc", self.localize(line)],
             env=self.variables, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
-        return done.stdout.strip()
+        assert completed.returncode == 0, f"{line}\n{completed.stderr}"
+        return completed.stdout.strip()
 
     def start(self, line: str) -> None:
-        argv = shlex.split(self.here(line))
-        log = self.room / f"process-{len(self.started)}.log"
+        argv = shlex.split(self.localize(line))
+        log = self.directory / f"process-{len(self.started)}.log"
         self.started.append(
             spawn(argv, log=log, env=self.variables, cwd=settings.BASE_DIR, death_signal=signal.SIGKILL)
         )
@@ -108,8 +107,8 @@ class Page:
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=20) as answer:
-            said = answer.read().decode()
-            return answer.status, json.loads(said) if "json" in answer.headers["content-type"] else said
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if "json" in answer.headers["content-type"] else text
 
     def end(self, *processes: subprocess.Popen[bytes]) -> None:
         for process in processes:
@@ -134,8 +133,10 @@ def page(tmp_path: Path, valkey_server: ValkeyFactory, postgresql: PostgreSQL) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.spec("DOC-2", "The processes of docs/howto/production.md, started as it says, are ready and do a task")
-def test_the_page_is_an_installation(page: Page) -> None:
+@pytest.mark.spec(
+    "DOC-2", "The processes of docs/howto/production.md, started as described, become ready and complete a task"
+)
+def test_commands_of_the_page_start_an_installation(page: Page) -> None:
     *preparation, producer, worker, operator = block("The first start").splitlines()
     for line in preparation:
         page.run(line)
@@ -157,15 +158,15 @@ def test_the_page_is_an_installation(page: Page) -> None:
     assert read["result"]["result"] == {"text": "Hello"}
 
     def is_audited() -> bool:
-        # Beat has run, a worker has counted what it stored, and this web process tells of it.
+        # Beat has run, a worker has counted the stored row, and this web process exports the count.
         _, shown = page.ask("GET", "/metrics", tokens[2])
         wanted = ('codeq_task_completed_total{command="greet",status="COMPLETED"} 1.0', "codeq_audit_lag 0.0")
-        return all(each in shown for each in wanted) and 'codeq_beat_late_seconds{name="drain"}' in shown
+        return all(line in shown for line in wanted) and 'codeq_beat_late_seconds{name="drain"}' in shown
 
     until(is_audited, 60, every=0.2)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         page.ask("GET", "/metrics")
-    # What the page says of the proxy: it names the host and says that it speaks TLS, or the console sends it away.
+    # The proxy must forward the host and X-Forwarded-Proto, or the console redirects or refuses.
     assert console(page, "codeq.example.com", "https") == 200
     assert console(page, "codeq.example.com", "http") == 301
     assert console(page, "elsewhere.example.com", "https") == 400
@@ -175,7 +176,7 @@ def test_the_page_is_an_installation(page: Page) -> None:
     page.broker.kill()
     assert page.ask("POST", tasks, tokens[0], {"command": "greet", "payload": {}})[0] == 202
     page.end(web)
-    # In order: uvicorn, when it has shut down, ends by the signal that it was sent.
+    # A regular stop: after its shutdown uvicorn ends with the signal that it received.
     assert [process.returncode for process in page.started] == [-signal.SIGTERM, 0, 0]
 
 
@@ -186,18 +187,18 @@ def console(page: Page, host: str, scheme: str) -> int:
         return link.getresponse().status
 
 
-def test_the_servers_are_set_as_those_that_the_tests_run_on() -> None:
+def test_server_settings_are_those_of_the_tests() -> None:
     assert server_settings() == DURABLE
 
 
 @pytest.mark.parametrize(
     "name", sorted(set(re.findall(r"\b(?:CODEQ_[A-Z_]+|[A-Z]+_URL|SPARK_MASTER)\b", PAGE + RUNBOOK)))
 )
-def test_every_setting_that_the_page_names_is_one(name: str) -> None:
+def test_every_named_setting_exists(name: str) -> None:
     assert name in env.names()
 
 
-def test_every_command_and_path_that_the_page_names_exists() -> None:
+def test_every_named_command_and_path_exists() -> None:
     inline = re.findall(r"`manage\.py ([^`]+)`", PAGE)
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.M | re.S)
     pasted = re.findall(r"\bmanage\.py (.+)$", "".join(blocks), flags=re.M)
@@ -205,7 +206,7 @@ def test_every_command_and_path_that_the_page_names_exists() -> None:
     for line in {*inline, *pasted}:
         name, *arguments = shlex.split(line)
         command = load_command_class(get_commands()[name], name)
-        # A name alone speaks of the command; with arguments it can be pasted.
+        # A name without arguments is a mention; with arguments it can be pasted.
         if arguments:
             command.create_parser("manage.py", name).parse_args(arguments)
     assert set(re.findall(r"^\| `(/\w+)` \|", PAGE, flags=re.M)) == {"/healthz", "/readyz"} < router.OPERATIONS_PATHS
@@ -213,8 +214,8 @@ def test_every_command_and_path_that_the_page_names_exists() -> None:
 
 @pytest.fixture
 def exported(valkey: Valkey, transactional_db: None) -> set[str]:
-    """Every name that /metrics can have: what was never counted is not shown, and is registered all the same."""
-    _ = get_resolver().url_patterns  # as a web process does at its start: the views import what they count
+    """All names that /metrics can export. Metrics without a value are only registered."""
+    _ = get_resolver().url_patterns  # as a web process does at its start: the views import their metrics
     now = "2026-01-01T00:00:00Z"
     BeatJob.objects.create(name="drain", every_seconds=1, started_at=now, ended_at=now)
     registered = {f"{family.name}_total" if family.type == "counter" else family.name for family in REGISTRY.collect()}
@@ -222,44 +223,44 @@ def exported(valkey: Valkey, transactional_db: None) -> set[str]:
     return {name for name in registered | shown if name.startswith("codeq_")}
 
 
-def test_the_page_tells_of_every_metric_and_of_no_other(exported: set[str]) -> None:
+def test_page_lists_exactly_the_exported_metrics(exported: set[str]) -> None:
     assert set(re.findall(r"`(codeq_(?!site)\w+)`", PAGE)) == exported
 
 
-# What Grafana puts in before it asks.
-FILLED_IN = {"$__rate_interval": "5m", "$command": ".*"}
+# The variables that Grafana replaces in a query.
+VARIABLES = {"$__rate_interval": "5m", "$command": ".*"}
 
 
 def metrics_of(expression: str) -> set[str]:
-    """The names of metrics in PromQL that Prometheus would accept."""
-    for name, value in FILLED_IN.items():
+    """Return the metrics in a PromQL expression. Raises ValueError if it is not valid."""
+    for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
     promql_parser.parse(expression)
     return set(re.findall(r"\b(?:codeq_\w+|up)\b", expression))
 
 
 @pytest.fixture
-def asked_for(exported: set[str]) -> set[str]:
-    """`exported`, and what else a query may name: the buckets of a histogram, and what Prometheus adds."""
+def queryable(exported: set[str]) -> set[str]:
+    """`exported`, the buckets of histograms, and the metric that Prometheus adds."""
     return exported | {f"{name}_bucket" for name in exported} | {"up"}
 
 
-def test_an_expression_that_prometheus_would_refuse_is_found() -> None:
+def test_invalid_expression_is_found() -> None:
     with pytest.raises(ValueError, match="parenthesis"):
         metrics_of("sum(rate(codeq_task_created_total[$__rate_interval])")
 
 
-@pytest.mark.spec("OBS-4", "The rules are PromQL, name what /metrics exports, and say what is the matter")
-def test_every_rule_asks_for_what_is_exported(asked_for: set[str]) -> None:
+@pytest.mark.spec("OBS-4", "The alert rules are valid PromQL, use exported metrics, and have a summary")
+def test_every_rule_uses_exported_metrics(queryable: set[str]) -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES) > 10
     for rule in RULES:
-        assert set() < metrics_of(rule["expr"]) <= asked_for, rule["alert"]
+        assert set() < metrics_of(rule["expr"]) <= queryable, rule["alert"]
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
-@pytest.mark.spec("OBS-4", "The dashboard's panels are PromQL, ask for what /metrics exports, and do not overlap")
-def test_every_panel_asks_for_what_is_exported(asked_for: set[str]) -> None:
+@pytest.mark.spec("OBS-4", "The dashboard's panels are valid PromQL, use exported metrics, and do not overlap")
+def test_every_panel_uses_exported_metrics(queryable: set[str]) -> None:
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -271,27 +272,27 @@ def test_every_panel_asks_for_what_is_exported(asked_for: set[str]) -> None:
     for panel in PANELS:
         assert panel["description"], panel["title"]
         for target in panel["targets"]:
-            assert set() < metrics_of(target["expr"]) <= asked_for, panel["title"]
+            assert set() < metrics_of(target["expr"]) <= queryable, panel["title"]
 
 
-def test_the_dashboard_shows_every_metric(exported: set[str]) -> None:
+def test_dashboard_shows_every_metric(exported: set[str]) -> None:
     shown = set().union(*(metrics_of(target["expr"]) for panel in PANELS for target in panel["targets"]))
     assert exported <= {name.removesuffix("_bucket") for name in shown} | {"codeq_depths_complete"}
 
 
-def test_rules_and_panels_ask_for_labels_that_the_metrics_have() -> None:
+def test_rules_and_panels_use_labels_of_the_metrics() -> None:
     known = {name for family in REGISTRY.collect() for sample in family.samples for name in sample.labels}
     known |= {"command", "status", "scope", "kind", "outcome", "queue", "name", "job", "code", "le"}
-    asked = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
-    for expression in asked:
+    expressions = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+    for expression in expressions:
         assert set(re.findall(r"[{,](\w+)!?=", expression)) <= known, expression
         grouped = [names.split(", ") for names in re.findall(r"by \(([\w, ]+)\)", expression)]
         assert {name for names in grouped for name in names} <= known, expression
 
 
-@pytest.mark.spec("DOC-2", "Each alert has its section in the runbook, and no panel speaks of an alert that is none")
-def test_the_runbook_has_a_section_for_each_alert() -> None:
+@pytest.mark.spec("DOC-2", "Each alert has a section in the runbook, and panels name only existing alerts")
+def test_runbook_has_a_section_for_each_alert() -> None:
     names = [rule["alert"] for rule in RULES]
     assert re.findall(r"^## (\w+)$", RUNBOOK, flags=re.M) == names
-    said = set(re.findall(r"\bCodeq[A-Z]\w+", RUNBOOK + json.dumps(DASHBOARD)))
-    assert said <= set(names)
+    mentioned = set(re.findall(r"\bCodeq[A-Z]\w+", RUNBOOK + json.dumps(DASHBOARD)))
+    assert mentioned <= set(names)

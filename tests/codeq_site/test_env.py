@@ -1,4 +1,4 @@
-"""Environment -> settings: the names, the kinds of values, and what `up` has published."""
+"""Reading the settings from the environment and from the file that `up` writes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from core.errors import ConfigError
 from tests.conftest import free_port
 
 
-def test_a_command_without_its_servers_says_what_to_do(tmp_path: Path) -> None:
-    said = subprocess.run(
+def test_command_without_its_servers_prints_what_to_do(tmp_path: Path) -> None:
+    completed = subprocess.run(
         [sys.executable, "manage.py", "token", "--tenant", "demo", "--role", "producer"],
         env={
             "PATH": os.environ["PATH"],
@@ -31,9 +31,9 @@ def test_a_command_without_its_servers_says_what_to_do(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stdout) == (1, "")
-    assert "Start codeQ first (`make run`)" in said.stderr
-    assert "Traceback" not in said.stderr
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert "Start codeQ first (`make run`)" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def conf_of(tmp_path: Path, **environ: str) -> Conf:
@@ -44,17 +44,17 @@ def publish(tmp_path: Path, **values: object) -> None:
     (tmp_path / "embedded.json").write_text(json.dumps(values))
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+def test_unknown_name_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CODEQ_WEB_PROT is not a setting\. Did you mean CODEQ_WEB_PORT\?"):
         conf_of(tmp_path, CODEQ_WEB_PROT="1")
 
 
-def test_an_unknown_name_that_is_near_to_nothing_is_refused_too(tmp_path: Path) -> None:
+def test_unknown_name_without_a_similar_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lists them all"):
         conf_of(tmp_path, CODEQ_ZZZZZZZZZZZZZZ="1")
 
 
-def test_names_of_the_tests_and_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_names_of_tests_and_of_other_programs_are_ignored(tmp_path: Path) -> None:
     conf_of(tmp_path, CODEQ_TEST_ANYTHING="1", CODEQ_BENCH_ANYTHING="1", EDITOR="ed")
 
 
@@ -74,7 +74,7 @@ def test_names_of_the_tests_and_of_others_are_left_alone(tmp_path: Path) -> None
         ("CODEQ_WEB_PORT", "", "web.port", 8080),
     ],
 )
-def test_a_variable_sets_its_setting(tmp_path: Path, name: str, text: str, setting: str, value: object) -> None:
+def test_variable_sets_its_setting(tmp_path: Path, name: str, text: str, setting: str, value: object) -> None:
     assert attrgetter(setting)(conf_of(tmp_path, **{name: text})) == value
 
 
@@ -88,39 +88,39 @@ def test_a_variable_sets_its_setting(tmp_path: Path, name: str, text: str, setti
         ("CODEQ_PRODUCTION", "perhaps", r"\$\.production"),
     ],
 )
-def test_a_bad_value_names_its_setting(tmp_path: Path, name: str, text: str, setting: str) -> None:
+def test_error_of_a_wrong_value_names_the_setting(tmp_path: Path, name: str, text: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=setting):
         conf_of(tmp_path, **{name: text})
 
 
-def test_what_up_runs_is_found_without_a_variable(tmp_path: Path) -> None:
+def test_servers_of_up_are_found_without_a_variable(tmp_path: Path) -> None:
     publish(tmp_path, redis_url="unix:///run/valkey.sock", **{"auth.provision_tenants": True})
     conf = conf_of(tmp_path)
     assert conf.redis_url == "unix:///run/valkey.sock"
     assert conf.auth.provision_tenants is True
 
 
-def test_the_environment_wins_over_what_up_runs(tmp_path: Path) -> None:
+def test_environment_overrides_the_servers_of_up(tmp_path: Path) -> None:
     publish(tmp_path, redis_url="unix:///run/valkey.sock", **{"auth.provision_tenants": True})
     conf = conf_of(tmp_path, REDIS_URL="redis://elsewhere/0", CODEQ_AUTH_PROVISION_TENANTS="false")
     assert conf.redis_url == "redis://elsewhere/0"
     assert conf.auth.provision_tenants is False
 
 
-def test_production_takes_nothing_that_up_has_published(tmp_path: Path) -> None:
+def test_production_ignores_the_servers_of_up(tmp_path: Path) -> None:
     publish(tmp_path, redis_url="unix:///run/valkey.sock", secret_key="from-the-file")
     conf = conf_of(tmp_path, CODEQ_PRODUCTION="true")
     assert (conf.redis_url, conf.secret_key) == ("", "")
     assert conf_of(tmp_path, CODEQ_PRODUCTION="false").secret_key == "from-the-file"
 
 
-def test_a_damaged_file_of_up_is_said(tmp_path: Path) -> None:
+def test_damaged_file_of_up_is_reported(tmp_path: Path) -> None:
     (tmp_path / "embedded.json").write_text("{")
     with pytest.raises(ConfigError, match=r"embedded\.json cannot be read"):
         conf_of(tmp_path)
 
 
-def test_a_child_inherits_one_name_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_gets_one_name_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEQ_PORT", "8081")
     child = env.inherited({"CODEQ_WEB_PORT": "9000"})
     assert build(env.given(child)).web.port == 9000

@@ -1,6 +1,6 @@
-"""Schemathesis against everything that `up` starts: what the OpenAPI document says is what the API does.
+"""Schemathesis compares the API of a full installation with its OpenAPI document.
 
-Every check is on; `fuzz_hooks.py` says what differs on purpose. CODEQ_TEST_LONG=1 gives it an hour.
+All checks are on; `fuzz_hooks.py` lists the known differences. With CODEQ_TEST_LONG=1 it runs for an hour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 IS_LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
 SECONDS = 3600 if IS_LONG else 120
 NORTH, SOUTH = "north", "south"
-# One token that may do everything in its tenant: who may do what is tests/queues/api/test_isolation.py.
+# One token with all permissions in its tenant. tests/queues/api/test_isolation.py tests permissions.
 MINT = """
 import time
 from tenants import keys, services
@@ -44,7 +44,7 @@ for tenant in {tenants}:
 
 
 class Sink(BaseHTTPRequestHandler):
-    """Takes every callback."""
+    """An HTTP server that accepts every callback."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -66,7 +66,7 @@ def sink() -> Iterator[str]:
     server.server_close()
 
 
-def tokens(installation: Installation) -> list[str]:
+def issue_tokens(installation: Installation) -> list[str]:
     ran = subprocess.run(
         [sys.executable, "manage.py", "shell", "-c", MINT.format(tenants=(NORTH, SOUTH))],
         env=clean_environment({"CODEQ_HOME": str(installation.home)}),
@@ -76,17 +76,19 @@ def tokens(installation: Installation) -> list[str]:
 
 
 @pytest.mark.timeout(SECONDS + 200)
-@pytest.mark.spec("DOC-1", "A fuzzer that reads the OpenAPI document finds no 5xx and nothing undeclared")
-def test_the_api_is_what_its_document_says(installation: Callable[[], Installation], sink: str, tmp_path: Path) -> None:
+@pytest.mark.spec("DOC-1", "A fuzzer that reads the OpenAPI document finds no 5xx and no undeclared answer")
+def test_api_conforms_to_its_openapi_document(
+    installation: Callable[[], Installation], sink: str, tmp_path: Path
+) -> None:
     own = installation()
     own.start()
-    genuine = tokens(own)
+    tokens = issue_tokens(own)
     users = [
         {"name": name, "fixedHeaders": [{"name": "Authorization", "value": f"Bearer {token}"}]}
-        for name, token in zip((NORTH, SOUTH), genuine, strict=True)
+        for name, token in zip((NORTH, SOUTH), tokens, strict=True)
     ]
     (tmp_path / "users.json").write_text(json.dumps({"auth": users}))
-    # The second user is there to be shown nothing of the first one's.
+    # The second user must not see data of the first one.
     (tmp_path / "schemathesis.toml").write_text(
         f'hooks = "{HOOKS}"\n[auth.wfc]\npath = "users.json"\nuser = "{NORTH}"\npeers = ["{NORTH}", "{SOUTH}"]\n'
     )
@@ -99,27 +101,27 @@ def test_the_api_is_what_its_document_says(installation: Callable[[], Installati
         cwd=tmp_path, env=clean_environment({"CODEQ_FUZZ_SINK": sink}), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert said("Tested", ran.stdout) == len(routes())
-    assert said("API Links", ran.stdout) >= 30, "no sequence was tried"
-    # What was accepted stops nobody behind it, on its way into the audit or out of it.
+    assert parse_count("Tested", ran.stdout) == len(routes())
+    assert parse_count("API Links", ran.stdout) >= 30, "no sequence was tried"
+    # Accepted input must not block later tasks in the audit or in deliveries.
     assert is_ready(own)
     assert goes_all_the_way(own, seconds=30.0)
-    assert rows(own, "queues_quarantine") == 0
-    assert rows(own, "webhooks_delivery WHERE status = 'delivered'") > 0
+    assert count_rows(own, "queues_quarantine") == 0
+    assert count_rows(own, "webhooks_delivery WHERE status = 'delivered'") > 0
     logged = own.err + "".join(path.read_text(errors="replace") for path in own.home.glob("log/*.log"))
     assert "Traceback" not in logged, logged
-    for token in genuine:
+    for token in tokens:
         assert token.rpartition(".")[2] not in logged, "a token is in a log"
 
 
-def said(what: str, text: str) -> int:
-    found = re.search(rf"{what}: +([0-9]+)", text)
-    assert found is not None, text
-    return int(found[1])
+def parse_count(label: str, report: str) -> int:
+    match = re.search(rf"{label}: +([0-9]+)", report)
+    assert match is not None, report
+    return int(match[1])
 
 
-def rows(installation: Installation, of: str) -> int:
+def count_rows(installation: Installation, table: str) -> int:
     with psycopg.connect(published(installation)["database_url"]) as connection:
-        row = connection.execute(f"SELECT count(*) FROM {of}").fetchone()
+        row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     assert row is not None
     return int(row[0])

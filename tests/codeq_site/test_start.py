@@ -1,4 +1,4 @@
-"""A deployment without `up`: processes that are started one by one, on servers that somebody else runs."""
+"""A deployment without `up`: separate processes on existing servers."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ STARTS = {"web": Deployment.web, "worker": Deployment.worker, "beat": Deployment
 
 @pytest.fixture
 def deployed(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
-    made: list[Deployment] = []
+    deployments: list[Deployment] = []
 
     def make(**environment: str) -> Deployment:
-        directory = tmp_path / f"{len(made)}"
+        directory = tmp_path / f"{len(deployments)}"
         directory.mkdir()
-        made.append(Deployment(directory, own_database(), **environment))
-        return made[-1]
+        deployments.append(Deployment(directory, own_database(), **environment))
+        return deployments[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for deployment in deployments:
+        deployment.close()
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
-def test_every_process_settles_the_partitions_at_its_start(deployed: Callable[..., Deployment], start: Start) -> None:
+def test_first_process_fixes_the_number_of_partitions(deployed: Callable[..., Deployment], start: Start) -> None:
     start(deployed(CODEQ_PARTITIONS="4"))
     assert until(lambda: client().get(PARTITIONS_KEY), 30) == b"4"
 
 
 @pytest.mark.parametrize(("name", "start"), STARTS.items(), ids=STARTS.keys())
-def test_no_process_starts_with_other_partitions_than_the_data_was_written_with(
+def test_process_with_another_number_of_partitions_does_not_start(
     deployed: Callable[..., Deployment], name: str, start: Start
 ) -> None:
     client().set(PARTITIONS_KEY, 16)
@@ -49,11 +49,11 @@ def test_no_process_starts_with_other_partitions_than_the_data_was_written_with(
     assert client().get(PARTITIONS_KEY) == b"16"
 
 
-def test_of_processes_that_start_at_once_and_differ_one_sort_stays(deployed: Callable[..., Deployment]) -> None:
+def test_concurrent_first_starts_agree_on_one_number_of_partitions(deployed: Callable[..., Deployment]) -> None:
     deployments = {count: deployed(CODEQ_PARTITIONS=count) for count in ("4", "8")}
-    started = {count: [each.web(), each.beat()] for count, each in deployments.items()}
+    started = {count: [deployment.web(), deployment.beat()] for count, deployment in deployments.items()}
     decided = until(lambda: client().get(PARTITIONS_KEY), 30).decode()
-    lost = started.pop("8" if decided == "4" else "4")
-    assert [process.wait(30) for process in lost] == [1, 1]
+    refused = started.pop("8" if decided == "4" else "4")
+    assert [process.wait(30) for process in refused] == [1, 1]
     deployments[decided].until_it_answers()
     assert client().get(PARTITIONS_KEY) == decided.encode()

@@ -1,4 +1,4 @@
-"""The tutorial, read by a program: every block is run in one shell, and what it prints is what the page says."""
+"""Run every block of the tutorial in one shell and compare the output with the page."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.conftest import free_port
 from tests.waiting import until
 
 PAGE = Path(settings.BASE_DIR) / "docs" / "tutorial.md"
-IN_THE_CONSOLE = "<!-- what the browser sends is sent by the test here -->"
-END = "--the block is over--"
+IN_THE_CONSOLE = "<!-- the test sends the browser's form here -->"
+END = "--end of block--"
 
 
 class Reader:
-    """A shell in which one block after the other is pasted."""
+    """A shell into which the blocks are pasted one after the other."""
 
-    def __init__(self, installation: Installation, room: Path) -> None:
-        self.changes = {
+    def __init__(self, installation: Installation, directory: Path) -> None:
+        self.replacements = {
             "http://127.0.0.1:8080": installation.base,
             "http://127.0.0.1:9000": f"http://127.0.0.1:{(port := free_port())}",
             "receiver.py 9000": f"receiver.py {port}",
             ".venv/bin/python": sys.executable,
-            "var/tutorial": str(room),
+            "var/tutorial": str(directory),
         }
-        # A group of its own: whatever it leaves behind is ended with it.
+        # A process group, so that `close` also ends the background processes of the blocks.
         self.shell = subprocess.Popen(
             ["sh", "-u"],
             env=clean_environment({"CODEQ_HOME": str(installation.home), "PYTHONPATH": str(settings.BASE_DIR)}),
@@ -48,18 +48,19 @@ class Reader:
         )
 
     def paste(self, block: str) -> str:
-        for theirs, ours in self.changes.items():
-            block = block.replace(theirs, ours)
+        """Run a block and return its output."""
+        for text, replacement in self.replacements.items():
+            block = block.replace(text, replacement)
         assert self.shell.stdin is not None
         assert self.shell.stdout is not None
         self.shell.stdin.write(f"{block}\necho; echo '{END}'\n")
         self.shell.stdin.flush()
-        said = ""
-        while not said.endswith(f"{END}\n"):
+        output = ""
+        while not output.endswith(f"{END}\n"):
             line = self.shell.stdout.readline()
-            assert line, f"the shell ended after {said}"
-            said += line
-        return said.removesuffix(f"{END}\n").strip()
+            assert line, f"the shell ended after {output}"
+            output += line
+        return output.removesuffix(f"{END}\n").strip()
 
     def close(self) -> None:
         os.killpg(self.shell.pid, signal.SIGTERM)
@@ -68,60 +69,60 @@ class Reader:
 
 @pytest.fixture
 def reader(running: Installation, tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(running, tmp_path / "room")
+    reader = Reader(running, tmp_path / "tutorial")
     yield reader
     reader.close()
 
 
-def in_the_console(installation: Installation, task_id: str) -> None:
-    """Edit and replay, as the page's button sends it."""
+def edit_and_replay(installation: Installation, task_id: str) -> None:
+    """Send the form of *Edit and replay* as a browser does."""
     with httpx.Client(base_url=installation.base, follow_redirects=True, timeout=30) as browser:
         login = browser.get("/admin/login/")
         password = (installation.home / "admin_password").read_text().strip()
-        asked = {"username": "admin", "password": password, "csrfmiddlewaretoken": token_in(login.text)}
-        assert "Overview" in browser.post("/admin/login/?next=/admin/", data=asked).text
+        form = {"username": "admin", "password": password, "csrfmiddlewaretoken": find_csrf_token(login.text)}
+        assert "Overview" in browser.post("/admin/login/?next=/admin/", data=form).text
 
-        def failures() -> list[str]:
+        def find_failure_groups() -> list[str]:
             page = browser.get("/admin/console/dead/?tenant=demo&command=price").text
             return re.findall(r'href="(/admin/console/dead/list/\?[^"]*failure=[^"]*)"', page)
 
-        (group,) = until(failures)  # the drain may be a second behind
+        (group,) = until(find_failure_groups)  # the drain may be a second behind
         letters = browser.get(group.replace("&amp;", "&"))
         (link,) = re.findall(rf'href="(/admin/console/task/[^"]*{task_id})"', letters.text)
         task = browser.get(link.replace("&amp;", "&"))
         assert "Edit and replay" in task.text
         tenant = re.findall(r'name="tenant" value="(\w+)"', task.text)[0]
-        said = browser.post(
+        response = browser.post(
             "/admin/console/task/replay/",
             data={
                 "tenant": tenant, "id": task_id, "payload": '{"net": "50.00"}', "reason": "a comma for a point",
-                "csrfmiddlewaretoken": token_in(task.text),
+                "csrfmiddlewaretoken": find_csrf_token(task.text),
             },
         )  # fmt: skip
-        assert "The task is in line again." in said.text
+        assert "Edit and replay" not in response.text, "the task is still a dead letter"
 
 
-def token_in(page: str) -> str:
+def find_csrf_token(page: str) -> str:
     return re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', page)[0]
 
 
-@pytest.mark.spec("DOC-2", "The tutorial's commands, pasted one after the other, print what it says")
-def test_the_tutorial_does_what_it_says(running: Installation, reader: Reader) -> None:
-    assert shutil.which("curl"), "the reader needs it too"
+@pytest.mark.spec("DOC-2", "The tutorial's commands, run in order, print the output that the page shows")
+def test_tutorial_commands_print_the_documented_output(running: Installation, reader: Reader) -> None:
+    assert shutil.which("curl"), "the tutorial needs curl"
     parts = re.findall(
         rf"^```(sh|text)\n(.*?)^```$|^({re.escape(IN_THE_CONSOLE)})$",
         PAGE.read_text(encoding="utf-8"),
         flags=re.M | re.S,
     )
     assert sum(kind == "text" for kind, _, _ in parts) == 7
-    said, died = "", ""
+    output, dead_task_id = "", ""
     for kind, block, is_console in parts:
         if is_console:
-            in_the_console(running, died)
+            edit_and_replay(running, dead_task_id)
         elif kind == "sh":
-            said = reader.paste(block)
-            died = said.partition(" ")[0] if "FAILED" in said else died
+            output = reader.paste(block)
+            dead_task_id = output.partition(" ")[0] if "FAILED" in output else dead_task_id
         else:
             expected = ".*".join(re.escape(piece) for piece in block.strip().split("…"))
-            assert re.fullmatch(expected, said, flags=re.S), f"{block}\nbut it says\n{said}"
-    reader.paste("wait")  # for the worker and the receiver, which were told to stop
+            assert re.fullmatch(expected, output, flags=re.S), f"expected\n{block}\ngot\n{output}"
+    reader.paste("wait")  # until the worker and the receiver have stopped

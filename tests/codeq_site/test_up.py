@@ -1,4 +1,4 @@
-"""`manage.py up` runs: what it shows, what it keeps, and what it does when a child ends."""
+"""`manage.py up`: its output, its state, and restarts of child processes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tests.waiting import until
 
 
 def published(installation: Installation) -> dict[str, str]:
-    found: dict[str, str] = json.loads((installation.home / "embedded.json").read_text())
-    return found
+    values: dict[str, str] = json.loads((installation.home / "embedded.json").read_text())
+    return values
 
 
-def test_every_step_has_a_line_with_its_time(running: Installation) -> None:
+def test_every_step_prints_its_duration(running: Installation) -> None:
     for step in ("PostgreSQL", "Valkey", "Valkey (broker)", "Database", "Web, 1 process", "Celery"):
         assert re.search(rf"^✓ {re.escape(step)} +\d+\.\d s$", running.out, flags=re.M), step
     assert "\x1b" not in running.out
 
 
-def test_the_addresses_that_are_shown_answer(running: Installation) -> None:
+def test_printed_addresses_answer(running: Installation) -> None:
     addresses = re.findall(rf"{running.base}/\S*/", running.out)
     assert f"{running.base}/admin/" in addresses
-    for address in {*addresses, f"{running.base}/metrics"} - {each for each in addresses if "/v1/" in each}:
+    for address in {*addresses, f"{running.base}/metrics"} - {address for address in addresses if "/v1/" in address}:
         with urllib.request.urlopen(address, timeout=10) as answer:
             assert answer.status == 200
 
 
 def goes_all_the_way(installation: Installation, seconds: float) -> bool:
-    """The three lines that are shown, run as they stand, and the result's row in the audit."""
+    """Run the three printed commands and wait for the result's row in the audit."""
     answers = [
         subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
         for line in installation.curl_lines()
@@ -56,11 +56,11 @@ def goes_all_the_way(installation: Installation, seconds: float) -> bool:
     return until(is_audited, seconds)
 
 
-def test_the_three_lines_answer_202_200_200(running: Installation) -> None:
+def test_printed_commands_answer_202_200_200(running: Installation) -> None:
     assert goes_all_the_way(running, seconds=15.0)
 
 
-def test_the_admin_lets_the_shown_password_in(running: Installation) -> None:
+def test_printed_password_is_that_of_the_admin(running: Installation) -> None:
     shown = re.search(r"user (\S+), password (\S+)", running.out)
     assert shown is not None
     with psycopg.connect(published(running)["database_url"]) as connection:
@@ -72,7 +72,7 @@ def test_the_admin_lets_the_shown_password_in(running: Installation) -> None:
     assert check_password(shown[2], row[0])
 
 
-def test_secrets_and_sockets_are_for_their_owner_alone(running: Installation) -> None:
+def test_only_the_owner_can_read_secrets_and_sockets(running: Installation) -> None:
     for name in ("embedded.json", "secret_key", "admin_password"):
         assert stat.S_IMODE((running.home / name).stat().st_mode) == 0o600, name
     sockets = [path for path in running.home.rglob("*") if path.is_socket()]
@@ -93,7 +93,7 @@ def test_no_embedded_server_listens_on_tcp(running: Installation) -> None:
     assert listening == {running.port}
 
 
-def test_the_hot_path_is_durable(running: Installation) -> None:
+def test_valkey_is_durable(running: Installation) -> None:
     with redis.Redis.from_url(published(running)["redis_url"], decode_responses=True) as client:
         settings = client.config_get("append*", "maxmemory-policy", "save", "hash-max-listpack-value")
     assert settings["appendonly"] == "yes"
@@ -103,24 +103,25 @@ def test_the_hot_path_is_durable(running: Installation) -> None:
     assert settings["hash-max-listpack-value"] == "4096"
 
 
-def test_the_broker_is_another_server(running: Installation) -> None:
+def test_broker_is_a_separate_server(running: Installation) -> None:
     urls = published(running)
     assert urls["broker_url"] != urls["redis_url"]
     with redis.Redis.from_url(urls["broker_url"], decode_responses=True) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
 
 
-def test_a_second_one_on_the_same_home_is_refused(running: Installation) -> None:
+def test_second_start_on_the_same_home_is_refused(running: Installation) -> None:
     second = Installation(running.home)
     second._out, second._err = second._out.with_suffix(".2"), second._err.with_suffix(".2")
     assert running.process is not None
     assert f"codeQ runs already with {running.home} (pid {running.process.pid})" in second.refuse()
 
 
-def test_a_port_in_use_is_said(running: Installation, tmp_path: Path) -> None:
-    said = Installation(tmp_path / "home", running.port).refuse()
+def test_port_in_use_is_reported(running: Installation, tmp_path: Path) -> None:
+    message = Installation(tmp_path / "home", running.port).refuse()
     assert (
-        said == f"Port {running.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+        message
+        == f"Port {running.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
     )
 
 
@@ -135,7 +136,7 @@ def test_a_port_in_use_is_said(running: Installation, tmp_path: Path) -> None:
         "celery -A codeq_site --quiet beat",
     ],
 )
-def test_a_killed_child_is_started_again_and_said_so(running: Installation, words: str) -> None:
+def test_killed_child_is_restarted_and_reported(running: Installation, words: str) -> None:
     before = len(running.out)
     victim = running.child(words)
     victim.kill()
@@ -154,20 +155,20 @@ def is_ready(installation: Installation) -> bool:
         return False
 
 
-def mark(installation: Installation) -> None:
+def write_key(installation: Installation) -> None:
     with redis.Redis.from_url(published(installation)["redis_url"]) as client:
         client.set("a-newcomers-task", "kept")
 
 
-def is_marked(installation: Installation) -> bool:
+def has_key(installation: Installation) -> bool:
     with redis.Redis.from_url(published(installation)["redis_url"]) as client:
         return client.get("a-newcomers-task") == b"kept"
 
 
-def test_it_stops_in_time_and_the_next_start_goes_on(installation: Callable[[], Installation]) -> None:
+def test_stop_is_fast_and_the_next_start_keeps_all_data(installation: Callable[[], Installation]) -> None:
     own = installation()
     own.start()
-    mark(own)
+    write_key(own)
     password = re.findall(r"password (\S+)", own.out)
     secret = published(own)["secret_key"]
     children = own.children()
@@ -180,17 +181,17 @@ def test_it_stops_in_time_and_the_next_start_goes_on(installation: Callable[[], 
     assert own.err.count("Traceback") == 0, own.err
 
     own.start()
-    assert is_marked(own)
+    assert has_key(own)
     assert re.findall(r"password (\S+)", own.out) == password != []
     assert published(own)["secret_key"] == secret
 
-    # Nobody tells the children: they notice, or the next start ends them.
+    # The children get no signal: they notice the end of their parent, or the next start stops them.
     children = own.children()
     own.signal(signal.SIGKILL)
     own.wait(30)
 
     own.start()
-    assert is_marked(own)
+    assert has_key(own)
     assert not [child for child in children if child.is_running()]
     own.signal(signal.SIGINT)
     assert own.wait(2 * STOP_SECONDS) == 0

@@ -1,4 +1,4 @@
-"""What `manage.py up` cannot start with: one clear sentence on stderr, exit code 1, never a traceback."""
+"""`manage.py up` reports why it cannot start: one sentence, exit code 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import free_port
 Make = Callable[[], Installation]
 
 
-def test_a_port_that_another_program_listens_on(installation: Make) -> None:
+def test_port_of_another_program_is_reported(installation: Make) -> None:
     own = installation()
     with socket.create_server(("127.0.0.1", own.port)):
         assert own.refuse() == (
@@ -25,27 +25,27 @@ def test_a_port_that_another_program_listens_on(installation: Make) -> None:
         )
 
 
-def test_an_address_of_another_machine(installation: Make) -> None:
+def test_address_of_another_machine_is_reported(installation: Make) -> None:
     assert "CODEQ_WEB_HOST" in installation().refuse(CODEQ_WEB_HOST="192.0.2.1")
 
 
-def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
     # Below a file, because root may write into any directory.
     (tmp_path / "file").write_text("in the way")
     own = Installation(tmp_path / "home")
     own.home = tmp_path / "file" / "home"
-    said = own.refuse()
-    assert said.startswith(f"Cannot write to {own.home} (Not a directory): choose another CODEQ_HOME")
+    message = own.refuse()
+    assert message.startswith(f"Cannot write to {own.home} (Not a directory): choose another CODEQ_HOME")
 
 
-@pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="asks Linux for a directory that root cannot write")
-def test_a_home_without_the_right_to_write(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="needs a directory that root cannot write to, as on Linux")
+def test_home_without_write_permission_is_reported(tmp_path: Path) -> None:
     own = Installation(tmp_path / "home")
     own.home = Path("/proc/sys/codeq")
     assert own.refuse().startswith("Cannot write to /proc/sys/codeq (")
 
 
-def test_an_append_only_file_damaged_in_the_middle(installation: Make) -> None:
+def test_damaged_append_only_file_is_reported_and_kept(installation: Make) -> None:
     own = installation()
     directory = own.home / "valkey"
     server = Valkey(directory, own.home / "valkey.log", own.home / "valkey.sock")
@@ -60,13 +60,13 @@ def test_an_append_only_file_damaged_in_the_middle(installation: Make) -> None:
     content[middle : middle + 200] = os.urandom(200)
     file.write_bytes(content)
 
-    said = own.refuse()
-    assert said.startswith(f"Valkey cannot start from {directory}: Bad file format reading the append only file")
-    assert "restore the directory from a backup, or move it away" in said
-    assert file.read_bytes() == content, "the damaged file is evidence: nothing may touch it"
+    message = own.refuse()
+    assert message.startswith(f"Valkey cannot start from {directory}: Bad file format reading the append only file")
+    assert "restore the directory from a backup, or move it away" in message
+    assert file.read_bytes() == content, "the damaged file must not be changed"
 
 
-def test_an_append_only_file_cut_short_by_a_crash_is_taken(valkey_server: Callable[..., Valkey]) -> None:
+def test_truncated_append_only_file_is_loaded(valkey_server: Callable[..., Valkey]) -> None:
     server = valkey_server()
     with redis.Redis.from_url(server.url) as client:
         client.set("first", "1")
@@ -88,7 +88,7 @@ def test_an_append_only_file_cut_short_by_a_crash_is_taken(valkey_server: Callab
     ],
     ids=["control file cut short", "another version", "no cluster any more"],
 )
-def test_a_damaged_postgresql(installation: Make, file: str, content: bytes | None, reason: str) -> None:
+def test_damaged_postgresql_is_reported(installation: Make, file: str, content: bytes | None, reason: str) -> None:
     own = installation()
     directory = own.home / "postgresql"
     server = PostgreSQL(directory, own.home / "postgresql.log", own.home / "run" / "postgresql", {"fsync": "off"})
@@ -98,38 +98,38 @@ def test_a_damaged_postgresql(installation: Make, file: str, content: bytes | No
         (directory / file).unlink()
     else:
         (directory / file).write_bytes(content)
-    said = own.refuse()
-    assert str(directory) in said
-    assert reason in said
-    assert "move it away" in said
+    message = own.refuse()
+    assert str(directory) in message
+    assert reason in message
+    assert "move it away" in message
 
 
-def test_a_redis_that_does_not_answer(installation: Make) -> None:
+def test_unreachable_redis_is_reported(installation: Make) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     assert "The database cannot be prepared" in installation().refuse(REDIS_URL=url)
 
 
-def test_a_database_that_does_not_answer(installation: Make) -> None:
+def test_unreachable_database_is_reported(installation: Make) -> None:
     own = installation()
-    said = own.refuse(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
-    assert "The database cannot be prepared" in said
-    assert "onnection" in said
-    assert not (own.home / "postgresql").exists(), "DATABASE_URL is used instead of a server of our own"
+    message = own.refuse(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
+    assert "The database cannot be prepared" in message
+    assert "onnection" in message
+    assert not (own.home / "postgresql").exists(), "DATABASE_URL replaces the embedded server"
 
 
-def test_production_without_servers_of_its_own(installation: Make) -> None:
-    said = installation().refuse(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
-    assert said == (
+def test_production_requires_servers_and_secret(installation: Make) -> None:
+    message = installation().refuse(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
+    assert message == (
         "Production mode starts no embedded servers and makes no secrets: "
         "set DATABASE_URL, CELERY_BROKER_URL, SECRET_KEY."
     )
 
 
-def test_a_setting_that_does_not_exist(installation: Make) -> None:
-    said = installation().refuse(CODEQ_QUEUE_LEASE_SECONDS="60")
-    assert said == "CODEQ_QUEUE_LEASE_SECONDS is not a setting. Did you mean CODEQ_QUEUES_LEASE_SECONDS?"
+def test_unknown_setting_is_reported(installation: Make) -> None:
+    message = installation().refuse(CODEQ_QUEUE_LEASE_SECONDS="60")
+    assert message == "CODEQ_QUEUE_LEASE_SECONDS is not a setting. Did you mean CODEQ_QUEUES_LEASE_SECONDS?"
 
 
-def test_a_setting_with_a_bad_value(installation: Make) -> None:
-    said = installation().refuse(CODEQ_QUEUES_LEASE_SECONDS="soon")
-    assert "queues.lease_seconds" in said
+def test_wrong_value_is_reported(installation: Make) -> None:
+    message = installation().refuse(CODEQ_QUEUES_LEASE_SECONDS="soon")
+    assert "queues.lease_seconds" in message

@@ -1,4 +1,4 @@
-"""What a client may do to its connection before, between and behind requests. Real sockets."""
+"""Limits on a client's connection before, between and after requests, with real sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 
 
 class Served:
-    """A server whose application says what it was asked."""
+    """A server with an application that answers with the request it received."""
 
     def __init__(self) -> None:
         self.connections: list[BoundedHttpProtocol] = []
@@ -46,17 +46,17 @@ class Served:
             self.has_seen_leave.set()
             return
         await self.is_held.wait()
-        self.most_waiting = max(self.most_waiting, *(len(each.pipeline) for each in self.connections))
+        self.most_waiting = max(self.most_waiting, *(len(connection.pipeline) for connection in self.connections))
         names = sorted(name.decode() for name, _ in scope["headers"])
-        said = json.dumps({"method": scope["method"], "body": body.decode(), "names": names}).encode()
-        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(said))]}
+        answer = json.dumps({"method": scope["method"], "body": body.decode(), "names": names}).encode()
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(answer))]}
         await send(start)
-        await send({"type": "http.response.body", "body": said})
+        await send({"type": "http.response.body", "body": answer})
 
     async def talk(self, *pieces: bytes, seconds: float = 5) -> bytes:
-        """Send, and read until the server closes or has said nothing for a while."""
+        """Send, and read until the server closes the connection or is silent for `seconds`."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        found = b""
+        received = b""
         try:
             for piece in pieces:
                 writer.write(piece)
@@ -64,12 +64,12 @@ class Served:
                 await asyncio.sleep(0.01)  # so that pieces do not arrive as one
             async with asyncio.timeout(seconds):
                 while piece := await reader.read(2**20):
-                    found += piece
+                    received += piece
         except (TimeoutError, ConnectionError):
             pass
         finally:
             writer.close()
-        return found
+        return received
 
 
 @pytest_asyncio.fixture
@@ -88,8 +88,8 @@ async def served() -> AsyncIterator[Served]:
     app.port = server.sockets[0].getsockname()[1]
     yield app
     server.close()
-    for each in app.connections:
-        each.transport.abort()
+    for client_connection in app.connections:
+        client_connection.transport.abort()
 
 
 async def flood(writer: asyncio.StreamWriter, piece: bytes, size: int) -> None:
@@ -98,9 +98,9 @@ async def flood(writer: asyncio.StreamWriter, piece: bytes, size: int) -> None:
         await writer.drain()
 
 
-def said(answer: bytes) -> dict[str, Any]:
-    words: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
-    return words
+def parse_body(response: bytes) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(response.partition(b"\r\n\r\n")[2])
+    return body
 
 
 ENDLESS = {
@@ -115,7 +115,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("begin", "more"), ENDLESS.values(), ids=ENDLESS.keys())
-async def test_what_never_becomes_a_request_is_read_no_further(served: Served, begin: bytes, more: bytes) -> None:
+async def test_endless_input_before_a_request_ends_the_connection(served: Served, begin: bytes, more: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(begin)
     with pytest.raises(ConnectionError):
@@ -123,7 +123,7 @@ async def test_what_never_becomes_a_request_is_read_no_further(served: Served, b
     writer.close()
 
 
-async def test_a_head_too_large_is_told_so(served: Served) -> None:
+async def test_too_large_head_gets_a_431(served: Served) -> None:
     pieces = [b"GET / HTTP/1.1\r\n"] + [b"X: %b\r\n" % (b"a" * 8000)] * (HEAD_BYTES // 8000 + 1)
     assert (await served.talk(*pieces)).startswith(b"HTTP/1.1 431 ")
     large = await served.talk(b"GET / HTTP/1.1\r\nX: %b\r\nConnection: close\r\n\r\n" % (b"a" * (HEAD_BYTES - 1000)))
@@ -139,7 +139,7 @@ UNENDED = {
 
 
 @pytest.mark.parametrize("before", UNENDED.values(), ids=UNENDED.keys())
-async def test_a_head_that_does_not_end_costs_its_connection(
+async def test_unfinished_head_ends_the_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
@@ -162,28 +162,28 @@ async def test_a_head_that_does_not_end_costs_its_connection(
     writer.close()
 
 
-async def test_requests_behind_one_another_are_answered_in_turn(served: Served) -> None:
+async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     answer = await served.talk(GET * 500, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200") == 501
 
 
-async def test_requests_behind_one_that_waits_are_not_read_on_and_on(served: Served) -> None:
+async def test_reading_stops_while_pipelined_requests_wait(served: Served) -> None:
     served.is_held.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     large = b"GET / HTTP/1.1\r\nX: %b\r\n\r\n" % (b"a" * 1000)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(flood(writer, large * 100, 64 * 2**20), 0.5)
     served.is_held.set()
-    found = b""
-    while found.count(b"HTTP/1.1 200") < 3000:
-        found += await reader.read(2**20)
-    # A read of 256 KB at a time, and never one while another is in hand.
+    received = b""
+    while received.count(b"HTTP/1.1 200") < 3000:
+        received += await reader.read(2**20)
+    # One read of 256 KB at a time, and no read while a request is being processed.
     assert served.most_waiting < 600
     writer.transport.abort()
 
 
-async def test_who_waits_sees_the_client_leave_behind_another_request(served: Served) -> None:
-    """Or a long poll would take a task for nobody."""
+async def test_waiting_request_sees_a_disconnect_behind_pipelined_requests(served: Served) -> None:
+    """Otherwise a long poll would claim a task for a client that has disconnected."""
     _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"GET /wait HTTP/1.1\r\n\r\n" + GET * 3)
     await writer.drain()
@@ -191,7 +191,7 @@ async def test_who_waits_sees_the_client_leave_behind_another_request(served: Se
     await asyncio.wait_for(served.has_seen_leave.wait(), 10)
 
 
-async def test_a_thousand_tiny_requests_in_one_piece_are_refused(served: Served) -> None:
+async def test_too_many_pipelined_requests_are_refused(served: Served) -> None:
     served.is_held.clear()
     answer = await served.talk(b"GET / HTTP/1.1\r\n\r\n" * (MAX_PIPELINED + 100))
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -199,10 +199,8 @@ async def test_a_thousand_tiny_requests_in_one_piece_are_refused(served: Served)
 
 @pytest.mark.parametrize("length", ["whole", "chunked"])
 @pytest.mark.parametrize("in_pieces", [False, True], ids=["in one piece", "in pieces"])
-async def test_who_offers_another_protocol_is_answered_in_this_one(
-    served: Served, length: str, in_pieces: bool
-) -> None:
-    """As Java's client does at every server without TLS. Its body is a body, and not the next request."""
+async def test_protocol_upgrade_offer_is_ignored(served: Served, length: str, in_pieces: bool) -> None:
+    """The body must not become the next request. Java's client offers h2c without TLS."""
     body = b"GET /smuggled HTTP/1.1\r\n\r\n"
     framing = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     if length == "chunked":
@@ -211,24 +209,24 @@ async def test_who_offers_another_protocol_is_answered_in_this_one(
     pieces = [request[start : start + 40] for start in range(0, len(request), 40)] if in_pieces else [request]
     answer = await served.talk(*pieces, seconds=0.2)
     assert answer.count(b"HTTP/1.1 200") == 1
-    assert said(answer)["body"] == body.decode()
-    assert "upgrade" not in said(answer)["names"]
-    assert "host" in said(answer)["names"]
+    assert parse_body(answer)["body"] == body.decode()
+    assert "upgrade" not in parse_body(answer)["names"]
+    assert "host" in parse_body(answer)["names"]
     twice = await served.talk(request + request + GET, seconds=0.2)
     assert twice.count(b"HTTP/1.1 200") == 3
 
 
-async def test_a_tunnel_is_refused(served: Served) -> None:
+async def test_connect_method_is_refused(served: Served) -> None:
     assert (await served.talk(b"CONNECT evil.example.com:443 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
-async def test_lines_behind_a_body_join_no_header(served: Served) -> None:
+async def test_trailers_do_not_become_headers(served: Served) -> None:
     trailing = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Forwarded-Proto: https\r\n\r\n"
-    assert said(await served.talk(trailing, seconds=0.2))["names"] == ["transfer-encoding"]
+    assert parse_body(await served.talk(trailing, seconds=0.2))["names"] == ["transfer-encoding"]
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux knows TCP_USER_TIMEOUT")
-def test_a_client_that_reads_nothing_is_given_up() -> None:
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="TCP_USER_TIMEOUT exists only on Linux")
+def test_client_that_reads_nothing_is_disconnected() -> None:
     listening = sockets.listen("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()

@@ -106,7 +106,7 @@ async def test_a_log_line_carries_the_requests_id(
         answer = await producer.get(f"{TASKS}/x", headers={"X-Request-Id": "the-id"})
     assert (answer.status, answer.code) == (500, "error")
     assert b"canary" not in answer.body
-    assert answer.json["detail"] == "Something went wrong."
+    assert answer.json["detail"].startswith("An unexpected error occurred.")
     records = [record for record in caplog.records if record.name == "codeq.web"]
     assert [record.request_id for record in records] == ["the-id"]  # type: ignore[attr-defined]
 
