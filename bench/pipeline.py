@@ -4,7 +4,7 @@ how fast it is ingested; how fast tasks are loaded.
     python -m bench.pipeline [marts|skew|ingest|load …] [--attempts 1000000,5000000,20000000] [--master local[*]]
 
 Every measurement is a process of its own, so that start-up, compiled code and memory of one are not another's. Marts
-are timed from the moment the session stands; memory is the most that driver, JVM and Python workers held together.
+are add_durations from the moment the session stands; memory is the most that driver, JVM and Python workers held together.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 import psutil
 
 from pipeline.spark import jobs, schemas, session, sinks, snapshots, sources
-from pipeline.spark.jobs import Context
+from pipeline.spark.jobs import JobContext
 from pipeline.spark.jobs.marts import TRANSFORMS
-from pipeline.spark.lake import Lake, Manifest, files, new_run
-from pipeline.spark.load import Target, load
-from pipeline.spark.synthetic import Shape, history, to_audit
-from pipeline.spark.transforms.attempts import judged, timed
+from pipeline.spark.lake import Lake, Manifest, files, new_run_id
+from pipeline.spark.load import LoadTarget, load
+from pipeline.spark.synthetic import HistoryShape, generate_history, write_to_audit
+from pipeline.spark.transforms.attempts import add_rejection_reason, add_durations
 
 MARTS = [name for name in TRANSFORMS if name != "webhooks"]
 ATTEMPTS_PER_TASK = 1.065  # of the synthetic history
@@ -87,10 +87,10 @@ def peak_memory() -> Iterator[Callable[[], float]]:
 def prepare(at: str, count: int, master: str) -> dict[str, Any]:
     """The facts of so many attempts, straight into the lake as the `attempts` job would leave them."""
     spark, lake = session.start(master), Lake(f"{at}/lake")
-    shape = Shape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS)
-    rows = judged(history(spark, shape).drop("arrived_at"), schemas.SOURCE, snapshots.ATTEMPTS.day).drop("reason")
-    staged = sinks.stage(sinks.spread(timed(rows), schemas.ATTEMPTS, {}), lake, schemas.ATTEMPTS, new_run())
-    facts = sinks.counted(spark, lake, schemas.ATTEMPTS, staged, digest=True)
+    shape = HistoryShape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS)
+    rows = add_rejection_reason(generate_history(spark, shape).drop("arrived_at"), schemas.SOURCE, snapshots.ATTEMPTS.day).drop("reason")
+    staged = sinks.stage(sinks.distribute(add_durations(rows), schemas.ATTEMPTS, {}), lake, schemas.ATTEMPTS, new_run_id())
+    facts = sinks.count_rows(spark, lake, schemas.ATTEMPTS, staged, digest=True)
     lake.commit(lake.root(), {schemas.ATTEMPTS.name: Manifest(facts)})
     return {"rows": lake.manifest(schemas.ATTEMPTS.name).rows}
 
@@ -100,7 +100,7 @@ def marts(at: str, count: int, master: str) -> dict[str, Any]:
     with peak_memory() as gib:
         spark, lake = session.start(master), Lake(f"{at}/lake")
         started = time.monotonic()
-        seconds = {r.job: r.seconds for r in jobs.run(Context(spark, lake), MARTS)}
+        seconds = {r.job: r.seconds for r in jobs.run(JobContext(spark, lake), MARTS)}
         total = time.monotonic() - started
         return {"start_s": started - began, "total_s": total, "GiB": gib(), "rows": lake.manifest("attempts").rows} | {
             "each": seconds
@@ -133,13 +133,13 @@ def ingest(at: str, count: int, master: str) -> dict[str, Any]:
 
         tids = tuple(create_tenant(f"tenant-{i}").tid for i in range(TENANTS))
         spark = session.start(master)
-        shape = Shape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS, tenant_ids=tids)
-        rows = to_audit(history(spark, shape), services.dsn())
+        shape = HistoryShape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS, tenant_ids=tids)
+        rows = write_to_audit(generate_history(spark, shape), services.dsn())
         began = time.monotonic()
-        with snapshots.held(services.dsn()) as moment:
+        with snapshots.hold_snapshot(services.dsn()) as moment:
             sources.read(spark, services.dsn(), moment, via="python").write.format("noop").mode("overwrite").save()
         read_s = time.monotonic() - began
-        report, facts = jobs.run(Context(spark, Lake(f"{at}/ingested"), services.dsn()), ["ingest", "attempts"])
+        report, facts = jobs.run(JobContext(spark, Lake(f"{at}/ingested"), services.dsn()), ["ingest", "attempts"])
         assert report.rows_out == facts.rows_out == rows
         return {"rows": rows, "read_s": read_s, "total_s": report.seconds, "facts_s": facts.seconds}
 
@@ -160,7 +160,7 @@ def loading(at: str, count: int, master: str) -> dict[str, Any]:
                 "id", "concat('customer-', id % 1000) AS customer", "repeat('x', 80) t"
             )
             rows.write.mode("overwrite").parquet(f"{at}/dataset.parquet")
-            target = Target("http://127.0.0.1:18765", token, "import")
+            target = LoadTarget("http://127.0.0.1:18765", token, "import")
             result = load(spark, lake, f"{at}/dataset.parquet", target, key="id")
             assert result.sent == count, result
             return {"rows": count, "total_s": result.seconds}
@@ -173,11 +173,11 @@ def loading(at: str, count: int, master: str) -> dict[str, Any]:
 
 def one_day(at: str, count: int, master: str, top_share: float) -> dict[str, Any]:
     """From files to marts: one day whose rows the tenants share alike, or of which one tenant has most."""
-    shape = Shape(round(count / ATTEMPTS_PER_TASK), days=1, tenants=TENANTS, top_share=top_share)
+    shape = HistoryShape(round(count / ATTEMPTS_PER_TASK), days=1, tenants=TENANTS, top_share=top_share)
     with peak_memory() as gib:
         spark, lake = session.start(master), Lake(f"{at}/{top_share}/lake")
-        history(spark, shape).drop("arrived_at").write.parquet(f"{at}/{top_share}/source")
-        context = Context(spark, lake, files=f"{at}/{top_share}/source")
+        generate_history(spark, shape).drop("arrived_at").write.parquet(f"{at}/{top_share}/source")
+        context = JobContext(spark, lake, files=f"{at}/{top_share}/source")
         seconds = {r.job: r.seconds for r in jobs.run(context, ["ingest", "attempts", *MARTS])}
         parts = lake.manifest("attempts").partitions.values()
         return {

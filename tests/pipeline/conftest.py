@@ -59,8 +59,8 @@ def audit(transactional_db: None) -> Audit:
 def run(spark: Any, lake: Lake, audit: Audit) -> Any:
     """Run jobs on this lake and audit: `run("ingest", "attempts", since=…)`; the reports by job."""
 
-    def running(*names: str, **more: Any) -> dict[str, jobs.Report]:
-        context = jobs.Context(spark, more.pop("lake", lake), audit.dsn, **more)
+    def running(*names: str, **more: Any) -> dict[str, jobs.JobReport]:
+        context = jobs.JobContext(spark, more.pop("lake", lake), audit.dsn, **more)
         return {report.job: report for report in jobs.run(context, names)}
 
     return running

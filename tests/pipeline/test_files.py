@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from pipeline.spark import jobs, schemas, sinks
-from pipeline.spark.lake import Damaged, Lake, files
+from pipeline.spark.lake import DamagedFile, Lake, files
 from pipeline.spark.store import HadoopStore
-from pipeline.spark.synthetic import Shape, history
+from pipeline.spark.synthetic import HistoryShape, generate_history
 from tests.pipeline.history import DAY, Audit, counts, digests
 from tests.pipeline.test_history import mixed
 
@@ -25,9 +25,9 @@ from tests.pipeline.test_history import mixed
 def test_a_broken_file_is_quarantined_and_the_others_are_read(
     run: Any, spark: Any, lake: Lake, tmp_path: Path, damage: str
 ) -> None:
-    shape = Shape(2000, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date())
+    shape = HistoryShape(2000, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date())
     folder = tmp_path / "old"
-    history(spark, shape, parallelism=2).drop("arrived_at").write.parquet(str(folder))
+    generate_history(spark, shape, parallelism=2).drop("arrived_at").write.parquet(str(folder))
     good, bad = sorted(folder.glob("part-*.parquet"))
     rows = spark.read.parquet(str(good)).count()
     broken(bad, damage)
@@ -66,8 +66,8 @@ def test_any_flipped_byte_of_the_lake_is_found(run: Any, lake: Lake, audit: Audi
     silent = 0
     for spot in spots(len(whole)):
         file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
-        with pytest.raises(Damaged, match=file.name):
-            lake.check(manifest, manifest.partitions)
+        with pytest.raises(DamagedFile, match=file.name):
+            lake.verify(manifest, manifest.partitions)
         with contextlib.suppress(Exception):
             pq.read_table(file, partitioning=None)
             silent += 1
@@ -75,10 +75,10 @@ def test_any_flipped_byte_of_the_lake_is_found(run: Any, lake: Lake, audit: Audi
     assert silent > 0
     for torn in (whole[:-1], whole + b"x", b""):
         file.write_bytes(torn)
-        with pytest.raises(Damaged, match=file.name):
+        with pytest.raises(DamagedFile, match=file.name):
             files(lake.url, "attempts", checked=True)
     file.unlink()
-    with pytest.raises(Damaged, match=file.name):
+    with pytest.raises(DamagedFile, match=file.name):
         files(lake.url, "attempts", checked=True)
     file.write_bytes(whole)
     assert path in files(lake.url, "attempts", checked=True)
@@ -89,7 +89,7 @@ def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(
     run: Any, lake: Lake, audit: Audit, table: str, reader: str
 ) -> None:
     audit.add(mixed(50, random.Random(6)))
-    before = jobs.chosen(["ingest", "attempts", "usage", "publish"])
+    before = jobs.select_jobs(["ingest", "attempts", "usage", "publish"])
     run(*before[: before.index(reader)])
     manifest = lake.manifest(table)
     (path, *_) = lake.paths(manifest, manifest.partitions)
@@ -99,7 +99,7 @@ def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(
     file.write_bytes(data[:-30] + bytes([data[-30] ^ 0x40]) + data[-29:])
     (file.parent / f".{file.name}.crc").unlink()
     number = lake.root().number
-    with pytest.raises(Damaged, match=file.name):
+    with pytest.raises(DamagedFile, match=file.name):
         run(reader)
     assert lake.root().number == number
     run("ingest", "attempts", "usage", "publish", since=DAY.date())
@@ -123,8 +123,8 @@ def test_old_and_new_files_are_read_or_refused_by_their_columns(
 ) -> None:
     expected = 0
     for seed, (name, (change, reason)) in enumerate(CHANGES.items()):
-        shape = Shape(30, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date(), seed=seed)
-        rows = history(spark, shape, parallelism=1).drop("arrived_at")
+        shape = HistoryShape(30, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date(), seed=seed)
+        rows = generate_history(spark, shape, parallelism=1).drop("arrived_at")
         change(rows).write.parquet(str(tmp_path / "old" / name.replace(" ", "-")))
         expected += 0 if reason else rows.count()
     reports = run("ingest", "attempts", files=str(tmp_path / "old"))
@@ -168,5 +168,5 @@ def test_a_lake_by_url_holds_what_a_local_one_does(
     manifest = elsewhere.manifest("usage")
     day, part = next(iter(manifest.partitions.items()))
     broken(tmp_path / "mounted" / "codeq" / part.files[0], "flipped without checksum file")
-    with pytest.raises(Damaged, match=part.files[0]):
-        elsewhere.check(manifest, [day])
+    with pytest.raises(DamagedFile, match=part.files[0]):
+        elsewhere.verify(manifest, [day])

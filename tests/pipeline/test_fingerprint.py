@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.fingerprint import LENGTH, fingerprint, normalise
-from pipeline.spark.transforms.failures import fingerprinted
+from pipeline.fingerprint import MAX_LENGTH, fingerprint, normalise
+from pipeline.spark.transforms.failures import add_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_command_is_part_of_the_name() -> None:
 
 
 def test_a_name_is_never_long() -> None:
-    assert len(normalise("wörd " * 1000)) <= LENGTH
+    assert len(normalise("wörd " * 1000)) <= MAX_LENGTH
 
 
 @pytest.mark.parametrize("letter", [*"a1 /.@-<:'\n", "0x", "a@", "/a", "1.", "Traceback \n"])
@@ -88,7 +88,7 @@ def test_spark_and_python_give_thousands_of_messages_the_same_names(spark: Any) 
     messages = [made_up(rng) for _ in range(6000)]
     messages += [("x" * n) + "7" for n in (198, 199, 200, 201)] + ["🙂" * 250, "7" * 5000, "/a" * 3000]
     frame = spark.createDataFrame([("render", message) for message in messages], "command string, message string")
-    named = fingerprinted(frame).withColumnRenamed("fingerprint", "name").collect()
+    named = add_fingerprint(frame).withColumnRenamed("fingerprint", "name").collect()
     differing = [(row["message"], row["name"]) for row in named if row["name"] != fingerprint("render", row["message"])]
     assert differing == []
     assert len(named) == len(messages)

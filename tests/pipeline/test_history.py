@@ -16,7 +16,7 @@ from pipeline.spark import cli, jobs, schemas, sinks, snapshots, sources
 from pipeline.spark.jobs import compact
 from pipeline.spark.jobs.running import HORIZON_DAYS
 from pipeline.spark.lake import Lake, files
-from pipeline.spark.synthetic import Shape, history, to_audit
+from pipeline.spark.synthetic import HistoryShape, generate_history, write_to_audit
 from tests.pipeline.history import DAY, Audit, attempt, counts, digests
 from tests.pipeline.test_transforms import dead, retried
 
@@ -89,7 +89,7 @@ def test_attempts_fed_three_times_in_any_order_count_once(
     rows = mixed(150, random.Random(3))
     audit.add(rows)
     run("ingest", "attempts", *CHEAP, lake=somewhere)
-    with snapshots.held(audit.dsn) as moment:
+    with snapshots.hold_snapshot(audit.dsn) as moment:
         once = sources.read(spark, audit.dsn, moment, via="python").persist()
         for i in range(3):
             once.orderBy((once.id * (7 + i)) % 31).coalesce(1).write.parquet(str(tmp_path / "fed" / str(i)))
@@ -152,7 +152,7 @@ def test_a_run_touches_only_the_days_and_tenants_that_changed(run: Any, lake: La
 def test_what_came_in_pieces_is_one_file_when_its_day_is_over(
     run: Any, lake: Lake, audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compact, "MOST_FILES", 1)
+    monkeypatch.setattr(compact, "MAX_FILES", 1)
     tomorrow, pieces = DAY + timedelta(days=1), 2
     for number in range(pieces):
         audit.add([attempt(), attempt(), attempt(day=tomorrow), attempt(tenant_id=f"once{number:04}")])
@@ -179,8 +179,8 @@ def test_what_came_in_pieces_is_one_file_when_its_day_is_over(
 
 @pytest.mark.spec("PIP-2", "Totals per tenant and day equal the audit exactly")
 def test_totals_equal_the_audit(run: Any, spark: Any, lake: Lake, audit: Audit) -> None:
-    shape = Shape(1500, days=5, tenants=4, tenant_ids=("acme0001", "beta0002", "corp0003", "dash0004"), seed=7)
-    assert to_audit(history(spark, shape), audit.dsn) > 1500
+    shape = HistoryShape(1500, days=5, tenants=4, tenant_ids=("acme0001", "beta0002", "corp0003", "dash0004"), seed=7)
+    assert write_to_audit(generate_history(spark, shape), audit.dsn) > 1500
     assert run("ingest", "attempts", "throughput")["ingest"].quarantined == 0
     assert counts(lake) == audit.totals()
     manifest = lake.manifest("throughput")

@@ -15,7 +15,7 @@ from pipeline.spark.lake import Lake
 from tests.pipeline.history import DAY, Audit, attempt, counts
 
 
-def facts(spark: Any, lake: Lake, table: schemas.Table = schemas.ATTEMPTS) -> list[dict[str, Any]]:
+def facts(spark: Any, lake: Lake, table: schemas.TableContract = schemas.ATTEMPTS) -> list[dict[str, Any]]:
     manifest = lake.manifest(table.name)
     return [row.asDict() for row in sinks.load(spark, lake, table, manifest, manifest.partitions).collect()]
 
@@ -55,7 +55,7 @@ def test_only_what_is_new_is_read(run: Any, lake: Lake, audit: Audit) -> None:
 def test_ids_are_read_in_partitions_of_one_snapshot(spark: Any, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "ROWS_PER_PARTITION", 7)
     audit.add([attempt() for _ in range(40)])
-    with snapshots.held(audit.dsn) as moment:
+    with snapshots.hold_snapshot(audit.dsn) as moment:
         frame = sources.read(spark, audit.dsn, moment, via="python")
         assert frame.rdd.getNumPartitions() == 6
         # Whoever reads a partition later than this must not see it.
@@ -76,7 +76,7 @@ def test_an_id_that_is_committed_late_is_not_skipped(
         audit.add([attempt(tenant_id="late0001") for _ in range(4)], late)
         audit.add([attempt(tenant_id="gone0001") for _ in range(4)], rolled_back)
         audit.add([attempt() for _ in range(3)])
-        with snapshots.held(audit.dsn, settle_seconds=0.2) as moment:
+        with snapshots.hold_snapshot(audit.dsn, settle_seconds=0.2) as moment:
             # Two transactions are open below the highest id: nothing is settled yet.
             assert (moment.highest, moment.settled) == (
                 max(i for (i,) in audit.ask("SELECT id FROM queues_attempt")),
@@ -187,7 +187,7 @@ def test_a_demand_for_tls_is_never_lost_on_the_way_through_jdbc(
     audit.add([attempt()])
     monkeypatch.setattr(sources, "has_jdbc", lambda spark: True)
     monkeypatch.setattr(sources, "_read_jdbc", lambda *given: "through JDBC")
-    with snapshots.held(audit.dsn) as moment:
+    with snapshots.hold_snapshot(audit.dsn) as moment:
         assert sources.read(spark, "host=127.0.0.1 dbname=x user=y password=z", moment) == "through JDBC"
         assert sources.read(spark, f"{audit.dsn} sslmode=prefer", moment).count() == 1
     for more in ("sslmode=verify-full", "sslrootcert=system", "host=/run", "host=a,b", "options=-csearch_path=x"):
@@ -196,6 +196,6 @@ def test_a_demand_for_tls_is_never_lost_on_the_way_through_jdbc(
 
 def test_the_password_is_in_no_plan(spark: Any, audit: Audit) -> None:
     dsn = f"{audit.dsn} password=hunter2"
-    with snapshots.held(dsn) as moment:
+    with snapshots.hold_snapshot(dsn) as moment:
         frame = sources.read(spark, dsn, moment, via="python")
         assert "hunter2" not in frame._jdf.queryExecution().toString()

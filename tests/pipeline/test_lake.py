@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark.lake import Conflict, Damaged, Lake, Manifest, Partition, files
+from pipeline.spark.lake import PublishConflict, DamagedFile, Lake, Manifest, Partition, files
 from pipeline.spark.store import HadoopStore, LocalStore, Store, open_store
 
 OLD = "20200101T000000-0a0b0c0d"
@@ -33,13 +33,13 @@ def test_a_store_creates_a_file_once(store: Store) -> None:
     assert not store.put_new("a/b.json", b"two")
     assert store.read("a/b.json") == b"\x00one\xff"
     assert store.put_new("a/c.json", b"")
-    assert store.names("a") == ["b.json", "c.json"]
-    assert store.names("none") == []
-    assert store.sizes("a") == {"a/b.json": 5, "a/c.json": 0}
-    assert store.sums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
+    assert store.list_names("a") == ["b.json", "c.json"]
+    assert store.list_names("none") == []
+    assert store.list_sizes("a") == {"a/b.json": 5, "a/c.json": 0}
+    assert store.compute_checksums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
     store.delete("a")
-    assert store.names("a") == []
-    assert store.sizes("a") == {}
+    assert store.list_names("a") == []
+    assert store.list_sizes("a") == {}
 
 
 def test_of_many_creators_of_a_file_one_succeeds(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_who_is_second_at_the_end_of_the_writing_is_told_so(spark: Any, tmp_path
     store._fs, store._is_object = Blind(store._fs), is_object
     assert not store.put_new("a/b.json", b"two")
     assert store.read("a/b.json") == b"one"
-    assert LocalStore(str(tmp_path / "store")).names("a") == ["b.json"]
+    assert LocalStore(str(tmp_path / "store")).list_names("a") == ["b.json"]
 
 
 def test_a_file_system_that_can_is_made_to_create_without_overwriting(spark: Any, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_tables_of_one_commit_appear_together(lake: Lake) -> None:
 def test_a_commit_on_moved_ground_is_refused(lake: Lake) -> None:
     base = lake.root()
     lake.commit(base, {"raw": one("x")})
-    with pytest.raises(Conflict, match="raw"):
+    with pytest.raises(PublishConflict, match="raw"):
         lake.commit(base, {"raw": one("y")})
-    with pytest.raises(Conflict, match="raw"):
+    with pytest.raises(PublishConflict, match="raw"):
         lake.commit(base, {"attempts": one("y")}, read=["raw"])
     lake.commit(base, {"usage": one("z")}, read=["attempts"])
     assert lake.manifest("raw") == one("x")
@@ -188,7 +188,7 @@ def test_no_commit_of_many_writers_is_lost(lake: Lake) -> None:
                             name: one(name),
                         },
                     )
-                except Conflict:
+                except PublishConflict:
                     continue
                 break
 
@@ -219,8 +219,8 @@ def test_vacuum_keeps_what_the_last_roots_refer_to(lake: Lake, monkeypatch: pyte
     for number in range(30):
         lake.commit(lake.root(), {"raw": one(f"raw/run=20200101T0000{number:02}-00000000/date=2026-03-10/p")})
     lake.vacuum(timedelta(days=-1))
-    assert len(lake.store.names("_log")) == 20
-    assert len(lake.store.names("_manifests")) == 20
+    assert len(lake.store.list_names("_log")) == 20
+    assert len(lake.store.list_names("_manifests")) == 20
     assert lake.root().number == 30
     assert lake.manifest("raw").rows == 1
 
@@ -239,7 +239,7 @@ def test_vacuum_forgets_loads_that_nobody_resumes(lake: Lake) -> None:
         lake.store.put_new(f"_loads/{name}/begun", begun.encode())
         lake.store.put_new(f"_loads/{name}/rows/part.parquet", b"payloads")
     assert lake.vacuum() == 1
-    assert lake.store.names("_loads") == ["new"]
+    assert lake.store.list_names("_loads") == ["new"]
 
 
 def test_a_pointer_or_manifest_in_which_a_byte_has_changed_is_an_error_that_names_it(lake: Lake) -> None:
@@ -252,7 +252,7 @@ def test_a_pointer_or_manifest_in_which_a_byte_has_changed_is_an_error_that_name
         whole = file.read_bytes()
         for spot in range(len(whole)):
             file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
-            with pytest.raises(Damaged, match=file.name):
+            with pytest.raises(DamagedFile, match=file.name):
                 lake.manifest("raw")
         file.write_bytes(whole)
     assert lake.manifest("raw").rows == 7
@@ -265,6 +265,6 @@ def test_a_lake_of_an_earlier_release_is_read(lake: Lake) -> None:
     lake.store.put_new("_log/000000000001.json", b'{"number": 1, "tables": {"raw": "_manifests/raw-1.json"}}')
     manifest = lake.manifest("raw")
     assert manifest.rows == 3
-    lake.check(manifest, manifest.partitions)
+    lake.verify(manifest, manifest.partitions)
     lake.commit(lake.root(), {"usage": one("u")})
     assert lake.manifest("raw").rows == 3

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from codeq_site.redis import client
 from pipeline.spark import load as loading
 from pipeline.spark.lake import Lake
-from pipeline.spark.load import Refused, Target, keyed, load, read
+from pipeline.spark.load import LoadRejected, LoadTarget, add_idempotency_keys, load, read_dataset
 from queues import selectors
 from tenants import services as tenants
 from tenants.directory import directory
@@ -106,8 +106,8 @@ def lines(tmp_path: Path, count: int, name: str = "rows.jsonl") -> str:
 
 def test_each_row_is_sent_once(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     shown: list[tuple[int, int]] = []
-    target = Target(receiver.url, "token", "import", batch=100)
-    loaded = load(spark, lake, lines(tmp_path, 950), target, key="n", told=lambda *done: shown.append(done))
+    target = LoadTarget(receiver.url, "token", "import", batch=100)
+    loaded = load(spark, lake, lines(tmp_path, 950), target, key="n", on_progress=lambda *done: shown.append(done))
     assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined, loaded.resumed) == (950, 950, 0, 0, False)
     assert sorted(payload["n"] for payload in receiver.payloads.values()) == list(range(950))
     assert set(receiver.seen.values()) == {1}
@@ -133,13 +133,13 @@ def test_a_number_keeps_its_digits(spark: Any, lake: Lake, receiver: Receiver, t
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(Handler, "do_POST", keeping)
-        load(spark, lake, str(tmp_path / "one.json"), Target(receiver.url, "token", "import"))
+        load(spark, lake, str(tmp_path / "one.json"), LoadTarget(receiver.url, "token", "import"))
     assert f'"payload":{text}'.encode() in sent[0]
 
 
 def test_what_breaks_on_the_way_is_sent_again(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     receiver.script = [503, "drop", 429, "late drop", 200, "drop", 500]
-    target = Target(receiver.url, "token", "import", batch=50)
+    target = LoadTarget(receiver.url, "token", "import", batch=50)
     loaded = load(spark, lake, lines(tmp_path, 300), target, key="n")
     assert loaded.sent == 300
     assert len(receiver.seen) == 300
@@ -152,7 +152,7 @@ def test_a_load_that_was_interrupted_goes_on_where_it_was(
 ) -> None:
     monkeypatch.setattr(loading, "ROWS_PER_BUCKET", 100)
     monkeypatch.setattr(loading, "BUCKETS_PER_WAVE", 2)
-    target = Target(receiver.url, "token", "import")
+    target = LoadTarget(receiver.url, "token", "import")
     receiver.script = [200] * 6 + [403] * 100
     source = lines(tmp_path, 1000)
     with pytest.raises(Exception, match="403"):
@@ -172,16 +172,16 @@ def test_rows_that_cannot_be_read_or_have_no_key_are_counted(
 ) -> None:
     receiver.refuse = '"n": 3'
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\n{"n": \nnot json\n{"m": 2}\n\n{"n": 3}\n{"n": 4}\n')
-    loaded = load(spark, lake, str(tmp_path / "bad.jsonl"), Target(receiver.url, "t", "import"), key="n")
+    loaded = load(spark, lake, str(tmp_path / "bad.jsonl"), LoadTarget(receiver.url, "t", "import"), key="n")
     assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined) == (3, 2, 1, 3)
     assert loaded.reasons == ("no",)
 
 
 def test_a_refusal_of_the_whole_request_is_said(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     receiver.script = [401] * 10
-    with pytest.raises(Exception, match=f"{Refused.__name__}: 401"):
-        load(spark, lake, lines(tmp_path, 5), Target(receiver.url, "secret-token", "import"), key="n")
-    assert "secret-token" not in repr(Target(receiver.url, "secret-token", "import"))
+    with pytest.raises(Exception, match=f"{LoadRejected.__name__}: 401"):
+        load(spark, lake, lines(tmp_path, 5), LoadTarget(receiver.url, "secret-token", "import"), key="n")
+    assert "secret-token" not in repr(LoadTarget(receiver.url, "secret-token", "import"))
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet", "rows.jsonl"])
@@ -197,7 +197,7 @@ def test_datasets_are_read_by_their_kind(spark: Any, tmp_path: Path, name: str) 
         tab = "\t" if "tsv" in name else ","
         text = f'id{tab}text{tab}more\n007{tab}"a ""b""\nc"{tab}\n8{tab}é{tab}x\nshort\n'
         file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    payloads = [row["payload"] for row in read(spark, str(file)).collect()]
+    payloads = [row["payload"] for row in read_dataset(spark, str(file)).collect()]
     rows = {row["id"]: row for row in (json.loads(payload) for payload in payloads if payload)}
     assert payloads.count(None) == (1 if "csv" in name or "tsv" in name else 0), "a row of another length is no row"
     assert set(rows) == {"007", "8"}
@@ -208,7 +208,7 @@ def test_datasets_are_read_by_their_kind(spark: Any, tmp_path: Path, name: str) 
 def test_without_a_key_alike_rows_are_rows_of_their_own_in_any_order(spark: Any, tmp_path: Path) -> None:
     def keys(texts: list[str]) -> list[str]:
         (tmp_path / "rows.jsonl").write_text("\n".join(texts))
-        found = keyed(read(spark, str(tmp_path / "rows.jsonl")), "import", "").collect()
+        found = add_idempotency_keys(read_dataset(spark, str(tmp_path / "rows.jsonl")), "import", "").collect()
         return sorted(row["idempotency_key"] for row in found)
 
     rows = ['{"a":1}', '{"a":2}', '{"a":1}', '{"a":1}']
@@ -252,13 +252,13 @@ def test_a_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake,
     tenants.create_tenant("acme")
     token = tenants.issue_token("acme", "producer")
     source = lines(tmp_path, 700)
-    target = Target(api, token, "import", priority=3)
+    target = LoadTarget(api, token, "import", priority=3)
     loaded = load(spark, lake, source, target, key="n")
     assert (loaded.sent, loaded.refused) == (700, 0)
     tenant = directory.known("acme") or pytest.fail("the tenant is not known")
     assert selectors.queue_stats(tenant, "import").now().ready == 700
     # Forgotten what was sent: everything goes again, and no task is made twice.
-    for name in lake.store.names("_loads"):
+    for name in lake.store.list_names("_loads"):
         lake.store.delete(f"_loads/{name}")
     assert load(spark, lake, source, target, key="n").sent == 700
     assert selectors.queue_stats(tenant, "import").now().ready == 700

@@ -30,7 +30,7 @@ from webhooks.models import Delivery, DeliveryAttempt
 @pytest.fixture
 def command(spark: Any, lake: Lake, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`manage.py pipeline …` on the tests' session and lake; answers what it printed."""
-    monkeypatch.setattr(services, "session", lambda settings: spark)
+    monkeypatch.setattr(services, "start_spark", lambda settings: spark)
 
     def call(*words: str) -> str:
         said = io.StringIO()
@@ -95,7 +95,7 @@ def test_a_job_that_fails_is_on_record_with_its_reason(
     def none(settings: Any) -> Any:
         raise RuntimeError("Spark does not start")
 
-    monkeypatch.setattr(services, "session", none)
+    monkeypatch.setattr(services, "start_spark", none)
     with pytest.raises(RuntimeError, match="does not start"):
         command("run", "ingest")
     assert not RunLog.objects.filter(state="running").exists()
@@ -112,7 +112,7 @@ def test_a_lake_out_of_reach_is_on_record_without_javas_stack(command: Any, audi
 
 @pytest.mark.spec("BEA-1", "The pipeline runs once at a time")
 def test_of_two_runs_the_second_says_so_and_does_nothing(command: Any, audit: Audit) -> None:
-    with services.turn():
+    with services.acquire_run_lock():
         assert command("run").strip() == "Another run of the pipeline is at work."
     assert not RunLog.objects.exists()
     assert "jobs" in command("run", "ingest")
@@ -130,14 +130,14 @@ def test_the_turn_ends_with_its_process(audit: Audit) -> None:
     process.stdin.write(audit.dsn + "\n")
     process.stdin.flush()
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(services.AlreadyRunning), services.turn():
+    with pytest.raises(services.AlreadyRunning), services.acquire_run_lock():
         pass
     process.kill()
     process.communicate()
 
     def is_given_back() -> bool:
         try:
-            with services.turn():
+            with services.acquire_run_lock():
                 return True
         except services.AlreadyRunning:
             return False
@@ -157,7 +157,7 @@ class FakeTurn:
 def hourly(monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[str, int]:
     """The beat's run with another program in the place of `manage.py pipeline run`."""
     real, turn = subprocess.Popen, FakeTurn()
-    monkeypatch.setattr(beat, "TURN_SECONDS", 0.4)
+    monkeypatch.setattr(beat, "LOCK_SECONDS", 0.4)
     monkeypatch.setattr(beat.subprocess, "Popen", lambda _, **more: real([sys.executable, "-c", script], **more))
     return beat.run_in_process(turn), turn.renewed
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.spark import jobs, session
-from pipeline.spark.lake import Conflict, Damaged, Lake
+from pipeline.spark.lake import PublishConflict, DamagedFile, Lake
 from pipeline.spark.store import HadoopStore
 from tests.pipeline.conftest import QUICK
 from tests.pipeline.history import Audit, digests
@@ -89,13 +89,13 @@ def test_a_bucket_is_a_store(lake: Lake, server: S3) -> None:
     assert not store.put_new("a/b.json", b"two")
     assert store.read("a/b.json") == b"\x00one\xff" == body(server, "some/lake/a/b.json")
     assert store.put_new("a/c.json", b"")
-    assert store.names("a") == ["b.json", "c.json"]
-    assert store.names("none") == []
-    assert store.sizes("a") == {"a/b.json": 5, "a/c.json": 0}
-    assert store.sums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
+    assert store.list_names("a") == ["b.json", "c.json"]
+    assert store.list_names("none") == []
+    assert store.list_sizes("a") == {"a/b.json": 5, "a/c.json": 0}
+    assert store.compute_checksums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
     store.delete("a")
-    assert store.names("a") == []
-    assert store.sizes("a") == {}
+    assert store.list_names("a") == []
+    assert store.list_sizes("a") == {}
 
 
 def test_of_many_writers_at_once_one_creates_the_object(lake: Lake) -> None:
@@ -155,7 +155,7 @@ def test_all_jobs_and_again_and_compacted(run: Any, lake: Lake, audit: Audit, tm
     assert lake.root().number == number
     base = lake.root()
     lake.commit(base, {"usage": lake.manifest("attempts")})
-    with pytest.raises(Conflict):
+    with pytest.raises(PublishConflict):
         lake.commit(base, {"usage": lake.manifest("usage")})
     lake.vacuum()
     assert lake.manifest("raw").rows == 240
@@ -168,10 +168,10 @@ def test_a_file_in_which_a_byte_has_changed_is_an_error_that_names_it(run: Any, 
     victim = objects(server, "/attempts/")[0]
     whole = body(server, victim)
     server.client.put_object(Bucket=BUCKET, Key=victim, Body=whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(Damaged, match=victim.rpartition("/")[2]):
+    with pytest.raises(DamagedFile, match=victim.rpartition("/")[2]):
         run("usage")
     server.client.delete_object(Bucket=BUCKET, Key=victim)
-    with pytest.raises(Damaged, match=victim.rpartition("/")[2]):
+    with pytest.raises(DamagedFile, match=victim.rpartition("/")[2]):
         run("usage")
     server.client.put_object(Bucket=BUCKET, Key=victim, Body=whole)
     assert run("usage")["usage"].rows_out > 0
@@ -290,5 +290,5 @@ def test_no_key_or_password_is_in_what_spark_writes_of_a_run(
 
 def test_a_bucket_that_is_not_there_is_said_without_the_keys(spark: Any, audit: Audit) -> None:
     with pytest.raises(Exception, match="no-such-bucket") as error:
-        list(jobs.run(jobs.Context(spark, Lake("s3a://no-such-bucket/lake", spark), audit.dsn), ["ingest"]))
+        list(jobs.run(jobs.JobContext(spark, Lake("s3a://no-such-bucket/lake", spark), audit.dsn), ["ingest"]))
     assert SECRET not in str(error.value)

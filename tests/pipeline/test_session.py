@@ -42,7 +42,7 @@ def fake_java(folder: Path, told: str, status: int = 0) -> Path:
     ],
 )
 def test_a_javas_version_is_what_it_says(tmp_path: Path, told: str, status: int, version: int | None) -> None:
-    assert java.major(fake_java(tmp_path / "jdk", told, status) / "bin" / "java") == version
+    assert java.read_major_version(fake_java(tmp_path / "jdk", told, status) / "bin" / "java") == version
 
 
 def test_java_home_is_taken_before_the_path_unless_spark_cannot_run_on_it(tmp_path: Path) -> None:
@@ -50,18 +50,18 @@ def test_java_home_is_taken_before_the_path_unless_spark_cannot_run_on_it(tmp_pa
     other = fake_java(tmp_path / "other", 'openjdk version "17.0.1"')
     old = fake_java(tmp_path / "old", 'java version "11.0.2"')
     path = str(other / "bin")
-    assert java.home({"JAVA_HOME": str(good), "PATH": path}) == good
-    assert java.home({"JAVA_HOME": str(old), "PATH": path}) == other
-    assert java.home({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == other
+    assert java.find_home({"JAVA_HOME": str(good), "PATH": path}) == good
+    assert java.find_home({"JAVA_HOME": str(old), "PATH": path}) == other
+    assert java.find_home({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == other
 
 
 def test_without_a_java_the_wheels_is_taken_behind_a_shim() -> None:
-    home = java.home({})
+    home = java.find_home({})
     said = subprocess.run(
         [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True
     )
     assert said.returncode == 0, said.stderr
-    assert java.major(home / "bin" / "java") in java.SUPPORTED
+    assert java.read_major_version(home / "bin" / "java") in java.SUPPORTED
 
 
 @pytest.mark.spec("PIP-3", "Spark runs on this machine without an installed Java")
@@ -74,7 +74,7 @@ def test_spark_starts_on_the_wheels_java_where_there_is_no_other(tmp_path: Path)
             (tmp_path / "bin" / tool).symlink_to(found)
     script = (
         "from pathlib import Path; from pipeline.spark import java, session\n"
-        "java._installed = lambda environ: iter(())\n"
+        "java._list_installed = lambda environ: iter(())\n"
         "spark = session.start('local[1]')\n"
         "home = spark.sparkContext._jvm.System.getProperty('java.home')\n"
         "print(home, spark.range(10).selectExpr('sum(id) AS s').collect()[0].s)"
@@ -112,7 +112,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     environment = {
         **os.environ,
-        "JAVA_HOME": str(java.home()),
+        "JAVA_HOME": str(java.find_home()),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(tmp_path / "work"),

@@ -10,17 +10,17 @@ import pytest
 
 from pipeline.spark import cli, erlang, simulate
 from pipeline.spark.lake import Lake
-from pipeline.spark.simulate import Backoff, Job, Scenario, Try, most_at_once, play
+from pipeline.spark.simulate import Backoff, SimulatedTask, Scenario, RecordedAttempt, peak_concurrency, simulate_tasks
 from tests.pipeline.history import Audit, attempt
 from tests.pipeline.test_transforms import facts
 
 
-def poisson(rate: float, service_ms: float, count: int, seed: int = 1) -> list[Job]:
+def poisson(rate: float, service_ms: float, count: int, seed: int = 1) -> list[SimulatedTask]:
     rng = random.Random(seed)
     jobs, now = [], 0.0
     for _ in range(count):
         now += rng.expovariate(rate) * 1000
-        jobs.append(Job("c", round(now), (Try(round(rng.expovariate(1 / service_ms))),)))
+        jobs.append(SimulatedTask("c", round(now), (RecordedAttempt(round(rng.expovariate(1 / service_ms))),)))
     return jobs
 
 
@@ -29,7 +29,7 @@ def poisson(rate: float, service_ms: float, count: int, seed: int = 1) -> list[J
 def test_simulated_waits_agree_with_erlang_c(servers: int, busy: float) -> None:
     service_seconds = 2.0
     rate = busy * servers / service_seconds
-    played, share = play(poisson(rate, 1000 * service_seconds, 250_000), Scenario(), servers)
+    played, share = simulate_tasks(poisson(rate, 1000 * service_seconds, 250_000), Scenario(), servers)
     waits = np.asarray(played["c"].waits) / 1000
     expected = erlang.mean_wait(rate, service_seconds, servers)
     assert waits.mean() == pytest.approx(expected, rel=0.05)
@@ -59,12 +59,12 @@ def test_workers_needed_are_the_fewest_that_do(target: float) -> None:
     assert erlang.workers_needed([0.0], [1.0], [1.0], target)[0] == 0
 
 
-def waits(jobs: list[Job], scenario: Scenario, servers: int = 1) -> dict[str, list[int]]:
-    return {command: played.waits for command, played in play(jobs, scenario, servers)[0].items()}
+def waits(jobs: list[SimulatedTask], scenario: Scenario, servers: int = 1) -> dict[str, list[int]]:
+    return {command: played.waits for command, played in simulate_tasks(jobs, scenario, servers)[0].items()}
 
 
 def test_a_free_worker_takes_the_highest_priority_and_then_the_oldest() -> None:
-    jobs = [Job("a", 0, (Try(100),))] + [Job(name, at, (Try(10),), p) for name, at, p in (
+    jobs = [SimulatedTask("a", 0, (RecordedAttempt(100),))] + [SimulatedTask(name, at, (RecordedAttempt(10),), p) for name, at, p in (
         ("low", 1, 0), ("high", 2, 5), ("high", 3, 5))]  # fmt: skip
     assert waits(jobs, Scenario()) == {"a": [0], "high": [98, 107], "low": [119]}
     assert waits(jobs, Scenario(priorities={"low": 9})) == {"a": [0], "low": [99], "high": [108, 117]}
@@ -77,11 +77,11 @@ def test_more_workers_wait_less() -> None:
 
 
 def test_a_failed_attempt_comes_back_after_its_gap() -> None:
-    job = Job("c", 0, (Try(10, failed=True, gap_ms=100), Try(10)))
-    outcome, _ = play([job], Scenario(), 1)
+    job = SimulatedTask("c", 0, (RecordedAttempt(10, failed=True, gap_ms=100), RecordedAttempt(10)))
+    outcome, _ = simulate_tasks([job], Scenario(), 1)
     assert (outcome["c"].waits, outcome["c"].dead) == ([0, 0], 0)
     # Somebody else is served meanwhile, and is in the way when it is back.
-    other = Job("d", 20, (Try(95),))
+    other = SimulatedTask("d", 20, (RecordedAttempt(95),))
     assert waits([job, other], Scenario())["c"] == [0, 5]
 
 
@@ -99,32 +99,32 @@ def test_another_backoff_is_the_engines_on_average(policy: str, delays: list[flo
     backoff = Backoff.parse(f"{policy}:5:900")
     assert [backoff.delay_ms(n) / 1000 for n in (1, 2, 3)] == delays
     assert Backoff.parse("exponential:5:60").delay_ms(30) == 60_000
-    job = Job("c", 0, (Try(10, failed=True, gap_ms=1), Try(10)))
-    late = Job("d", 11, (Try(round(delays[0] * 1000)),))
+    job = SimulatedTask("c", 0, (RecordedAttempt(10, failed=True, gap_ms=1), RecordedAttempt(10)))
+    late = SimulatedTask("d", 11, (RecordedAttempt(round(delays[0] * 1000)),))
     assert waits([job, late], Scenario(backoff=backoff))["c"] == [0, 1]
 
 
 def test_a_shorter_lease_makes_a_long_run_be_done_twice() -> None:
-    job = Job("c", 0, (Try(90_000),))
-    as_it_was, _ = play([job], Scenario(lease_seconds=120), 1)
+    job = SimulatedTask("c", 0, (RecordedAttempt(90_000),))
+    as_it_was, _ = simulate_tasks([job], Scenario(lease_seconds=120), 1)
     assert (as_it_was["c"].duplicate_ms, as_it_was["c"].dead) == (0, 0)
-    shorter, _ = play([job], Scenario(lease_seconds=60, max_attempts=3), 2)
+    shorter, _ = simulate_tasks([job], Scenario(lease_seconds=60, max_attempts=3), 2)
     assert shorter["c"].duplicate_ms == 3 * 90_000
     assert (len(shorter["c"].waits), shorter["c"].dead) == (3, 1)
 
 
 def test_a_lost_worker_is_noticed_when_the_new_lease_is_over() -> None:
-    job = Job("c", 0, (Try(300_000, lost=True), Try(10)))
-    _, busy = play([job], Scenario(lease_seconds=30), 1)
+    job = SimulatedTask("c", 0, (RecordedAttempt(300_000, lost=True), RecordedAttempt(10)))
+    _, busy = simulate_tasks([job], Scenario(lease_seconds=30), 1)
     assert busy == 1.0
-    outcome, _ = play([job, Job("d", 0, (Try(10),))], Scenario(lease_seconds=30), 1)
+    outcome, _ = simulate_tasks([job, SimulatedTask("d", 0, (RecordedAttempt(10),))], Scenario(lease_seconds=30), 1)
     assert outcome["d"].waits == [30_000]
 
 
 def test_fewer_attempts_make_dead_letters() -> None:
-    job = Job("c", 0, (Try(1, failed=True), Try(1, failed=True), Try(1)))
-    assert play([job], Scenario(), 1)[0]["c"].dead == 0
-    assert play([job], Scenario(max_attempts=2), 1)[0]["c"].dead == 1
+    job = SimulatedTask("c", 0, (RecordedAttempt(1, failed=True), RecordedAttempt(1, failed=True), RecordedAttempt(1)))
+    assert simulate_tasks([job], Scenario(), 1)[0]["c"].dead == 0
+    assert simulate_tasks([job], Scenario(max_attempts=2), 1)[0]["c"].dead == 1
 
 
 def test_an_unknown_backoff_is_refused() -> None:
@@ -133,8 +133,8 @@ def test_an_unknown_backoff_is_refused() -> None:
 
 
 def test_the_most_at_once_do_not_count_who_leaves_as_another_comes() -> None:
-    assert most_at_once(np.array([0, 5, 10]), np.array([10, 10, 20])) == 2
-    assert most_at_once(np.array([]), np.array([])) == 0
+    assert peak_concurrency(np.array([0, 5, 10]), np.array([10, 10, 20])) == 2
+    assert peak_concurrency(np.array([]), np.array([])) == 0
 
 
 def test_history_is_played_per_tenant_and_command(spark: Any) -> None:
@@ -145,14 +145,14 @@ def test_history_is_played_per_tenant_and_command(spark: Any) -> None:
         "claimed_at": attempt("09:01")["ended_at"], "ended_at": attempt("09:02")["ended_at"],
     }  # fmt: skip
     history = facts(spark, *busy, retry, again)
-    as_was = {row["tenant"]: row for row in simulate.simulated(history, Scenario()).collect()}
+    as_was = {row["tenant"]: row for row in simulate.simulate_tenants(history, Scenario()).collect()}
     assert {t: (r["tasks"], r["attempts"], r["workers"]) for t, r in as_was.items()} == {
         "acme0001": (4, 4, 4), "beta0002": (1, 2, 1),
     }  # fmt: skip
     assert as_was["beta0002"]["wait_max_ms"] == 0
-    alone = {row["tenant"]: row for row in simulate.simulated(history, Scenario(workers=1)).collect()}
+    alone = {row["tenant"]: row for row in simulate.simulate_tenants(history, Scenario(workers=1)).collect()}
     assert alone["acme0001"]["wait_max_ms"] > 20_000
-    measured = {row["tenant"]: row for row in simulate.measured(history).collect()}
+    measured = {row["tenant"]: row for row in simulate.measure_tenants(history).collect()}
     assert (measured["acme0001"]["wait_max_ms"], measured["acme0001"]["tasks"]) == (3000, 4)
 
 

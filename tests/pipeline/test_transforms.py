@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.models import MARTS
 from pipeline.spark import erlang, schemas
-from pipeline.spark.transforms.attempts import attempts, judged
+from pipeline.spark.transforms.attempts import attempts, add_rejection_reason
 from pipeline.spark.transforms.capacity import capacity
 from pipeline.spark.transforms.failures import failures
 from pipeline.spark.transforms.latency import latency
@@ -29,7 +29,7 @@ def source(spark: Any, rows: list[dict[str, Any]]) -> Any:
 
 
 def facts(spark: Any, *rows: dict[str, Any]) -> Any:
-    return attempts(judged(source(spark, list(rows)), schemas.SOURCE, "ended_at"))
+    return attempts(add_rejection_reason(source(spark, list(rows)), schemas.SOURCE, "ended_at"))
 
 
 def collected(frame: Any) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def test_a_mart_in_the_database_has_the_contracts_columns(name: str) -> None:
     ],
 )
 def test_a_contract_says_what_is_wrong(spark: Any, columns: str, problem: str | None) -> None:
-    table = schemas.Table("t", (schemas.Column("id", "long"), schemas.Column("name", "string", True)), ("id",), ())
+    table = schemas.TableContract("t", (schemas.ContractColumn("id", "long"), schemas.ContractColumn("name", "string", True)), ("id",), ())
     found = spark.createDataFrame([], columns).schema
     if problem is None:
         schemas.check(table, found, "here")
