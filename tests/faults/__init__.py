@@ -1,1 +1,1 @@
-"""Servers killed, cut, filled, moved: nothing acknowledged is lost, nothing is doubled."""
+"""Fault tests: no acknowledged data is lost or duplicated when servers fail, stall, fill up or move."""

@@ -1,4 +1,4 @@
-"""Every verb in a plausible day of two queues: one script a step, so that a fault can be put between any two."""
+"""A workload of all operations, one script per step, for faults between any two steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "
 
 
 class Workload:
-    """`steps()` yields after each call what it was; every call is one script and is answered as expected."""
+    """Run the workload by iterating over `steps()`, which yields the name of each step after its call.
+
+    Every call is one script, and its reply is checked.
+    """
 
     def __init__(self, world: World, clock: Clock, tid: str = TID) -> None:
         self.engine, self.clock, self.tid = world.engine, clock, tid
 
-    def enqueue(self, *asked: NewTask) -> list[Task]:
-        call = self.engine.enqueue(self.tid, "acme", asked, retention_ms=DAY_MS)
+    def enqueue(self, *tasks: NewTask) -> list[Task]:
+        call = self.engine.enqueue(self.tid, "acme", tasks, retention_ms=DAY_MS)
         assert len(call.commands) == 1
         return [item.task for item in call.now() if not isinstance(item, Exception)]
 
@@ -30,14 +33,14 @@ class Workload:
         return tasks
 
     def submit(self, *tasks: Task, status: Status = Status.COMPLETED) -> None:
-        is_good = status is Status.COMPLETED
+        is_success = status is Status.COMPLETED
         results = [
-            NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_good else None,
-                      error=None if is_good else "boom", lease_token=task.lease_token)
+            NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_success else None,
+                      error=None if is_success else "boom", lease_token=task.lease_token)
             for task in tasks
         ]  # fmt: skip
-        answers = self.engine.submit(self.tid, "w1", results, retention_ms=DAY_MS).now()
-        assert [answer for answer in answers if isinstance(answer, Exception)] == []
+        items = self.engine.submit(self.tid, "w1", results, retention_ms=DAY_MS).now()
+        assert [item for item in items if isinstance(item, Exception)] == []
 
     def nack(self, task: Task, delay_ms: int | None = None) -> Call[Any]:
         return self.engine.nack(self.tid, task.id, "w1", token=task.lease_token or "", delay_ms=delay_ms, reason="boom",
@@ -73,13 +76,13 @@ class Workload:
         mails = self.claim(3, "send", "mail")
         yield "claim of two queues"
         assert self.nack(mails[0]).now().is_dead
-        yield "nack to death"
+        yield "nack to a dead letter"
         self.submit(mails[1], status=Status.FAILED)
         yield "submit a failure"
         engine.task(tid, mails[2].id, watch=True).now()
         yield "watch"
         engine.cancel(tid, first[3].id, retention_ms=DAY_MS).now()
-        yield "cancel in line"
+        yield "cancel a ready task"
         engine.cancel(tid, late.id, retention_ms=DAY_MS).now()
         yield "cancel delayed"
         self.clock.advance(2)
@@ -87,7 +90,7 @@ class Workload:
         yield "promote"
         self.clock.advance(40)
         assert engine.reap(tid, "mail", dead_retention_ms=2 * DAY_MS).now()[:2] == (1, 1)
-        yield "reap to death"
+        yield "reap to a dead letter"
         assert not isinstance(engine.replay(tid, [mails[0].id, mails[2].id]).now()[0], Exception)
         yield "replay"
         engine.pause(tid, "mail").now()
@@ -97,9 +100,9 @@ class Workload:
         engine.resume(tid, "mail").now()
         yield "resume"
         again = self.claim(4, "mail", "send", lease_s=1)
-        yield "claim past a ghost"
+        yield "claim past a removed id"
         engine.cancel(tid, again[0].id, retention_ms=DAY_MS).now()
-        yield "cancel at work"
+        yield "cancel a claimed task"
         self.clock.advance(3)
         rest = self.claim(2)
         yield "claim that repairs"
@@ -120,6 +123,6 @@ class Workload:
         assert engine.purge(tid, [more[0].id, more[1].id]).now() == [True, True]
         yield "purge"
         while tasks := engine.claim(tid, ["send", "mail", "late"], "w1", lease_ms=9_000, limit=3).now().tasks:
-            yield "claim what is left"
+            yield "claim the remaining tasks"
             self.submit(*tasks)
-            yield "submit what is left"
+            yield "submit the remaining tasks"
