@@ -1,7 +1,6 @@
 """The Spark job `compact`: merge the files of past days.
 
 The files that hourly runs wrote for a day become one file per tenant once the day is over.
-
 Otherwise a year of hourly runs leaves a file for each tenant and hour: opening the files would take longer than reading
 them, and every run would write all their names into a manifest.
 """
@@ -36,7 +35,7 @@ def _compact_table(context: JobContext, raw: schemas.TableContract, facts: schem
         for key, part in raw_manifest.partitions.items()
         if len(part.files) > MAX_FILES
         and key.split("/")[0] < newest
-        # Only if the facts are computed from these files are they also valid for the merged file.
+        # The facts must be computed from exactly these files. Then they are also valid for the merged file.
         and facts_manifest.sources.get(key) == build_source_id(facts, part)
     }
     if not rows:
