@@ -24,7 +24,7 @@ test: $(VENV)/.dev ## all tests, on a Valkey and a PostgreSQL of their own (TEST
 .PHONY: test-long
 test-long: $(VENV)/.dev ## the proofs at length: 5,000 random days, every crash point, 300 kills, long outages, the API fuzzed for an hour
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
-		tests/faults tests/webhooks/test_crash.py tests/site/test_schemathesis.py
+		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 
 # The only package of these registries that holds Hadoop's S3A: 180 MB, of which two jars. CODEQ_TEST_S3A_JARS names
 # others instead, such as those of the very Hadoop that Spark has.
@@ -48,7 +48,7 @@ screenshots: $(VENV)/.dev ## make docs/images again (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
 
 .PHONY: check
-check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages
+check: $(VENV)/.dev ## style, types, import contracts, production settings, migrations, generated pages, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
@@ -59,6 +59,8 @@ check: $(VENV)/.dev ## style, types, import contracts, production settings, migr
 
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m tests.spec --check
+	$(BIN)/python -m tests.prose --check
+	$(BIN)/codespell
 	@$(BIN)/python manage.py spectacular --validate --fail-on-warn --file $(VENV)/openapi.yaml
 	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
 		echo "docs/reference/openapi.yaml is not what the code says: run \`make docs\`, and look at what changes." >&2; exit 1; }

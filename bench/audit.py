@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.engine import print_row
-from codeq_site.embedded import DURABLE, PostgreSQL, Valkey
+from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
+from queues.engine import producer_commands, worker_commands
 
 TENANTS = 8
 PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
@@ -46,9 +47,9 @@ def stack(**settings: str) -> Iterator[None]:
         django.setup()
         call_command("migrate", verbosity=0, skip_checks=True)
         yield
-        from tenants.directory import directory
+        from tenants.cache import tenant_cache
 
-        directory.stop()
+        tenant_cache.stop()
     finally:
         postgresql.stop(5)
         valkey.kill()
@@ -57,20 +58,20 @@ def stack(**settings: str) -> Iterator[None]:
 
 def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
     """Enqueue, claim and complete tasks, in batches."""
-    from codeq_site.redis import engine
-    from queues.task import NewResult, NewTask, Status
+    from queues.current_engine import engine
+    from queues.domain import NewResult, NewTask, Status
 
     new = NewTask(command="send", payload=PAYLOAD, webhook=webhook)
     while count > 0:
         batch = min(500, count)
         count -= batch
-        engine().enqueue(tid, "bench", [new] * batch, retention_ms=86_400_000).now()
-        tasks = engine().claim(tid, ["send"], "w", lease_ms=300_000, limit=batch).now().tasks
+        producer_commands.enqueue(engine(), tid, "bench", [new] * batch, retention_ms=86_400_000).run_sync()
+        tasks = worker_commands.claim(engine(), tid, ["send"], "w", lease_ms=300_000, limit=batch).run_sync().tasks
         results = [
             NewResult(task_id=task.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token)
             for task in tasks
         ]
-        engine().submit(tid, "w", results, retention_ms=86_400_000).now()
+        worker_commands.submit(engine(), tid, "w", results, retention_ms=86_400_000).run_sync()
 
 
 def get_tids() -> list[str]:
@@ -81,14 +82,14 @@ def get_tids() -> list[str]:
 
 def measure_rate(events: int, webhook: str | None) -> float:
     """Return the events drained per second, the best of three repetitions."""
-    from queues import beat
+    from queues import periodic_tasks
 
     best = 0.0
     for _ in range(3):
         for tid in get_tids():
             end_tasks(tid, events // TENANTS, webhook)
         started = time.perf_counter()
-        stored, _ = beat.run_drain(lambda: True, seconds=600)
+        stored, _ = periodic_tasks.run_drain(lambda: True, seconds=600)
         best = max(best, stored / (time.perf_counter() - started))
     return best
 
@@ -100,7 +101,7 @@ def measure_lag(seconds: int) -> float:
     """
     from django.db import connection
 
-    from queues import beat
+    from queues import periodic_tasks
     from queues.models import AuditedResult
 
     AuditedResult.objects.all().delete()
@@ -120,9 +121,9 @@ def measure_lag(seconds: int) -> float:
     threading.Thread(target=run_tasks).start()
     delays: list[float] = []
     seen: set[object] = set()
-    while not (done.is_set() and beat.run_drain(lambda: True) == (0, 0)):
+    while not (done.is_set() and periodic_tasks.run_drain(lambda: True) == (0, 0)):
         started = time.monotonic()
-        beat.run_drain(lambda: True)
+        periodic_tasks.run_drain(lambda: True)
         now = time.time()
         for pk, ended in AuditedResult.objects.exclude(pk__in=seen).values_list("pk", "ended_at"):
             seen.add(pk)

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.audit import stack
 from bench.engine import print_row
+from queues.engine import maintenance_commands, producer_commands, worker_commands
 
 MESSAGES = 40  # number of distinct failures
 INSERT = """
@@ -50,32 +51,33 @@ def measure_fastest(work: Callable[[], Any], repeats: int = 3) -> float:
 def measure_lists(tid: str, count: int) -> None:
     from django.db import connection
 
-    from queues import deadletters, failures, pages
-    from queues.deadletters import Filter
+    from queues.deadletters import failure_groups, queries
+    from queues.deadletters.queries import Filter
+    from queues.search import pagination
 
     with connection.cursor() as cursor:
         for start in range(0, count, 50_000):
             cursor.execute(INSERT, [tid, MESSAGES, MESSAGES, start + 1, min(start + 50_000, count)])
         cursor.execute("ANALYZE queues_auditedresult")
-    newest = pages.keys(deadletters.which([tid], Filter())).found[0]
-    middle = pages.to_text(pages.Key(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0)))
+    newest = pagination.keys(queries.which([tid], Filter())).found[0]
+    middle = pagination.to_text(pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0)))
     for state in ("not vacuumed", "vacuumed"):
         if state == "vacuumed":
             with connection.cursor() as cursor:
                 cursor.execute("VACUUM (ANALYZE) queues_auditedresult")
-        queries: dict[str, Callable[[], Any]] = {
-            "groups with trends": lambda: failures.groups([tid]),
-            "groups of all tenants": lambda: failures.groups(None),
-            "first page of a tenant": lambda: deadletters.page([tid], Filter()),
-            "first page of a queue": lambda: deadletters.page([tid], Filter(command="command-1")),
-            "a page in the middle": lambda: deadletters.page([tid], Filter(), cursor=middle),
-            "a rare word": lambda: deadletters.page([tid], Filter(text=f"order {count // 2}")),
-            "a common word": lambda: deadletters.page([tid], Filter(text="failure")),
-            "a JSON path that matches few": lambda: deadletters.page([tid], Filter(json_path="$.customer.id == 17")),
-            "a JSON path that matches nothing": lambda: deadletters.page([tid], Filter(json_path="$.nothing")),
-            "the count": lambda: deadletters.count([tid], Filter()),
+        works: dict[str, Callable[[], Any]] = {
+            "groups with trends": lambda: failure_groups.groups([tid]),
+            "groups of all tenants": lambda: failure_groups.groups(None),
+            "first page of a tenant": lambda: queries.page([tid], Filter()),
+            "first page of a queue": lambda: queries.page([tid], Filter(command="command-1")),
+            "a page in the middle": lambda: queries.page([tid], Filter(), cursor=middle),
+            "a rare word": lambda: queries.page([tid], Filter(text=f"order {count // 2}")),
+            "a common word": lambda: queries.page([tid], Filter(text="failure")),
+            "a JSON path that matches few": lambda: queries.page([tid], Filter(json_path="$.customer.id == 17")),
+            "a JSON path that matches nothing": lambda: queries.page([tid], Filter(json_path="$.nothing")),
+            "the count": lambda: queries.count([tid], Filter()),
         }
-        for name, work in queries.items():
+        for name, work in works.items():
             seconds = measure_fastest(work)
             print_row(f"{name}, {count:,} dead, {state}", f"{seconds * 1000:,.0f} ms", "<= 1,000 ms", seconds <= 1)
 
@@ -84,15 +86,15 @@ def measure_claims(url: str, tid: str, seconds: float, results: Any) -> None:
     """Claim tasks as a worker, and put the durations of the claims on the queue `results`."""
     import redis
 
+    from core.redis.runners import SyncRunner
     from queues.engine import Engine, Options
-    from queues.engine.runner import SyncRunner
 
     engine = Engine(SyncRunner(redis.Redis.from_url(url)), Options())
     durations = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         started = time.perf_counter()
-        claimed = engine.claim(tid, ["send"], "w", lease_ms=300_000, limit=1).now()
+        claimed = worker_commands.claim(engine, tid, ["send"], "w", lease_ms=300_000, limit=1).run_sync()
         durations.append(time.perf_counter() - started)
         assert claimed.tasks
         time.sleep(0.002)
@@ -104,29 +106,30 @@ def compute_p99_ms(durations: list[float]) -> float:
 
 
 def measure_replay(count: int) -> None:
-    from codeq_site.conf import conf
-    from codeq_site.redis import engine
-    from queues import beat, bulk, pieces
-    from queues.deadletters import Filter
-    from queues.task import NewTask
-    from tenants.directory import directory
+    from core.conf import conf
+    from queues import periodic_tasks
+    from queues.current_engine import engine
+    from queues.deadletters import bulk_jobs, bulk_runner
+    from queues.deadletters.queries import Filter
+    from queues.domain import NewTask
+    from tenants.cache import tenant_cache
     from tenants.models import Tenant
 
     for slug in ("dying", "working"):
         Tenant.objects.get_or_create(slug=slug)
-    dying, working = directory.find("dying"), directory.find("working")
+    dying, working = tenant_cache.find("dying"), tenant_cache.find("working")
     assert dying is not None
     assert working is not None
     new = [NewTask(command="send", payload='{"order":17}', max_attempts=1)] * 500
     for _ in range(count // 500):
-        engine().enqueue(dying.tid, "dying", new, retention_ms=86_400_000).now()
-        engine().claim(dying.tid, ["send"], "w", lease_ms=1, limit=500).now()
-    while engine().reap(dying.tid, "send", 500).now()[0]:
+        producer_commands.enqueue(engine(), dying.tid, "dying", new, retention_ms=86_400_000).run_sync()
+        worker_commands.claim(engine(), dying.tid, ["send"], "w", lease_ms=1, limit=500).run_sync()
+    while maintenance_commands.reap(engine(), dying.tid, "send", 500).run_sync()[0]:
         pass
-    beat.run_drain(lambda: True, seconds=600)
+    periodic_tasks.run_drain(lambda: True, seconds=600)
     new = [NewTask(command="send", payload='{"order":18}')] * 500
     for _ in range(100):
-        engine().enqueue(working.tid, "working", new, retention_ms=86_400_000).now()
+        producer_commands.enqueue(engine(), working.tid, "working", new, retention_ms=86_400_000).run_sync()
 
     results = multiprocessing.get_context("spawn").Queue()
     arguments = (conf().redis_url, working.tid)
@@ -141,11 +144,11 @@ def measure_replay(count: int) -> None:
     worker = start_worker(10)
     before = results.get()
     worker.join()
-    job = bulk.start(dying, "replay", Filter(command="send"), actor="bench")
+    job = bulk_jobs.start(dying, "replay", Filter(command="send"), actor="bench")
     worker = start_worker(count / 8_000)
     time.sleep(1)  # the worker needs this time to start
     started = time.perf_counter()
-    while pieces.run(lambda: True, seconds=600):
+    while bulk_runner.run(lambda: True, seconds=600):
         pass
     seconds = time.perf_counter() - started
     during = results.get()

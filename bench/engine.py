@@ -20,11 +20,11 @@ from typing import Any
 
 import redis
 
-from codeq_site.embedded import DURABLE, Valkey
-from queues.engine import Engine, Options
-from queues.engine.call import Call
-from queues.engine.runner import SyncRunner
-from queues.task import NewResult, NewTask, Status, Task
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from core.redis.runners import SyncRunner
+from core.redis.script_call import ScriptCall
+from queues.domain import NewResult, NewTask, Status, Task
+from queues.engine import Engine, Options, maintenance_commands, producer_commands, queries, worker_commands
 
 DAY_MS = 86_400_000
 PAYLOAD = json.dumps({"to": "someone@example.com", "subject": "x" * 120, "n": 1234567, "at": "2026-01-01T00:00:00Z"})
@@ -53,12 +53,12 @@ class Bench:
     def enqueue(self, tid: str, count: int, batch: int, **options: Any) -> int:
         new = NewTask(command="send", payload=PAYLOAD, **options)
         for _ in range(count // batch):
-            self.engine.enqueue(tid, "bench", [new] * batch, retention_ms=DAY_MS).now()
+            producer_commands.enqueue(self.engine, tid, "bench", [new] * batch, retention_ms=DAY_MS).run_sync()
         return count
 
     def claim(self, tid: str, count: int, batch: int, lease_ms: int = 300_000) -> list[list[Task]]:
         return [
-            self.engine.claim(tid, ["send"], "w", lease_ms=lease_ms, limit=batch).now().tasks
+            worker_commands.claim(self.engine, tid, ["send"], "w", lease_ms=lease_ms, limit=batch).run_sync().tasks
             for _ in range(count // batch)
         ]
 
@@ -68,7 +68,7 @@ class Bench:
                 NewResult(task_id=t.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
                 for t in tasks
             ]
-            self.engine.submit(tid, "w", results, retention_ms=DAY_MS).now()
+            worker_commands.submit(self.engine, tid, "w", results, retention_ms=DAY_MS).run_sync()
         return sum(map(len, claims))
 
 
@@ -181,18 +181,22 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
     }
     new, ids = NewTask(command="send", payload=PAYLOAD), []
 
-    def send(operation: str, call: Call[Any]) -> Any:
+    def send(operation: str, call: ScriptCall[Any]) -> Any:
         [(_, arguments)] = call.commands
         return bench.client.evalsha(shas[operation], *arguments[1:])
 
     def enqueue() -> int:
         for _ in range(count):
-            send("enqueue", bench.engine.enqueue("bare", "bench", [new], retention_ms=DAY_MS))
+            send("enqueue", producer_commands.enqueue(bench.engine, "bare", "bench", [new], retention_ms=DAY_MS))
         return count
 
     def claim() -> int:
         for _ in range(count):
-            ids.append(send("claim", bench.engine.claim("bare", ["send"], "w", lease_ms=300_000, limit=1))[5].decode())
+            ids.append(
+                send("claim", worker_commands.claim(bench.engine, "bare", ["send"], "w", lease_ms=300_000, limit=1))[
+                    5
+                ].decode()
+            )
         return count
 
     def submit(batch: int) -> int:
@@ -201,7 +205,7 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
                 NewResult(task_id=task_id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
                 for task_id in ids[start : start + batch]
             ]
-            send("submit", bench.engine.submit("bare", "w", results, retention_ms=DAY_MS))
+            send("submit", worker_commands.submit(bench.engine, "bare", "w", results, retention_ms=DAY_MS))
         ids.clear()
         return count
 
@@ -283,14 +287,14 @@ def measure_storms(bench: Bench, count: int) -> None:
     bench.client.config_set("slowlog-log-slower-than", 10_000)
     bench.client.slowlog_reset()
     started = time.perf_counter()
-    while bench.engine.reap(tid, "send").now()[0]:
+    while maintenance_commands.reap(bench.engine, tid, "send").run_sync()[0]:
         pass
     reap_seconds = time.perf_counter() - started
-    while bench.engine.promote(tid, "send").now()[0]:
+    while maintenance_commands.promote(bench.engine, tid, "send").run_sync()[0]:
         pass
     total_seconds = time.perf_counter() - started
     slow_ms = [entry["duration"] / 1000 for entry in bench.client.slowlog_get(100)]
-    ready = bench.engine.stats(tid).now()[0].ready
+    ready = queries.stats(bench.engine, tid).run_sync()[0].ready
     assert ready == count, f"{ready} of {count} claimable"
     print_row(
         f"{count:,} leases expired at once: reap + promote",

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import redis
 
 from bench.engine import print_row, start_bench
+from queues.engine import maintenance_commands
 
 
 def main() -> None:
@@ -27,10 +28,10 @@ def main() -> None:
 
 
 def measure(client: redis.Redis) -> None:
-    from codeq_site import errors
-    from codeq_site.redis import engine
+    from core import errors
     from queues import filters, services
-    from queues.task import NewResult, NewTask, Status
+    from queues.current_engine import engine
+    from queues.domain import NewResult, NewTask, Status
     from tenants.tenant import Tenant
 
     tenant = Tenant(tid="bench001", slug="bench")
@@ -55,7 +56,7 @@ def measure(client: redis.Redis) -> None:
         ids = []
         for n in range(first, first + count):
             new = NewTask(command="send", payload=payload, idempotency_key=f"key-{n}")
-            item = services.enqueue(tenant, [new]).now()[0]
+            item = services.enqueue(tenant, [new]).run_sync()[0]
             ids.append("refused" if isinstance(item, Exception) else item.task.id)
         return ids
 
@@ -75,27 +76,27 @@ def measure(client: redis.Redis) -> None:
         error_codes = []
         for task_id in ids * 5:
             try:
-                services.heartbeat(tenant, task_id, "w").now()
+                services.heartbeat(tenant, task_id, "w").run_sync()
             except errors.CodeqError as error:
                 error_codes.append(error.code)
         return error_codes
 
-    for task in services.claim(tenant, ["send"], "w", count=1000).now().tasks:
-        services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).now()
+    for task in services.claim(tenant, ["send"], "w", count=1000).run_sync().tasks:
+        services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).run_sync()
     services.filters = lambda: on  # type: ignore[assignment]
-    services.purge(tenant, task_ids).now()
+    services.purge(tenant, task_ids).run_sync()
     _, calls_on, result_on = measure_cost(on, lambda: send_heartbeats(task_ids))
     _, calls_off, result_off = measure_cost(off, lambda: send_heartbeats(task_ids))
     assert result_on == result_off
     print_row("5,000 heartbeats of deleted tasks: commands, on / off", f"{calls_on} / {calls_off}")
 
-    now_ms = engine().expired(tenant.tid).now()[0]
-    services.cleanup(tenant.tid).now()
+    now_ms = maintenance_commands.expired(engine(), tenant.tid).run_sync()[0]
+    services.cleanup(tenant.tid).run_sync()
     # Measure a cleanup of ids that the cleanup of another process has removed already.
-    root = engine()._root(tenant.tid)
+    root = engine().root(tenant.tid)
     client.zadd(f"{root}expiry:{tenant.tid}", dict.fromkeys(task_ids, now_ms - 1))
-    bytes_on, _, _ = measure_cost(on, lambda: services.cleanup(tenant.tid).now())
-    bytes_off, _, _ = measure_cost(off, lambda: services.cleanup(tenant.tid).now())
+    bytes_on, _, _ = measure_cost(on, lambda: services.cleanup(tenant.tid).run_sync())
+    bytes_off, _, _ = measure_cost(off, lambda: services.cleanup(tenant.tid).run_sync())
     print_row("cleanup over 1,000 ids removed already: sent, on / off", f"{bytes_on} / {bytes_off} bytes")
 
 

@@ -28,7 +28,7 @@ import uvloop
 
 from bench.audit import stack
 from bench.engine import print_row
-from codeq_site import ports
+from codeq_site import sockets
 
 ROOT = Path(__file__).resolve().parent.parent
 CONNECTIONS = 50
@@ -138,7 +138,7 @@ def start_web(module: str) -> Iterator[tuple[int, psutil.Process]]:
     process = subprocess.Popen([sys.executable, "-m", module], cwd=ROOT, env=os.environ | {"CODEQ_PORT": str(port)})
     try:
         deadline = time.monotonic() + 30
-        while ports.ask("127.0.0.1", port, "/healthz")[0] == 0:
+        while sockets.probe("127.0.0.1", port, "/healthz")[0] == 0:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{module} did not start")
             time.sleep(0.05)

@@ -27,10 +27,10 @@ _pipe: Any = None
 async def enqueue_plain(request: HttpRequest) -> HttpResponse:
     global _pipe
     if _pipe is None:
-        from codeq_site.conf import conf
-        from queues.engine.pipe import Pipe
+        from core.conf import conf
+        from core.redis.multiplexed_connection import MultiplexedConnection
 
-        _pipe = Pipe(conf().redis_url)
+        _pipe = MultiplexedConnection(conf().redis_url)
         await _pipe.send([("SCRIPT", "LOAD", SCRIPT)])
     body = await request.read_body(10**6)  # type: ignore[attr-defined]
     task_id = str(uuid.uuid4())

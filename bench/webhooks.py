@@ -52,10 +52,10 @@ def start_receiver(*, hangs: bool = False) -> tuple[multiprocessing.Process, int
 
 
 def open_deliveries(tid: str, url: str, count: int, age: timedelta = timedelta()) -> None:
-    from webhooks import addresses
+    from core import url_check
     from webhooks.models import Delivery
 
-    now, target = datetime.now(UTC) - age, addresses.parse(url)
+    now, target = datetime.now(UTC) - age, url_check.parse(url)
     body = '{"status":"COMPLETED","result":"' + "x" * 500 + '"}'
     Delivery.objects.bulk_create(
         Delivery(

@@ -1,4 +1,4 @@
-"""Where an ASGI server begins: `codeq_site.asgi:application`."""
+"""The ASGI application: `codeq_site.asgi:application`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 import django
 
 if TYPE_CHECKING:
-    from codeq_site.tracing import Application
+    from core.tracing import Application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
 
 
-def make() -> Application:
+def make_application() -> Application:
     django.setup(set_prefix=False)
-    # Only now: what it imports reads the settings and the apps.
-    from codeq_site.front import Front
-    from codeq_site.tracing import traced
+    # These modules read the settings and the apps when they are imported.
+    from core.http.router import Router
+    from core.tracing import traced
+    from queues.api import urls as queue_urls
+    from queues.long_poll import registry
 
-    return traced(Front())
+    router = Router(on_startup=registry().open, on_shutdown=registry().close)
+    views = dict.fromkeys(pattern.callback.cls for pattern in queue_urls.urlpatterns)
+    return traced(router, views)
 
 
-application = make()
+application = make_application()

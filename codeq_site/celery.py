@@ -1,4 +1,4 @@
-"""Celery: what runs beside the requests, and the whole beat schedule in one table.
+"""The Celery application.
 
 Nothing here is truth. The events stream and the database rows are; a message only wakes somebody, so a lost
 or doubled one changes nothing.
@@ -14,7 +14,7 @@ import redis
 from celery import Celery
 from celery.signals import beat_init, worker_init
 
-from codeq_site.errors import ConfigError
+from core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ def kombu_url(url: str) -> str:
 
 
 def configure() -> None:
-    from codeq_site.conf import conf
+    from django.conf import settings
+
+    from core.conf import conf
 
     broker = kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1"
     app.conf.update(
@@ -52,31 +54,15 @@ def configure() -> None:
         # A tick that has waited this long is worth nothing: the next one does its work.
         beat_schedule={
             name: {"task": task, "schedule": seconds, "options": {"expires": max(2 * seconds, 5)}}
-            for name, (task, seconds) in SCHEDULE.items()
+            for name, (task, seconds) in settings.PERIODIC_TASKS.items()
         },
     )
 
 
-# name -> (task, every so many seconds)
-SCHEDULE: dict[str, tuple[str, float]] = {
-    "drain": ("queues.drain", 1.0),
-    "repair": ("queues.repair", 1.0),
-    "bulk": ("queues.bulk", 1.0),
-    "cleanup": ("queues.cleanup", 60.0),
-    "policies": ("queues.policies", 60.0),
-    "ranked": ("queues.ranked", 5.0),
-    "pipeline": ("pipeline.run", 3600.0),
-    "sample": ("queues.sample", 60.0),
-    "deliver": ("webhooks.deliver", 1.0),
-    "notify": ("webhooks.notify", 1.0),
-    "webhooks-cleanup": ("webhooks.cleanup", 60.0),
-}
-
-
 def settle_partitions(**_: object) -> None:
     """At the start of a worker or a beat, before it touches a queue. With Redis away it starts nevertheless."""
-    from codeq_site import redis as store
-    from codeq_site.conf import conf
+    from core.conf import conf
+    from core.redis import connections as store
 
     try:
         _check_broker(conf().broker_url)
@@ -91,7 +77,7 @@ def settle_partitions(**_: object) -> None:
 
 def _check_broker(url: str) -> None:
     """A cluster's node takes Celery's first messages and refuses others: better not to begin."""
-    from codeq_site.redis import is_clustered
+    from core.redis.connections import is_clustered
 
     if not url.startswith(("redis://", "rediss://", "unix://")):
         return
@@ -107,4 +93,4 @@ def _check_broker(url: str) -> None:
 for started in (worker_init, beat_init):
     started.connect(settle_partitions, weak=False)
 app.on_configure.connect(lambda **_: configure(), weak=False)
-app.autodiscover_tasks(["queues", "webhooks", "pipeline"], related_name="beat")
+app.autodiscover_tasks(["queues", "ranked", "webhooks", "pipeline"], related_name="periodic_tasks")

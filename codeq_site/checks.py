@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from django.core import checks
 from django.core.checks import CheckMessage, Error
 
-from codeq_site.conf import Conf, conf
+from core.conf import Conf, conf
 
 SECRET_CHARACTERS = 50
 REDIS_SCHEMES = ("redis", "rediss", "unix")

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from codeq_site.conf import Conf, Section, build
-from codeq_site.errors import ConfigError
+from core.conf import Conf, Section, build
+from core.errors import ConfigError
 
 # Names that operators know from elsewhere, and the setting each one is.
 KNOWN_AS = {

@@ -7,7 +7,8 @@ from pathlib import Path
 import dj_database_url
 
 from codeq_site import env
-from codeq_site.conf import build
+from codeq_site.beat_schedule import PERIODIC_TASKS  # noqa: F401 - a setting that the apps read
+from core.conf import build
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -38,8 +39,10 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "codeq_site",
+    "console",
     "tenants",
     "queues",
+    "ranked",
     "webhooks",
     "pipeline",
 ]
@@ -54,8 +57,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "codeq_site.own_sources.OwnSources",
-    "codeq_site.unaskable.Unaskable",
+    "core.admin.content_security_policy.OwnSources",
+    "core.admin.bad_query.Unaskable",
 ]
 
 ROOT_URLCONF = "codeq_site.urls"
@@ -140,24 +143,28 @@ if _conf.production:
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "UNAUTHENTICATED_USER": None,
-    "EXCEPTION_HANDLER": "codeq_site.problem.exception_handler",
+    "EXCEPTION_HANDLER": "core.problem_details.exception_handler",
 }
 
+# The API's authentication and rate limiter: core.http does not know the apps.
+API_AUTHENTICATION = "tenants.auth.authentication.BearerAuthentication"
+API_RATE_LIMITER = "queues.services.admit"
+
 # The console's theme.
-_mark = f"{STATIC_URL}queues/mark.svg"
+_mark = f"{STATIC_URL}console/mark.svg"
 UNFOLD = {
-    "LOGIN": {"form": "codeq_site.login.LoginForm"},
+    "LOGIN": {"form": "core.admin.login_throttle.LoginForm"},
     "SITE_TITLE": "codeQ",
     "SITE_HEADER": "codeQ",
     "SITE_SUBHEADER": "Console",
     "SITE_ICON": _mark,
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
     "SITE_URL": None,
-    "STYLES": [f"{STATIC_URL}queues/console.css"],
+    "STYLES": [f"{STATIC_URL}console/console.css"],
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
     "SHOW_BACK_BUTTON": True,
-    "SIDEBAR": {"show_search": True, "navigation": "queues.console.navigation.sidebar"},
+    "SIDEBAR": {"show_search": True, "navigation": "console.navigation.sidebar"},
     "COLORS": {
         "primary": {
             "50": "oklch(96.2% .018 272.3)",
@@ -196,12 +203,12 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "filters": {
-        "request": {"()": "codeq_site.request_id.Filter"},
-        "refusals": {"()": "codeq_site.logs.Refusals"},
+        "request": {"()": "core.request_id.RequestIdFilter"},
+        "refusals": {"()": "core.logging.ClientErrorFilter"},
     },
     "formatters": {
         "text": {"format": "%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s"},
-        "json": {"()": "codeq_site.logs.JsonFormatter"},
+        "json": {"()": "core.logging.JsonFormatter"},
     },
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": _conf.log_format, "filters": ["request", "refusals"]},

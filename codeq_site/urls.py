@@ -7,8 +7,10 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularRedocView, SpectacularSwaggerView
 
-from codeq_site import health
-from codeq_site.login import login
+from codeq_site.views import MetricsView
+from core.admin.login_throttle import login
+from core.http import health
+from tenants.views import JwksView
 
 urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
@@ -17,14 +19,14 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="console:overview")),
     path("healthz", health.HealthView.as_view(), name="healthz"),
     path("readyz", health.ReadyView.as_view(), name="readyz"),
-    path("metrics", health.MetricsView.as_view(), name="metrics"),
-    path(".well-known/jwks.json", health.KeysView.as_view(), name="jwks"),
+    path("metrics", MetricsView.as_view(), name="metrics"),
+    path(".well-known/jwks.json", JwksView.as_view(), name="jwks"),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
     # First: its overview is the admin's front page.
-    path("admin/", include("queues.console.urls")),
-    path("admin/", include("pipeline.console")),
+    path("admin/", include("console.urls")),
+    path("admin/", include("console.insights")),
     path("admin/login/", login),  # before the admin's own, under its name
     path("admin/", admin.site.urls),
 ]

@@ -13,9 +13,9 @@ import django
 import redis
 import uvicorn
 
-from codeq_site import ports
-from codeq_site.connection import Connection
-from codeq_site.errors import ConfigError
+from codeq_site import sockets
+from core.errors import ConfigError
+from core.http.protocol import BoundedHttpProtocol
 
 # Requests still running when the process is told to stop get this long.
 GRACE_SECONDS = 4
@@ -26,8 +26,8 @@ def main() -> None:
     try:
         django.setup()
         from codeq_site.asgi import application
-        from codeq_site.conf import conf
-        from codeq_site.redis import client, settle_partitions
+        from core.conf import conf
+        from core.redis.connections import client, settle_partitions
 
         # Without Redis it starts nevertheless: /readyz says so, and settles them when Redis is there.
         with contextlib.suppress(redis.RedisError, OSError):
@@ -38,7 +38,7 @@ def main() -> None:
             uvicorn.Config(
                 application,
                 loop="uvloop",
-                http=Connection,
+                http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="auto",
                 log_config=None,
@@ -50,7 +50,7 @@ def main() -> None:
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
-        own_socket = ports.listen(web.host, web.port)
+        own_socket = sockets.listen(web.host, web.port)
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
     settle_memory()
@@ -62,10 +62,10 @@ class Server(uvicorn.Server):
     """uvicorn, which waits for requests to end before it tells the application that it stops."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        from queues import waiting
+        from queues import long_poll
 
         # Or a deployment would have to wait for the longest poll.
-        waiting.room().end_waits()
+        long_poll.registry().end_polls()
         await super().shutdown(sockets)
 
 

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from codeq_site.readonly import ReadOnly
+from core.admin.mixins import ReadOnly
 from pipeline.models import (
     Capacity,
     Failure,

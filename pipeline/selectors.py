@@ -14,7 +14,7 @@ import msgspec
 from django.db import models
 from django.db.models import Q
 
-from codeq_site.errors import InvalidRequest
+from core.errors import InvalidRequest
 from pipeline.models import Mart
 
 MAX_DAYS = 92

@@ -13,7 +13,7 @@ import psycopg
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from codeq_site.conf import conf
+from core.conf import conf
 from pipeline.models import RunLog
 
 if TYPE_CHECKING:

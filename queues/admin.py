@@ -17,14 +17,13 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
-from codeq_site.readonly import ReadOnly
-from queues import audit
-from queues.console.queue import url_of
-from queues.console.task import url_of_task
+from core.admin.links import queue_url, task_url
+from core.admin.mixins import ReadOnly
+from core.admin.reasons import ReasonedActions, reason_in
+from core.admin.text import error_summary
+from queues.audit import drain
+from queues.domain import Outcome, Status
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
-from queues.task import Outcome, Status
-from queues.templatetags.console_words import gist
-from tenants.reasons import ReasonedActions, reason_in
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
@@ -81,7 +80,7 @@ class AuditAdmin(ReadOnly, TenantScopedAdmin):
     @display(description="Task")
     def task_page(self, row: Any) -> SafeString:
         return format_html(
-            '<a class="cq-more cq-mono" href="{}">{}</a>', url_of_task(row.tenant_id, row.task_id), row.task_id
+            '<a class="cq-more cq-mono" href="{}">{}</a>', task_url(row.tenant_id, row.task_id), row.task_id
         )
 
     @display(description="Status", label=STATUS_COLOURS, ordering="status")
@@ -118,7 +117,7 @@ class AuditedResultAdmin(AuditAdmin):
 
     @display(description="Error")
     def error_start(self, row: AuditedResult) -> str:
-        return gist(row.error, "")[:80]
+        return error_summary(row.error, "")[:80]
 
     @display(description="Payload")
     def payload_shown(self, row: AuditedResult) -> SafeString:
@@ -147,7 +146,7 @@ class AttemptAdmin(AuditAdmin):
 
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
-        return gist(row.error, "")[:80]
+        return error_summary(row.error, "")[:80]
 
 
 @admin.register(QueuePolicy)
@@ -172,7 +171,7 @@ class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
     @display(description="Change it")
     def queue_page(self, row: QueuePolicy) -> SafeString:
         return format_html(
-            '<a class="text-primary-600 underline" href="{}">queue</a>', url_of(row.tenant_id, row.command)
+            '<a class="text-primary-600 underline" href="{}">queue</a>', queue_url(row.tenant_id, row.command)
         )
 
 
@@ -206,7 +205,7 @@ class QuarantineAdmin(PlatformAdmin):
             return
         asked = queryset.count()
         with transaction.atomic():
-            stored = audit.retry(queryset)
+            stored = drain.retry(queryset)
             LogEntry.objects.create(
                 user_id=request.user.pk or 0,
                 content_type=ContentType.objects.get_for_model(Quarantine),

@@ -10,7 +10,10 @@ class QueuesConfig(AppConfig):
     verbose_name = "Queues"
 
     def ready(self) -> None:
+        from core.http.health import readiness
         from queues import policies
-        from tenants.directory import directory
+        from queues.readiness import redis_is_missing
+        from tenants.cache import tenant_cache
 
-        directory.keep("policies", policies.load)
+        tenant_cache.keep("policies", policies.load)
+        readiness.register(redis_is_missing)

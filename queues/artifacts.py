@@ -20,10 +20,11 @@ from django.core.files.base import ContentFile
 from django.core.files.storage import FileSystemStorage, Storage
 from django.utils.module_loading import import_string
 
-from codeq_site import errors
-from codeq_site.conf import conf
-from codeq_site.errors import ConfigError
-from queues import archive, rules, selectors
+from core import errors
+from core.conf import conf
+from core.errors import ConfigError
+from queues import selectors, validation
+from queues.audit import audit_reader
 from queues.models import AuditedResult
 from tenants.tenant import Tenant
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 ID = re.compile(r"[0-9a-f]{64}")
 
 
-class New(msgspec.Struct, frozen=True, kw_only=True):
+class NewArtifact(msgspec.Struct, frozen=True, kw_only=True):
     """An artifact on its way in: bytes, or an address where they are."""
 
     name: str
@@ -41,7 +42,7 @@ class New(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str | None = None
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """An artifact as it is stored with the result."""
 
     name: str
@@ -50,17 +51,17 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     size: int | None = None
 
 
-def keep(tid: str, task_id: str, new: Sequence[New]) -> tuple[list[Kept], list[str]]:
+def keep(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[StoredArtifact], list[str]]:
     """Store what is inline: all of them as they are kept with the result, and the paths that are new.
 
     Done before the result is submitted: `take_back` if that is refused. TaskNotFound for what is no id, as it becomes
     part of a path.
     """
-    rules.check_id(task_id)
+    validation.check_id(task_id)
     kept, stored = [], []
     for each in new:
         if each.content is None:
-            kept.append(Kept(name=each.name, url=each.url or "", content_type=each.content_type))
+            kept.append(StoredArtifact(name=each.name, url=each.url or "", content_type=each.content_type))
             continue
         digest = hashlib.sha256(each.content).hexdigest()
         path = _path(tid, task_id, digest)
@@ -71,7 +72,9 @@ def keep(tid: str, task_id: str, new: Sequence[New]) -> tuple[list[Kept], list[s
             take_back(stored)
             raise errors.Unavailable("Artifacts cannot be stored right now.", retry_after_seconds=5) from error
         kept.append(
-            Kept(name=each.name, url=_url(task_id, digest), content_type=each.content_type, size=len(each.content))
+            StoredArtifact(
+                name=each.name, url=_url(task_id, digest), content_type=each.content_type, size=len(each.content)
+            )
         )
     return kept, stored
 
@@ -123,13 +126,13 @@ def _remove_all(directory: str) -> None:
         storage().delete(directory)
 
 
-def opened(tenant: Tenant, task_id: str, artifact_id: str) -> tuple[Kept, BinaryIO]:
+def open_artifact(tenant: Tenant, task_id: str, artifact_id: str) -> tuple[StoredArtifact, BinaryIO]:
     """An artifact of a task's result, to be read. NotFound unless the result of that task names it."""
     try:
-        _, result = selectors.result(tenant, task_id).now()
+        _, result = selectors.result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
-        _, result = archive.result(tenant, task_id)
-    kept = msgspec.json.decode(result.artifacts, type=list[Kept]) if result.artifacts is not None else []
+        _, result = audit_reader.audited_result(tenant, task_id)
+    kept = msgspec.json.decode(result.artifacts, type=list[StoredArtifact]) if result.artifacts is not None else []
     for each in kept:
         if ID.fullmatch(artifact_id) and each.url == _url(task_id, artifact_id):
             try:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
-from codeq_site.conf import conf
-from codeq_site.errors import CodeqError, TaskNotFound
+from core.conf import conf
+from core.errors import CodeqError, TaskNotFound
+from core.redis.script_call import ScriptCall
 from queues.bloom import RotatingFilter
-from queues.engine import Call
-from queues.task import Enqueued, NewTask
+from queues.domain import Enqueued, NewTask
 
 R = TypeVar("R")
 LEFT_OUT_AT_MOST = 10_000
@@ -31,13 +31,13 @@ class Filters:
         self.cleanup = RotatingFilter(2_000_000, 0.01, 6 * 3600)
         self._left_out: set[str] = set()
 
-    def known_first(
+    def lookup_then_store(
         self,
         tid: str,
         tasks: Sequence[NewTask],
-        known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], Call[list[Enqueued | CodeqError]]],
-    ) -> Call[list[Enqueued | CodeqError]]:
+        known: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
+        store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
+    ) -> ScriptCall[list[Enqueued | CodeqError]]:
         """Look up the tasks whose idempotency key may have been used, and store the others."""
         keys = {at: f"{tid} {task.idempotency_key}" for at, task in enumerate(tasks) if task.idempotency_key}
         if not keys:
@@ -48,7 +48,9 @@ class Filters:
         if not maybe:
             return store(tasks)
 
-        def store_rest(found: list[Enqueued | None]) -> Call[list[Enqueued | CodeqError]] | list[Enqueued | CodeqError]:
+        def store_rest(
+            found: list[Enqueued | None],
+        ) -> ScriptCall[list[Enqueued | CodeqError]] | list[Enqueued | CodeqError]:
             answers: dict[int, Enqueued | CodeqError | None] = dict(zip(maybe, found, strict=True))
             rest = [at for at in range(len(tasks)) if answers.get(at) is None]
 
@@ -56,12 +58,12 @@ class Filters:
                 answers.update(zip(rest, stored, strict=True))
                 return [item for at in range(len(tasks)) if (item := answers[at])]
 
-            return store([tasks[at] for at in rest]).then(merge) if rest else merge([])
+            return store([tasks[at] for at in rest]).and_then(merge) if rest else merge([])
 
         look_up = known(tid, [tasks[at] for at in maybe])
-        return look_up.follow(store_rest)
+        return look_up.and_then(store_rest)
 
-    def gone_is_gone(self, tid: str, task_id: str, call: Callable[[], Call[R]]) -> Call[R]:
+    def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
         """The call, unless the task is known to be gone; if the call finds that it is, that is remembered."""
         key = f"{tid} {task_id}"
         if key in self.ghost:
@@ -98,16 +100,16 @@ class NoFilters(Filters):
     def __init__(self) -> None:
         pass
 
-    def known_first(
+    def lookup_then_store(
         self,
         tid: str,
         tasks: Sequence[NewTask],
-        known: Callable[[str, Sequence[NewTask]], Call[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], Call[list[Enqueued | CodeqError]]],
-    ) -> Call[list[Enqueued | CodeqError]]:
+        known: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
+        store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
+    ) -> ScriptCall[list[Enqueued | CodeqError]]:
         return store(tasks)
 
-    def gone_is_gone(self, tid: str, task_id: str, call: Callable[[], Call[R]]) -> Call[R]:
+    def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
         return call()
 
     def is_gone(self, tid: str, task_id: str) -> bool:

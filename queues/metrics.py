@@ -8,19 +8,20 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import redis
+from django.conf import settings
 from django.db import InterfaceError, OperationalError, close_old_connections
 
-from codeq_site import metrics
-from codeq_site.celery import SCHEDULE
-from codeq_site.conf import conf
-from codeq_site.errors import Unavailable
-from codeq_site.metrics import Counter, GaugeMetricFamily, Histogram, Tally
-from codeq_site.redis import client, partitions
-from queues import selectors, stream
+from core import metrics
+from core.conf import conf
+from core.errors import Unavailable
+from core.metrics import BufferedCounter, Counter, GaugeMetricFamily, Histogram
+from core.redis.connections import client, reachable_partitions
+from queues import selectors
+from queues.audit import stream
+from queues.audit.events import Event
+from queues.domain import Outcome
 from queues.engine import keys
-from queues.events import Event
-from queues.models import BeatJob, Quarantine, RankedEntry
-from queues.task import Outcome, Task
+from queues.models import BeatJob, Quarantine
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
 _claimed = Counter("codeq_task_claimed_total", "Tasks claimed.", ["command"])
@@ -34,16 +35,8 @@ _latency = Histogram(
 )
 # Tenants whose queues are read together.
 TENANTS_AT_ONCE = 100
-_created_by, _claimed_by = Tally(_created), Tally(_claimed)
-
-
-def created(task: Task) -> None:
-    _created_by.add(task.spec.command)
-
-
-def claimed(tasks: Iterable[Task]) -> None:
-    for task in tasks:
-        _claimed_by.add(task.spec.command)
+# Counted in the web processes, by command: `metrics.claimed.add(task.spec.command)`.
+created, claimed = BufferedCounter(_created), BufferedCounter(_claimed)
 
 
 def ended(events: Iterable[Event]) -> None:
@@ -65,12 +58,12 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
     is_complete = 1
     try:
         tids = list(_tenants())
-        is_complete = int(len(partitions()) == conf().queues.partitions)
+        is_complete = int(len(reachable_partitions()) == conf().queues.partitions)
         for at in range(0, len(tids), TENANTS_AT_ONCE):
             if time.monotonic() > until:
                 is_complete = 0
                 break
-            found = selectors.queues_of(tids[at : at + TENANTS_AT_ONCE]).now()
+            found = selectors.queues_of(tids[at : at + TENANTS_AT_ONCE]).run_sync()
             for queue in (queue for queues in found.values() for queue in queues):
                 total = held.setdefault(metrics.label(queue.command), [0, 0, 0, 0])
                 for place, count in enumerate((queue.ready, queue.delayed, queue.in_progress, queue.dlq)):
@@ -97,8 +90,6 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
         close_old_connections()
         count = Quarantine.objects.count()
         yield GaugeMetricFamily("codeq_audit_quarantine", "Entries that cannot be stored.", value=count)
-        count = RankedEntry.objects.count()
-        yield GaugeMetricFamily("codeq_ranked_waiting", "Entries of ranked queues not in Redis yet.", value=count)
 
 
 @metrics.at_scrape
@@ -106,7 +97,7 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
     """For how long each job of beat has been due, by the record of its last run. A job that never ran is left out."""
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
-        rows = BeatJob.objects.filter(name__in=SCHEDULE)
+        rows = BeatJob.objects.filter(name__in=settings.PERIODIC_TASKS)
         late = GaugeMetricFamily("codeq_beat_late_seconds", "Since a job of beat became due.", labels=["name"])
         now = datetime.now(UTC)
         for job in rows:
@@ -116,6 +107,6 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
 
 
 def _tenants() -> Iterator[str]:
-    for partition in partitions():
+    for partition in reachable_partitions():
         for tid in client().sscan_iter(keys.of_partition(partition).tenants, count=1000):
             yield tid.decode()

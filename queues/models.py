@@ -18,9 +18,9 @@ from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import F, Func
 
-from codeq_site.conf import BackoffPolicy
-from codeq_site.dated import DatedQuerySet
-from queues.task import Outcome, Status
+from core.admin.date_hierarchy import DatedQuerySet
+from core.conf import BackoffPolicy
+from queues.domain import Outcome, Status
 
 
 def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
@@ -80,7 +80,7 @@ class AuditedResult(models.Model):
     outcome = models.TextField(choices=[(value, value) for value in Outcome])
     is_dead = models.BooleanField(help_text="A dead letter: out of attempts, neither replayed nor deleted since.")
     fingerprint = models.BigIntegerField(
-        null=True, help_text="Of a dead letter: which failure it is, as a number (queues.failures)."
+        null=True, help_text="Of a dead letter: which failure it is, as a number (queues.deadletters.failure_groups)."
     )
     error = models.TextField(blank=True)
     result = models.TextField(blank=True)
@@ -104,7 +104,7 @@ class AuditedResult(models.Model):
     class Meta:
         verbose_name = "audited result"
         # Few rows are dead or failed, so their indexes cost the drain little. What each list and search reads is said
-        # in queues/pages.py.
+        # in queues/search/pagination.py.
         indexes = [
             models.Index(fields=["ended_at"], name="audited_ended"),
             models.Index(fields=["tenant", "ended_at"], name="audited_tenant_ended"),
@@ -214,7 +214,9 @@ class QueueSample(models.Model):
     returned = models.BigIntegerField(help_text="Attempts that ended without success, the task going on.")
     cancelled = models.BigIntegerField()
     waits = ArrayField(
-        models.IntegerField(), default=list, help_text="How long attempts waited to be claimed: see queues/spread.py."
+        models.IntegerField(),
+        default=list,
+        help_text="How long attempts waited to be claimed: see queues/stats/histogram.py.",
     )
     runs = ArrayField(models.IntegerField(), default=list, help_text="How long they ran.")
 
@@ -233,7 +235,7 @@ class QueueSample(models.Model):
 
 
 class BulkJob(models.Model):
-    """Something done to many dead letters, a piece at a time: see queues/pieces.py."""
+    """Something done to many dead letters, a piece at a time: see queues/deadletters/bulk_runner.py."""
 
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"
@@ -353,19 +355,3 @@ class QueuePolicy(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant_id}:{self.command} v{self.version}"
-
-
-class RankedEntry(models.Model):
-    """What has been put into a ranked queue and Redis has not got yet: see queues/ranked.py."""
-
-    tenant = tenant_key()
-    queue = models.TextField()
-    task_id = models.TextField()
-    rank = models.PositiveSmallIntegerField()
-    created_at = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        verbose_name_plural = "ranked entries"
-
-    def __str__(self) -> str:
-        return f"{self.tenant_id}:{self.queue} {self.task_id}"

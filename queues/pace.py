@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codeq_site.errors import TooMany, Unavailable
+from core.errors import TooMany, Unavailable
 from queues import services
 from tenants.tenant import Tenant
 
@@ -15,7 +15,7 @@ def webhook(tenant: Tenant) -> float:
     if not tenant.rates.webhook:
         return 0.0
     try:
-        services.admit(tenant, "webhook", tenant.rates.webhook).now()
+        services.admit(tenant, "webhook", tenant.rates.webhook).run_sync()
     except TooMany as error:
         return error.retry_after_seconds or CLOSED_SECONDS
     except Unavailable:

@@ -15,13 +15,15 @@ import msgspec
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
-from codeq_site import errors
-from codeq_site.conf import BackoffPolicy, conf
-from codeq_site.redis import engine, reachable
-from queues import rules
+from core import errors
+from core.conf import BackoffPolicy, conf
+from core.redis.connections import reachable_tenants
+from queues import validation
+from queues.current_engine import engine
+from queues.engine import admin_commands
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import QueuePolicy
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tenants.tenant import Tenant
 
 CONSUMERS_LIMIT = 100_000
@@ -48,7 +50,7 @@ NONE: Policies = {}
 
 def of(tenant: Tenant) -> Policies:
     """The policies of a tenant's queues, by command: from the snapshot, for the hot path."""
-    found: Policies | None = directory.kept("policies", tenant)
+    found: Policies | None = tenant_cache.kept("policies", tenant)
     return NONE if found is None else found
 
 
@@ -96,7 +98,7 @@ def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[Qu
             raise
         return put(tenant, command, policy, actor=actor)
     tell(row)
-    directory.refresh([tenant.tid])
+    tenant_cache.refresh([tenant.tid])
     return row, is_new
 
 
@@ -104,9 +106,9 @@ def delete(tenant: Tenant, command: str) -> None:
     """Have what holds everywhere hold for a queue again. Its tasks stay. NotFound where there is no policy."""
     row = find(tenant, command)
     # First: a row without its words in Redis gets them again from beat, but nobody would look for words without a row.
-    engine().policy(tenant.tid, command, line="", max_consumers=None).now()
+    admin_commands.set_policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
     row.delete()
-    directory.refresh([tenant.tid])
+    tenant_cache.refresh([tenant.tid])
 
 
 def tell(row: QueuePolicy) -> None:
@@ -119,20 +121,21 @@ def tell(row: QueuePolicy) -> None:
     base = queues.backoff_base_seconds if row.backoff_base_seconds is None else row.backoff_base_seconds
     cap = queues.backoff_cap_seconds if row.backoff_cap_seconds is None else row.backoff_cap_seconds
     line = f"{row.backoff or queues.backoff} {round(base * 1000)} {round(cap * 1000)} {row.dead_letter_topic}".rstrip()
-    engine().policy(
+    admin_commands.set_policy(
+        engine(),
         str(row.tenant_id),
         row.command,
         line=line if has_line else "",
         max_consumers=row.max_consumers,
         topic=row.dead_letter_topic,
-    ).now()
+    ).run_sync()
 
 
 def sync(may_go_on: Callable[[], bool]) -> int:
     """Tell Redis of every policy; how many there are."""
     told = 0
     tids = QueuePolicy.objects.order_by().values_list("tenant_id", flat=True).distinct()
-    there = set(reachable(map(str, tids)))
+    there = set(reachable_tenants(map(str, tids)))
     for row in QueuePolicy.objects.order_by("pk").iterator(chunk_size=500):
         if not may_go_on():
             break
@@ -145,28 +148,30 @@ def sync(may_go_on: Callable[[], bool]) -> int:
 def check(command: str, policy: Policy) -> None:
     """InvalidRequest for what cannot hold."""
     limits = conf().queues
-    rules.check_command(command, "name")
+    validation.check_command(command, "name")
     most, tiers, keep, busy = (
         policy.max_attempts, policy.priority_tiers, policy.retention_seconds, policy.max_consumers,
     )  # fmt: skip
-    rules.require(
+    validation.require(
         most is None or 1 <= most <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}"
     )
-    rules.require(
+    validation.require(
         tiers is None or (bool(tiers) and len(set(tiers)) == len(tiers) and set(tiers) <= set(PRIORITIES)),
         "priorityTiers: different priorities, 0 to 9",
     )
-    rules.require(keep is None or 60 <= keep <= RETENTION_LIMIT, f"retentionSeconds: 60 to {RETENTION_LIMIT}")
-    rules.require(busy is None or 1 <= busy <= CONSUMERS_LIMIT, f"maxConsumers: 1 to {CONSUMERS_LIMIT}")
+    validation.require(keep is None or 60 <= keep <= RETENTION_LIMIT, f"retentionSeconds: 60 to {RETENTION_LIMIT}")
+    validation.require(busy is None or 1 <= busy <= CONSUMERS_LIMIT, f"maxConsumers: 1 to {CONSUMERS_LIMIT}")
     topic = policy.dead_letter_topic
-    rules.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
-    rules.require(topic != command, "deadLetterTopicRef: another topic than this one")
-    rules.require(not policy.backoff or policy.backoff in get_args(BackoffPolicy), "backoff: not one of the policies")
+    validation.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
+    validation.require(topic != command, "deadLetterTopicRef: another topic than this one")
+    validation.require(
+        not policy.backoff or policy.backoff in get_args(BackoffPolicy), "backoff: not one of the policies"
+    )
     for name, seconds in (
         ("backoffBaseSeconds", policy.backoff_base_seconds),
         ("backoffCapSeconds", policy.backoff_cap_seconds),
     ):
-        rules.require(
+        validation.require(
             seconds is None or 0 <= seconds <= limits.horizon_seconds, f"{name}: 0 to {limits.horizon_seconds}"
         )
 

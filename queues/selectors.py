@@ -6,26 +6,27 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from codeq_site import errors
-from codeq_site.redis import engine, partitions
-from queues import rules
-from queues.engine import Call
-from queues.engine.call import together
+from core import errors
+from core.redis.connections import reachable_partitions
+from core.redis.script_call import ScriptCall, merge_calls
+from queues import validation
+from queues.current_engine import engine
+from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Result, Status, Task
+from queues.engine import queries
 from queues.filters import filters
-from queues.task import Answer, Peeked, Place, QueueStats, Result, Status, Task
 from tenants.tenant import Tenant
 
 # Queues counted in one round trip, give or take: two milliseconds of Redis' time.
 QUEUES_AT_ONCE = 100
 
 
-def task(tenant: Tenant, task_id: str) -> Call[Task]:
+def task(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
     """A live task. TaskNotFound for one that is gone, never was, or is another tenant's."""
-    return _read(tenant, task_id, watch=False).then(lambda found: found[0])
+    return _read(tenant, task_id, watch=False).and_then(lambda found: found[0])
 
 
-def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> Call[tuple[Task, Result]]:
-    """An ended task with its answer. `watch`: if it has not ended, have its end announced (`queues.waiting`)."""
+def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
+    """An ended task with its answer. `watch`: if it has not ended, have its end announced (`queues.long_poll`)."""
 
     def answered(found: tuple[Task, Answer | None]) -> tuple[Task, Result]:
         task, answer = found
@@ -42,31 +43,31 @@ def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> Call[tuple[T
             artifacts=msgspec.Raw(answer.artifacts) if answer.artifacts is not None else None,
         )
 
-    return _read(tenant, task_id, watch=watch).then(answered)
+    return _read(tenant, task_id, watch=watch).and_then(answered)
 
 
-def queue_stats(tenant: Tenant, command: str) -> Call[QueueStats]:
-    rules.check_command(command)
-    return engine().stats(tenant.tid, [command]).then(lambda queues: queues[0])
+def queue_stats(tenant: Tenant, command: str) -> ScriptCall[QueueStats]:
+    validation.check_command(command)
+    return queries.stats(engine(), tenant.tid, [command]).and_then(lambda queues: queues[0])
 
 
-def queues(tenant: Tenant) -> Call[list[QueueStats]]:
+def queues(tenant: Tenant) -> ScriptCall[list[QueueStats]]:
     """Every queue the tenant has, by name."""
-    return queues_of([tenant.tid]).then(lambda found: found[tenant.tid])
+    return queues_of([tenant.tid]).and_then(lambda found: found[tenant.tid])
 
 
-def names(tenant: Tenant) -> Call[list[str]]:
+def names(tenant: Tenant) -> ScriptCall[list[str]]:
     """The names alone of the tenant's queues."""
-    return engine().names(tenant.tid)
+    return queries.list_queues(engine(), tenant.tid)
 
 
-def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
+def queues_of(tids: Sequence[str]) -> ScriptCall[dict[str, list[QueueStats]]]:
     """The queues of many tenants, each one's by name.
 
     A tenant may have any number: counted by one script, 20,000 would keep Redis from everybody for half a second.
     """
 
-    def counted(names: list[list[str]]) -> Call[dict[str, list[QueueStats]]]:
+    def counted(names: list[list[str]]) -> ScriptCall[dict[str, list[QueueStats]]]:
         pieces = (
             (tid, commands[at : at + QUEUES_AT_ONCE])
             for tid, commands in zip(tids, names, strict=True)
@@ -74,50 +75,54 @@ def queues_of(tids: Sequence[str]) -> Call[dict[str, list[QueueStats]]]:
         )
         return _count(pieces, {tid: [] for tid in tids})
 
-    return together(engine().runner, [engine().names(tid) for tid in tids]).follow(counted)
+    return merge_calls(engine().runner, [queries.list_queues(engine(), tid) for tid in tids]).and_then(counted)
 
 
 def _count(
     pieces: Iterator[tuple[str, list[str]]], found: dict[str, list[QueueStats]]
-) -> Call[dict[str, list[QueueStats]]]:
+) -> ScriptCall[dict[str, list[QueueStats]]]:
     """Count some pieces in one round trip, and then the others."""
     asked, size = [], 0
     while size < QUEUES_AT_ONCE and (piece := next(pieces, None)):
         asked.append(piece)
         size += len(piece[1])
 
-    def add(answers: list[list[QueueStats]]) -> dict[str, list[QueueStats]] | Call[dict[str, list[QueueStats]]]:
+    def add(answers: list[list[QueueStats]]) -> dict[str, list[QueueStats]] | ScriptCall[dict[str, list[QueueStats]]]:
         for (tid, _), queues in zip(asked, answers, strict=True):
             found[tid] += queues
         return _count(pieces, found) if asked else found
 
-    return together(engine().runner, [engine().stats(tid, commands) for tid, commands in asked]).follow(add)
+    return merge_calls(engine().runner, [queries.stats(engine(), tid, commands) for tid, commands in asked]).and_then(
+        add
+    )
 
 
-def peek(tenant: Tenant, command: str, limit: int = 25) -> Call[Peeked]:
+def peek(tenant: Tenant, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
     """A look at a queue: at most `limit` tasks that are next, in progress, and delayed."""
-    rules.check_command(command)
-    return engine().peek(tenant.tid, command, limit)
+    validation.check_command(command)
+    return queries.peek(engine(), tenant.tid, command, limit)
 
 
-def answered(tenant: Tenant, task_id: str) -> Call[tuple[Task, Answer | None]]:
+def answered(tenant: Tenant, task_id: str) -> ScriptCall[tuple[Task, Answer | None]]:
     """A live task with what its worker said of it, if it has."""
     return _read(tenant, task_id, watch=False)
 
 
-def owner(task_id: str) -> Call[str | None]:
+def owner(task_id: str) -> ScriptCall[str | None]:
     """The tid of the tenant whose live task this is, if it is any. Of all tenants: the asker's rights are to be seen
     to."""
-    rules.check_id(task_id)
-    return engine().owner(task_id, partitions())
+    validation.check_id(task_id)
+    return queries.find_tenant(engine(), task_id, reachable_partitions())
 
 
-def place(tenant: Tenant, task_id: str) -> Call[Place]:
+def place(tenant: Tenant, task_id: str) -> ScriptCall[QueuePosition]:
     """Where a live task stands in its queue."""
-    rules.check_id(task_id)
-    return engine().place(tenant.tid, task_id)
+    validation.check_id(task_id)
+    return queries.queue_position(engine(), tenant.tid, task_id)
 
 
-def _read(tenant: Tenant, task_id: str, *, watch: bool) -> Call[tuple[Task, Answer | None]]:
-    rules.check_id(task_id)
-    return filters().gone_is_gone(tenant.tid, task_id, lambda: engine().task(tenant.tid, task_id, watch=watch))
+def _read(tenant: Tenant, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, Answer | None]]:
+    validation.check_id(task_id)
+    return filters().unless_deleted(
+        tenant.tid, task_id, lambda: queries.task(engine(), tenant.tid, task_id, watch=watch)
+    )

@@ -1,4 +1,4 @@
-"""The verbs: check what was asked, then one transition. Every function gives a `Call`: `await` it, or `.now()` it.
+"""The verbs: check what was asked, then one transition. Every function gives a `ScriptCall`: `await` it, or `.run_sync()` it.
 
 A check that fails raises before anything is sent. Batch verbs answer in order, an error as a value where an item has
 one, so that one bad item never costs the others.
@@ -7,29 +7,20 @@ one, so that one bad item never costs the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from codeq_site import errors
-from codeq_site.conf import conf
-from codeq_site.redis import engine
-from queues import policies, rules
-from queues.engine import Call
+from core import errors
+from core.conf import conf
+from core.redis.script_call import ScriptCall
+from queues import policies, validation
+from queues.current_engine import engine
+from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Status, Task
+from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.filters import filters
-from queues.task import (
-    Claimed,
-    Enqueued,
-    Lease,
-    NewResult,
-    NewTask,
-    Result,
-    Returned,
-    Spec,
-    Status,
-    Task,
-)
 from tenants.tenant import Tenant
 
 I = TypeVar("I")  # noqa: E741
@@ -37,7 +28,9 @@ R = TypeVar("R")
 REASON_CHARS = 4096
 
 
-def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[list[Enqueued | errors.CodeqError]]:
+def enqueue(
+    tenant: Tenant, tasks: Sequence[NewTask], *, by: str = ""
+) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
     """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before.
 
     `by` is the fingerprint of the token that asks, where the rate of one token is limited.
@@ -48,8 +41,9 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
     if known:
         tasks = [_with_priority(task, known) for task in tasks]
 
-    def store(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
-        return engine().enqueue(
+    def store(new: Sequence[NewTask]) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
+        return producer_commands.enqueue(
+            engine(),
             tenant.tid,
             tenant.slug,
             new,
@@ -60,11 +54,13 @@ def enqueue(tenant: Tenant, tasks: Sequence[NewTask], *, by: str = "") -> Call[l
             depth=tenant.depth,
         )
 
-    def enqueue_valid(new: Sequence[NewTask]) -> Call[list[Enqueued | errors.CodeqError]]:
-        stored = filters().known_first(tenant.tid, new, engine().known, store)
-        return stored.then(_without_mismatches) if tenant.is_idempotency_strict else stored
+    def enqueue_valid(new: Sequence[NewTask]) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
+        stored = filters().lookup_then_store(
+            tenant.tid, new, partial(producer_commands.find_by_idempotency_key, engine()), store
+        )
+        return stored.and_then(_without_mismatches) if tenant.is_idempotency_strict else stored
 
-    return _each_valid(tasks, lambda task: rules.check_task(tenant, task, _tiers(task, known)), enqueue_valid)
+    return _each_valid(tasks, lambda task: validation.check_task(tenant, task, _tiers(task, known)), enqueue_valid)
 
 
 def claim(
@@ -77,22 +73,23 @@ def claim(
     wait_ms: int = 0,
     by: str = "",
     is_counted: bool = True,
-) -> Call[Claimed]:
+) -> ScriptCall[Claimed]:
     """Take the best ready tasks, at most `count`, and open their leases: one look, no waiting.
 
-    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.waiting`); when it looks
+    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.long_poll`); when it looks
     again after one, that is not another request (`is_counted`).
     """
     if tenant.suspended:
         raise errors.TenantSuspended
     limits = conf().queues
     seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
-    rules.require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
-    rules.require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
-    rules.require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
+    validation.require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
+    validation.require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
+    validation.require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
     for command in commands:
-        rules.check_command(command)
-    return engine().claim(
+        validation.check_command(command)
+    return worker_commands.claim(
+        engine(),
         tenant.tid,
         list(dict.fromkeys(commands)),
         worker,
@@ -104,9 +101,9 @@ def claim(
     )
 
 
-def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> Call[None]:
+def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
     """Count a request that is neither an enqueue nor a claim against the tenant's rate; TooMany when it is reached."""
-    return engine().admit(tenant.tid, _limits(what, per_second, by))
+    return admin_commands.admit(engine(), tenant.tid, _limits(what, per_second, by))
 
 
 def heartbeat(
@@ -117,33 +114,33 @@ def heartbeat(
     extend_seconds: int | None = None,
     token: str | None = None,
     progress: str | None = None,
-) -> Call[Lease]:
+) -> ScriptCall[Lease]:
     """Move the deadline of a live lease to `extend_seconds` from now."""
     limits = conf().queues
     seconds = limits.lease_seconds if extend_seconds is None else extend_seconds
-    rules.require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
-    rules.check_id(task_id)
-    rules.check_token(tenant, token)
-    return filters().gone_is_gone(
+    validation.require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
+    validation.check_id(task_id)
+    validation.check_token(tenant, token)
+    return filters().unless_deleted(
         tenant.tid,
         task_id,
-        lambda: engine().heartbeat(
-            tenant.tid, task_id, worker, extend_ms=seconds * 1000, token=token or "", progress=progress or ""
+        lambda: worker_commands.heartbeat(
+            engine(), tenant.tid, task_id, worker, extend_ms=seconds * 1000, token=token or "", progress=progress or ""
         ),
     )
 
 
-def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> Call[list[Result | errors.CodeqError]]:
+def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptCall[list[Result | errors.CodeqError]]:
     """End tasks with their results. Sending the same result again is harmless and answers the same."""
 
     def check(new: NewResult) -> None:
-        rules.check_id(new.task_id)
-        rules.check_token(tenant, new.lease_token)
-        rules.require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
+        validation.check_id(new.task_id)
+        validation.check_token(tenant, new.lease_token)
+        validation.require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
         if new.status is Status.COMPLETED:
-            rules.require(new.result is not None, "result: a completed task needs one")
+            validation.require(new.result is not None, "result: a completed task needs one")
         else:
-            rules.require(bool(new.error), "error: a failed task needs one")
+            validation.require(bool(new.error), "error: a failed task needs one")
         size = len(new.result or b"") + len(new.error or "")
         if size > tenant.result_bytes:
             raise errors.PayloadTooLarge(f"result: {size} bytes; this tenant may send {tenant.result_bytes}")
@@ -153,7 +150,8 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> Call[li
     return _each_valid(
         results,
         check,
-        lambda valid: engine().submit(
+        lambda valid: worker_commands.submit(
+            engine(),
             tenant.tid,
             worker,
             valid,
@@ -171,17 +169,18 @@ def nack(
     token: str | None = None,
     delay_seconds: float | None = None,
     reason: str | None = None,
-) -> Call[Returned]:
+) -> ScriptCall[ReleaseOutcome]:
     """Give a task back because it failed: it waits for `delay_seconds`, else its backoff, or is dead."""
-    rules.check_id(task_id)
-    rules.check_token(tenant, token)
+    validation.check_id(task_id)
+    validation.check_token(tenant, token)
     cap = conf().queues.backoff_cap_seconds
-    rules.require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
+    validation.require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
     delay_ms = None if delay_seconds is None else round(min(delay_seconds, cap) * 1000)
-    return filters().gone_is_gone(
+    return filters().unless_deleted(
         tenant.tid,
         task_id,
-        lambda: engine().nack(
+        lambda: worker_commands.nack(
+            engine(),
             tenant.tid,
             task_id,
             worker,
@@ -193,23 +192,24 @@ def nack(
     )
 
 
-def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> Call[Returned]:
+def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> ScriptCall[ReleaseOutcome]:
     """Let go of a task: it is back in line at once, and the attempt counts."""
-    rules.check_id(task_id)
-    rules.check_token(tenant, token)
-    return filters().gone_is_gone(
+    validation.check_id(task_id)
+    validation.check_token(tenant, token)
+    return filters().unless_deleted(
         tenant.tid,
         task_id,
-        lambda: engine().abandon(
-            tenant.tid, task_id, worker, token=token or "", dead_retention_ms=tenant.dead_retention_ms
+        lambda: worker_commands.abandon(
+            engine(), tenant.tid, task_id, worker, token=token or "", dead_retention_ms=tenant.dead_retention_ms
         ),
     )
 
 
-def cancel(tenant: Tenant, task_id: str) -> Call[Task]:
+def cancel(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
     """Withdraw a task that has not ended. Cancelling it again answers the same."""
-    rules.check_id(task_id)
-    return engine().cancel(
+    validation.check_id(task_id)
+    return producer_commands.cancel(
+        engine(),
         tenant.tid,
         task_id,
         retention_ms=tenant.retention_ms,
@@ -219,45 +219,49 @@ def cancel(tenant: Tenant, task_id: str) -> Call[Task]:
 
 def replay(
     tenant: Tenant, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
-) -> Call[list[Task | errors.CodeqError]]:
+) -> ScriptCall[list[Task | errors.CodeqError]]:
     """Bring dead letters back in line with fresh attempts; `specs` replaces what the producer asked, item by item."""
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
     return _each_valid(
         task_ids,
-        rules.check_id,
-        lambda valid: engine().replay(tenant.tid, valid, [replaced.get(task_id) for task_id in valid]),
+        validation.check_id,
+        lambda valid: dead_letter_commands.replay(
+            engine(), tenant.tid, valid, [replaced.get(task_id) for task_id in valid]
+        ),
     )
 
 
-def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
+def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Bring dead letters back in line for a job: each once, however often the job asks. What was wrong with each."""
-    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
-    return engine().replay_for(tenant.tid, task_ids, job)
+    validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    return dead_letter_commands.replay_for(engine(), tenant.tid, task_ids, job)
 
 
-def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> Call[list[errors.CodeqError | None]]:
+def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Take back what that job has replayed and nobody has claimed since; Conflict for what is on its way."""
-    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
-    return engine().recall(tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
+    validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
-def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> Call[list[errors.CodeqError | None]]:
+def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
     """Delete dead letters, and nothing that is none any more. What was wrong with each."""
-    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
 
     def note(wrong: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
         filters().note_gone(tenant.tid, task_ids, [error is None for error in wrong])
         return wrong
 
-    return engine().purge_dead(tenant.tid, task_ids).then(note)
+    return maintenance_commands.purge_dead(engine(), tenant.tid, task_ids).and_then(note)
 
 
-def purge(tenant: Tenant, task_ids: Sequence[str]) -> Call[int]:
+def purge(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[int]:
     """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
-    rules.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
+    validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     for task_id in task_ids:
-        rules.check_id(task_id)
-    return engine().purge(tenant.tid, task_ids).then(lambda went: _note_gone(tenant.tid, task_ids, went))
+        validation.check_id(task_id)
+    return maintenance_commands.purge(engine(), tenant.tid, task_ids).and_then(
+        lambda went: _note_gone(tenant.tid, task_ids, went)
+    )
 
 
 def cleanup(
@@ -267,20 +271,22 @@ def cleanup(
     limit: int = CHUNK,
     held: int = 0,
     may_go: Callable[[list[str]], list[str]] = list,
-) -> Call[int]:
+) -> ScriptCall[int]:
     """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them.
 
     `may_go` is asked first which of them may; `held` so many stand in front of them because it said no before.
     """
 
-    def remove(found: tuple[int, list[str]]) -> Call[int]:
+    def remove(found: tuple[int, list[str]]) -> ScriptCall[int]:
         now_ms, task_ids = found
         new = may_go([task_id for task_id in task_ids if not filters().was_removed(tid, task_id)])[:most]
         moment = now_ms if before_ms is None else min(now_ms, before_ms)
-        return engine().purge(tid, new, before_ms=moment).then(lambda went: _note_gone(tid, new, went))
+        return maintenance_commands.purge(engine(), tid, new, before_ms=moment).and_then(
+            lambda went: _note_gone(tid, new, went)
+        )
 
     most = min(limit, CHUNK)
-    return engine().expired(tid, before_ms=before_ms, limit=most + held).follow(remove)
+    return maintenance_commands.expired(engine(), tid, before_ms=before_ms, limit=most + held).and_then(remove)
 
 
 def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
@@ -288,24 +294,24 @@ def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
     return sum(went)
 
 
-def pause(tenant: Tenant, command: str) -> Call[None]:
+def pause(tenant: Tenant, command: str) -> ScriptCall[None]:
     """Claims take nothing from the queue any more; enqueues, results and retries go on."""
-    rules.check_command(command)
-    return engine().pause(tenant.tid, command)
+    validation.check_command(command)
+    return admin_commands.pause(engine(), tenant.tid, command)
 
 
-def resume(tenant: Tenant, command: str) -> Call[None]:
-    rules.check_command(command)
-    return engine().resume(tenant.tid, command)
+def resume(tenant: Tenant, command: str) -> ScriptCall[None]:
+    validation.check_command(command)
+    return admin_commands.resume(engine(), tenant.tid, command)
 
 
 def _each_valid(
     items: Sequence[I],
     check: Callable[[I], None],
-    send: Callable[[list[I]], Call[list[R | errors.CodeqError]]],
-) -> Call[list[R | errors.CodeqError]]:
+    send: Callable[[list[I]], ScriptCall[list[R | errors.CodeqError]]],
+) -> ScriptCall[list[R | errors.CodeqError]]:
     """Send the items that pass the check; the others' errors stand at their places in the answer."""
-    rules.require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
+    validation.require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
     refused: dict[int, errors.CodeqError] = {}
     valid: list[I] = []
     for position, item in enumerate(items):
@@ -323,7 +329,7 @@ def _each_valid(
         rest = iter(answers)
         return [refused[at] if at in refused else next(rest) for at in range(len(items))]
 
-    return send(valid).then(merge) if valid else Call(engine().runner, [], lambda _: merge([]))
+    return send(valid).and_then(merge) if valid else ScriptCall(engine().runner, [], lambda _: merge([]))
 
 
 def _without_mismatches(items: list[Enqueued | errors.CodeqError]) -> list[Enqueued | errors.CodeqError]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from codeq_site.errors import CodeqError
-from codeq_site.redis import client, engine, partitions
-from queues.engine import keys
+from core.errors import CodeqError
+from core.redis.connections import client, reachable_partitions
+from queues.current_engine import engine
+from queues.engine import keys, queries
 
 CHUNK = 1000
 
@@ -27,7 +28,7 @@ def take() -> list[Queue]:
     """The queues that turned non-empty since they were last taken, each given to one taker only."""
     names: list[bytes] = []
     with client().pipeline(transaction=False) as pipe:
-        for partition in partitions():
+        for partition in reachable_partitions():
             pipe.spop(keys.of_partition(partition).woken, CHUNK)
         for found in pipe.execute():
             names += found
@@ -36,7 +37,7 @@ def take() -> list[Queue]:
 
 def depth(queue: Queue) -> Depth:
     try:
-        [stats] = engine().stats(queue.tid, [queue.command]).now()
+        [stats] = queries.stats(engine(), queue.tid, [queue.command]).run_sync()
     except CodeqError:
         return Depth(0, 0)
     return Depth(0 if stats.is_paused else stats.ready, stats.delayed)
@@ -45,8 +46,8 @@ def depth(queue: Queue) -> Depth:
 def trace(queue: Queue) -> tuple[str, str]:
     """The trace context of the task that is next in line; two empty words where there is none."""
     try:
-        in_line = engine().peek(queue.tid, queue.command, 1).now().in_line
-        [task] = engine().tasks(queue.tid, [in_line[0].id]).now() if in_line else [None]
+        in_line = queries.peek(engine(), queue.tid, queue.command, 1).run_sync().in_line
+        [task] = queries.tasks(engine(), queue.tid, [in_line[0].id]).run_sync() if in_line else [None]
     except CodeqError:
         return "", ""
     return (task.spec.trace_parent or "", task.spec.trace_state or "") if task else ("", "")

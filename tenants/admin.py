@@ -15,10 +15,10 @@ from django.utils.html import format_html
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 
+from core.admin.fields import KeysField
+from core.admin.reasons import ReasonForm
 from tenants import scoping, services
-from tenants.fields import KeysField
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
-from tenants.reasons import ReasonForm
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin
 
 
@@ -85,7 +85,7 @@ class TenantAdmin(TenantScopedAdmin):
         return scoping.is_unlimited(request.user) and is_suspended
 
     def has_secrets_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return scoping.may(request.user, self.tid_of(obj), Role.ADMIN)
+        return scoping.has_role(request.user, self.tid_of(obj), Role.ADMIN)
 
     @action(
         description="Suspend", url_path="suspend", icon="block", permissions=["suspend"], variant=ActionVariant.DANGER,

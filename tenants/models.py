@@ -12,8 +12,9 @@ from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 from django.utils import timezone
 
-from codeq_site.conf import conf
-from tenants import fetching, jwks, sealing
+from core.conf import conf
+from tenants import http_fetch, secret_encryption
+from tenants.auth import jwks
 
 # ASCII only: two names that look the same are the same. A name is compared exactly and never part of a key.
 SLUG_PATTERN = r"^[A-Za-z0-9_.:@|/+=-]{1,128}\Z"
@@ -140,7 +141,7 @@ class TenantIssuer(models.Model):
             raise ValidationError("Give either the keys or the URL where they are.")
         if self.jwks and not jwks.keys_of(self.jwks):
             raise ValidationError({"jwks": "No usable public key (RSA ≥ 2048 bit, P-256 or Ed25519) in it."})
-        if self.jwks_url and not fetching.is_url(self.jwks_url):
+        if self.jwks_url and not http_fetch.is_url(self.jwks_url):
             raise ValidationError({"jwks_url": "Not an http(s) URL."})
         if self.jwks_url and conf().production and not self.jwks_url.lower().startswith("https://"):
             raise ValidationError({"jwks_url": "Keys are fetched over https only."})
@@ -190,7 +191,7 @@ class SigningSecret(models.Model):
 
     def reveal(self) -> str:
         """The secret in clear, as its owner was shown it once."""
-        return sealing.unseal(self.sealed).decode("ascii")
+        return secret_encryption.decrypt(self.sealed).decode("ascii")
 
 
 class InstallationKey(models.Model):

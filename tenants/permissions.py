@@ -1,4 +1,4 @@
-"""Who may do what: guards for the API's views, and the commands a worker may touch."""
+"""Permissions of the API: by role, by scope, by command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rest_framework.permissions import BasePermission
 
-from codeq_site.errors import Forbidden, TenantSuspended
+from core.errors import Forbidden, TenantSuspended
 from tenants.tenant import ANY_COMMAND, Caller, Role
 
 if TYPE_CHECKING:
@@ -16,73 +16,67 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 
-class Guard(BasePermission):
-    """Lets a caller through or not, by its token alone."""
+class HasRole(BasePermission):
+    """Require one of `roles` in the token."""
 
-    def allows(self, caller: Caller) -> bool:
-        raise NotImplementedError
+    roles: ClassVar[frozenset[Role]]
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         caller: object = request.user
-        return isinstance(caller, Caller) and self.allows(caller)
+        return isinstance(caller, Caller) and not self.roles.isdisjoint(caller.roles)
 
 
-class _HasRole(Guard):
-    roles: ClassVar[frozenset[Role]]
-
-    def allows(self, caller: Caller) -> bool:
-        return not self.roles.isdisjoint(caller.roles)
-
-
-class IsProducer(_HasRole):
+class IsProducer(HasRole):
     message = "This needs a producer's token."
     roles = frozenset({Role.PRODUCER})
 
 
-class IsWorker(_HasRole):
+class IsWorker(HasRole):
     message = "This needs a worker's token."
     roles = frozenset({Role.WORKER})
 
 
-class IsEither(_HasRole):
+class IsEither(HasRole):
     message = "This needs a producer's or a worker's token."
     roles = frozenset({Role.PRODUCER, Role.WORKER})
 
 
-class IsAdmin(_HasRole):
+class IsAdmin(HasRole):
     message = "This needs an administrator's token."
     roles = frozenset({Role.ADMIN, Role.OPERATOR})
 
 
 @cache
-def HasScope(scope: str) -> type[Guard]:  # noqa: N802 - read as the permission class it returns
-    """The worker's token must have this scope. A scope in a producer's token opens no worker's door."""
+def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the permission class it returns
+    """Return the permission class that requires a scope in a worker's token. Scopes of other tokens do not count."""
 
-    class _HasScope(Guard):
+    class ScopePermission(BasePermission):
         message = f"The token lacks the scope {scope}."
 
-        def allows(self, caller: Caller) -> bool:
-            return scope in caller.scopes and Role.WORKER in caller.roles
+        def has_permission(self, request: Request, view: APIView) -> bool:
+            caller: object = request.user
+            return isinstance(caller, Caller) and scope in caller.scopes and Role.WORKER in caller.roles
 
-    return _HasScope
+    return ScopePermission
 
 
-def commands_for(caller: Caller, asked: Sequence[str] | None) -> list[str]:
-    """The commands a worker's call is about: those asked for, or all the token allows.
+def commands_for(caller: Caller, requested: Sequence[str] | None) -> list[str]:
+    """Return the commands of a worker's call: the requested ones, or all that the token allows.
 
-    `["*"]` stands for every queue of the tenant, and only a token with `*` ever gets it. Raises Forbidden.
+    `["*"]` stands for every queue of the tenant; only a token with `*` gets it. Raises Forbidden.
     """
-    if not asked:
+    if not requested:
         if not caller.commands:
             raise Forbidden("The token allows no command: it has no `eventTypes`.")
         return [ANY_COMMAND] if ANY_COMMAND in caller.commands else sorted(caller.commands)
-    for command in asked:
-        if not caller.has_command(command):
-            raise Forbidden(f"The token does not allow the command {command}.")
-    return list(dict.fromkeys(asked))
+    if ANY_COMMAND not in caller.commands:
+        for command in requested:
+            if command not in caller.commands:
+                raise Forbidden(f"The token does not allow the command {command}.")
+    return list(dict.fromkeys(requested))
 
 
 def refuse_new_work(caller: Caller) -> None:
-    """For a verb that both ends work and takes new (exchange): its second half, for a suspended tenant."""
+    """Raise TenantSuspended if the tenant may not start new work: exchange is open to it for results only."""
     if caller.tenant.suspended:
         raise TenantSuspended()

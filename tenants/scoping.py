@@ -9,9 +9,9 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from tenants.fields import ChoosesRows
+from core.admin.fields import ChoosesRows
+from core.admin.reasons import DeletedWithReason, SavedWithReason
 from tenants.models import Tenant, TenantMembership
-from tenants.reasons import DeletedWithReason, SavedWithReason
 
 Role = TenantMembership.Role
 _RANK = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
@@ -42,7 +42,7 @@ def tids_of(user: User, least: Role = Role.VIEWER) -> list[str] | None:
     return [tid for tid, role in roles_of(user).items() if _RANK[role] >= _RANK[least]]
 
 
-def may(user: User, tid: str | None, least: Role = Role.VIEWER) -> bool:
+def has_role(user: User, tid: str | None, least: Role = Role.VIEWER) -> bool:
     """Whether this person has at least this role for the tenant; without a tenant: for any."""
     tids = tids_of(user, least)
     if tids is None:
@@ -116,15 +116,15 @@ class TenantScopedAdmin(OffersFilters, ChoosesRows, SavedWithReason, DeletedWith
         return visible(super().get_queryset(request), request.user, self.tenant_path, self.view_role)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return may(request.user, None, self.view_role)
+        return has_role(request.user, None, self.view_role)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request.user, self.tid_of(obj), self.view_role)
+        return has_role(request.user, self.tid_of(obj), self.view_role)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         if self.change_role is None:
             return is_unlimited(request.user)
-        return may(request.user, self.tid_of(obj), self.change_role)
+        return has_role(request.user, self.tid_of(obj), self.change_role)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_change_permission(request)

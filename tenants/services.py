@@ -16,10 +16,11 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from codeq_site.conf import conf
-from codeq_site.errors import ConfigError, Forbidden, InvalidRequest, NotFound
-from tenants import keys, sealing
-from tenants.directory import directory
+from core.conf import conf
+from core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
+from tenants import secret_encryption
+from tenants.auth import installation_keys
+from tenants.cache import tenant_cache
 from tenants.models import SLUG_PATTERN, SigningSecret, Tenant, mint_tid
 from tenants.tenant import ADMIN_SCOPE, OPERATOR_SCOPE, WORKER_SCOPES, Role
 from tenants.tenant import Tenant as TenantValue
@@ -52,8 +53,8 @@ def provision(slug: str) -> TenantValue:
         tid = create_tenant(slug).tid
     except InvalidRequest:  # somebody else was first
         tid = Tenant.objects.only("tid").get(slug=slug).tid
-    directory.refresh([tid])
-    tenant = directory.known(slug)
+    tenant_cache.refresh([tid])
+    tenant = tenant_cache.known(slug)
     assert tenant is not None
     return tenant
 
@@ -149,11 +150,11 @@ def issue_token(
         scopes = {Role.ADMIN: ADMIN_SCOPE, Role.OPERATOR: f"{ADMIN_SCOPE} {OPERATOR_SCOPE}"}
         if role in scopes:
             claims |= {"role": "ADMIN", "scope": scopes[role]}
-    return keys.sign(claims)
+    return installation_keys.sign(claims)
 
 
 def _announce(tid: str) -> None:
-    transaction.on_commit(lambda: directory.refresh([tid]))
+    transaction.on_commit(lambda: tenant_cache.refresh([tid]))
 
 
 def _tenant(slug: str, *, lock: bool = False) -> Tenant:
@@ -171,4 +172,6 @@ def _active(tid: str) -> list[SigningSecret]:
 
 def _add_secret(tenant: Tenant) -> SigningSecret:
     secret = "whsec_" + base64.b64encode(os.urandom(SECRET_BYTES)).decode("ascii")
-    return SigningSecret.objects.create(tenant=tenant, sealed=sealing.seal(secret.encode()), hint=secret[-5:-1])
+    return SigningSecret.objects.create(
+        tenant=tenant, sealed=secret_encryption.encrypt(secret.encode()), hint=secret[-5:-1]
+    )

@@ -71,6 +71,3 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_authenticated(self) -> bool:
         return True
-
-    def has_command(self, command: str) -> bool:
-        return ANY_COMMAND in self.commands or command in self.commands

@@ -26,7 +26,9 @@ from django.db import connection
 from django.test import TransactionTestCase
 
 from codeq_site import env
-from codeq_site.embedded import DURABLE, PostgreSQL, Valkey
+from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
+
+pytest_plugins = ["tests.fixtures.queues"]
 
 ROOT = Path(tempfile.mkdtemp(prefix="codeq-t"))
 _owner = os.getpid()
@@ -199,9 +201,9 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
 # Whose tests share something that takes long to start, an `up` or a Spark: they stay on one xdist worker.
 # xdist's own `--dist loadgroup` does nothing under pytest 9.
 TOGETHER = {
-    "tests/site/test_up.py": "up",
-    "tests/site/test_readme.py": "up",
-    "tests/site/test_canaries.py": "up",
+    "tests/codeq_site/test_up.py": "up",
+    "tests/codeq_site/test_readme.py": "up",
+    "tests/codeq_site/test_canaries.py": "up",
     "tests/pipeline/": "spark",
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
@@ -210,15 +212,15 @@ TOGETHER = {
 # What takes longest begins first: begun last, it would run on while the other workers have nothing left to do.
 LONGEST_FIRST = (
     "tests/pipeline/",
-    "tests/site/test_schemathesis.py",
+    "tests/codeq_site/test_schemathesis.py",
     "tests/browser/",
-    "tests/site/test_up.py",
-    "tests/site/test_readme.py",
-    "tests/site/test_canaries.py",
+    "tests/codeq_site/test_up.py",
+    "tests/codeq_site/test_readme.py",
+    "tests/codeq_site/test_canaries.py",
     "tests/faults/",
     "tests/webhooks/test_crash.py",
     "tests/queues/engine/test_model.py",
-    "tests/site/test_docs_production.py",
+    "tests/codeq_site/test_docs_production.py",
     "tests/concurrency/",
 )
 

@@ -1,1 +1,1 @@
-"""Telling the outside: subscriptions, deliveries, signatures. Learns of tasks only through `queues.events`."""
+"""Telling the outside: subscriptions, deliveries, signatures. Learns of tasks only through `queues.audit.events`."""

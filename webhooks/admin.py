@@ -21,10 +21,10 @@ from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
-from codeq_site.readonly import ReadOnly
+from core.admin.mixins import ReadOnly
+from core.admin.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.models import Tenant
-from tenants.reasons import ReasonedActions, ReasonForm, reason_in
-from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, may, tenants_of
+from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
 from webhooks import services
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
 from webhooks.record import disable
@@ -108,7 +108,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
         return " ".join(str(each) for each in (row.last_status, row.last_error[:80]) if each)
 
     def has_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request.user, self.tid_of(obj), Role.OPERATOR)
+        return has_role(request.user, self.tid_of(obj), Role.OPERATOR)
 
     @action(description="Send again", permissions=["replay"])
     def replay(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
@@ -118,7 +118,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
             return
         # Seeing a tenant is not yet acting for it: rows of tenants where one only looks are left out.
         tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
-        allowed = {tid for tid in tids if may(request.user, tid, Role.OPERATOR)}
+        allowed = {tid for tid in tids if has_role(request.user, tid, Role.OPERATOR)}
         with transaction.atomic():
             asked, sent = queryset.count(), 0
             for tenant in Tenant.objects.filter(pk__in=allowed):
@@ -154,10 +154,10 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
         return "its own secret" if row.sealed else "the tenant's secret"
 
     def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request.user, self.tid_of(obj), Role.OPERATOR)
+        return has_role(request.user, self.tid_of(obj), Role.OPERATOR)
 
     def has_secrets_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request.user, self.tid_of(obj), Role.ADMIN)
+        return has_role(request.user, self.tid_of(obj), Role.ADMIN)
 
     @action(
         description="Enable and recover", url_path="recover", icon="play_arrow", permissions=["operate"],

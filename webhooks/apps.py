@@ -10,7 +10,7 @@ class WebhooksConfig(AppConfig):
     verbose_name = "Webhooks"
 
     def ready(self) -> None:
-        from queues import events
+        from queues.audit import events
         from webhooks import callbacks
 
         events.on_ended(callbacks.open_deliveries)

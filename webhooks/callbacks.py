@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from codeq_site import bulk
-from queues.events import Ended, text
-from webhooks import addresses
+from core import pg_copy, url_check
+from queues.audit.events import Ended, text
 from webhooks.models import Delivery, Endpoint
 
 # Deliveries of one task's endings have ids of their own, the same whenever the ending is read again.
@@ -50,7 +49,7 @@ def open_deliveries(ended: Sequence[Ended]) -> None:
         if (row["tenant_id"], row["address"]) in held:
             row |= {"status": Delivery.Status.HELD.value, "ended_at": row["created_at"]}
     values = [[row[column] for column in COLUMNS] for row in rows]
-    bulk.insert("webhooks_delivery", COLUMNS, values, "ON CONFLICT (id) DO NOTHING")
+    pg_copy.copy_rows("webhooks_delivery", COLUMNS, values, "ON CONFLICT (id) DO NOTHING")
 
 
 def _row(item: Ended) -> dict[str, Any]:
@@ -67,8 +66,8 @@ def _row(item: Ended) -> dict[str, Any]:
         "created_at": moment, "ended_at": None,
     }  # fmt: skip
     try:
-        target = addresses.parse(spec.webhook)
-    except addresses.Refused as error:
+        target = url_check.parse(spec.webhook)
+    except url_check.Refused as error:
         # Was refused at the door, or should have been: it is on record, and nothing is ever sent.
         return row | {"status": Delivery.Status.GIVEN_UP.value, "last_error": f"refused: {error}", "ended_at": moment}
     return row | {"address": target.endpoint, "host": target.place}

@@ -1,6 +1,6 @@
 """The one way out: a POST to an address that a tenant chose.
 
-The call goes to exactly the address that was judged (`webhooks.addresses`), so that a name which changes its mind
+The call goes to exactly the address that was judged (`core.url_check`), so that a name which changes its mind
 between the look and the call (DNS rebinding) gains nothing. No redirect is followed, no proxy asked, one deadline
 covers everything from the resolver to the last byte, and only a little of the answer is read.
 """
@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import h11
 import msgspec
 
-from codeq_site.conf import conf
-from webhooks.addresses import Address, Refused, Target, judged, parse
+from core.conf import conf
+from core.url_check import Address, Refused, Target, judged, parse
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 

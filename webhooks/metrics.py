@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from django.db import InterfaceError, OperationalError, close_old_connections, connection
 
-from codeq_site import metrics
-from codeq_site.metrics import Counter, GaugeMetricFamily
+from core import metrics
+from core.metrics import Counter, GaugeMetricFamily
 
 # Counting further would cost a scrape its time, and says no more: far too many wait.
 COUNTED = 100_000

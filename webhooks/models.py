@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import MD5
 
-from codeq_site.dated import DatedQuerySet
+from core.admin.date_hierarchy import DatedQuerySet
 
 
 class Endpoint(models.Model):

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.models import F, Q
 
-from codeq_site import tracing
-from codeq_site.conf import conf
+from core import tracing
+from core.conf import conf
 from queues import wakes
 from queues.wakes import Depth, Queue
 from webhooks import http, metrics, signing, subscriptions

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db import connection
 
-from codeq_site.conf import conf
+from core.conf import conf
 from webhooks.models import Delivery
 
 # How many deliveries of a healthy host are reserved for each that can be under way: the next is at hand at once.

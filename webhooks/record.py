@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db import connection, transaction
 
-from codeq_site.conf import conf
-from queues.events import text
+from core.conf import conf
+from queues.audit.events import text
 from tenants.models import Tenant
 from webhooks.http import Posted
 from webhooks.models import Delivery, DeliveryAttempt, Endpoint

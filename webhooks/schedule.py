@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from codeq_site.conf import Webhooks, conf
+from core.conf import Webhooks, conf
 
 # An endpoint may ask for a pause, but not for ever.
 RETRY_AFTER_LIMIT = timedelta(hours=24)

@@ -23,10 +23,10 @@ from itertools import takewhile
 
 from django.db import InterfaceError, OperationalError, connection
 
-from codeq_site import tracing
-from codeq_site.conf import conf
+from core import tracing
+from core.conf import conf
 from queues import pace
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from webhooks import http, metrics, outbox, record, schedule, signing
 from webhooks.outbox import Reserved
 from webhooks.record import Finished
@@ -147,7 +147,7 @@ class Sender:
         allowed: list[Reserved] = []
         refused: dict[str, tuple[float, list[uuid.UUID]]] = {}
         for delivery in taken:
-            tenant = directory.find_tid(delivery.tid)
+            tenant = tenant_cache.find_tid(delivery.tid)
             if delivery.tid not in refused:
                 wait = pace.webhook(tenant) if tenant else 0.0
                 if not wait:

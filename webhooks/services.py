@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from django.db import connection, transaction
 from django.db.models import Q, QuerySet
 
-from codeq_site.conf import conf
-from tenants import sealing
+from core import url_check
+from core.conf import conf
+from tenants import secret_encryption
 from tenants import services as tenants
 from tenants.models import Tenant
-from webhooks import addresses, record, signing
+from webhooks import record, signing
 from webhooks.models import Delivery, Endpoint
 
 SECRET_BYTES = 32
@@ -47,11 +48,15 @@ def recover(endpoint: Endpoint, since: datetime, now: datetime) -> int:
 
 def register(tid: str, url: str, description: str = "") -> tuple[Endpoint, str]:
     """Give an endpoint a secret of its own, in place of its tenant's. The secret is shown here and never again."""
-    address = addresses.check_url(url).endpoint
+    address = url_check.check_url(url).endpoint
     secret = _new_secret()
     with transaction.atomic():
         endpoint, _ = Endpoint.objects.select_for_update().get_or_create(tenant_id=tid, address=address)
-        endpoint.sealed, endpoint.former_sealed, endpoint.former_until = sealing.seal(secret.encode()), "", None
+        endpoint.sealed, endpoint.former_sealed, endpoint.former_until = (
+            secret_encryption.encrypt(secret.encode()),
+            "",
+            None,
+        )
         endpoint.description = description
         endpoint.save()
     return endpoint, secret
@@ -63,7 +68,7 @@ def rotate(endpoint: Endpoint, now: datetime) -> str:
     with transaction.atomic():
         row = Endpoint.objects.select_for_update().get(pk=endpoint.pk)
         row.former_sealed, row.former_until = row.sealed, now + OVERLAP
-        row.sealed = sealing.seal(secret.encode())
+        row.sealed = secret_encryption.encrypt(secret.encode())
         row.save(update_fields=["sealed", "former_sealed", "former_until"])
     return secret
 
@@ -107,7 +112,7 @@ def _secrets_of(row: Endpoint, now: datetime) -> list[str]:
     sealed = [row.sealed]
     if row.former_sealed and row.former_until and row.former_until > now:
         sealed.append(row.former_sealed)
-    return [sealing.unseal(each).decode() for each in sealed]
+    return [secret_encryption.decrypt(each).decode() for each in sealed]
 
 
 def disable_failing(now: datetime) -> int:

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
-from codeq_site.conf import conf
-from codeq_site.errors import Forbidden, InvalidRequest, NotFound
+from core import url_check
+from core.conf import conf
+from core.errors import Forbidden, InvalidRequest, NotFound
 from tenants.tenant import Tenant
-from webhooks import addresses
 from webhooks.models import Subscription
 
 Mode = Subscription.Mode
@@ -41,7 +41,7 @@ def subscribe(
     `worker_group` is the token's: the mode is then `group` unless another is asked for, and the group must be that.
     Raises InvalidRequest, and Forbidden where the group is another or the tenant has too many.
     """
-    addresses.check_url(callback_url)
+    url_check.check_url(callback_url)
     mode = mode or (Mode.GROUP if worker_group else Mode.FANOUT)
     group = group or worker_group
     _require(mode in Mode.values, f"deliveryMode: one of {', '.join(Mode.values)}")

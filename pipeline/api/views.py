@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
 from pipeline import selectors
 from pipeline.api import wire
 from pipeline.models import MARTS
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
 from tenants.permissions import IsProducer
 from tenants.tenant import Caller
 
@@ -36,7 +36,7 @@ class InsightsView(ApiView):
         if mart not in MARTS:
             raise errors.NotFound(f"No such mart. Available marts: {', '.join(MARTS)}.")
         period = selectors.parse_period(query.from_, query.to)
-        page = await offloop.run(
+        page = await threadpool.run_db(
             selectors.read_page,
             MARTS[mart],
             caller.tenant.tid,
@@ -45,4 +45,4 @@ class InsightsView(ApiView):
             cursor=query.cursor,
             limit=query.limit,
         )
-        return answer(wire.build_insights(mart, page))
+        return json_response(wire.build_insights(mart, page))

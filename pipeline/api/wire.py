@@ -14,7 +14,7 @@ from msgspec import Meta, defstruct
 
 from pipeline import selectors
 from pipeline.models import MARTS, Mart
-from queues.api.wire import NO_NUL, Command, Query, View
+from queues.api.schemas import NO_NUL, Command, Query, View
 
 TYPES: dict[type[models.Field[Any, Any]], Any] = {
     models.DateField: dt.date,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 _TASK: Final = {"task_id": "$response.body#/id"}
 _FIRST: Final = {"task_id": "$response.body#/tasks/0/id"}
@@ -34,12 +34,3 @@ LINKS: Final[dict[str, dict[int, list[tuple[tuple[str, ...], dict[str, str]]]]]]
         ]
     },
 }
-
-
-def of(name: str, status: int) -> dict[str, Any]:
-    """The links of one answer, by the operation they lead to."""
-    return {
-        operation: {"operationId": operation, "parameters": parameters}
-        for operations, parameters in LINKS.get(name, {}).get(status, [])
-        for operation in operations
-    }

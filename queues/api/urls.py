@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
+from queues.api import openapi  # noqa: F401 - registers examples and rules
 from queues.api.views import deadletters, leases, queues, results, subscriptions, tasks, topics
 
 urlpatterns = [

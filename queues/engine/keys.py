@@ -1,30 +1,30 @@
-"""Every key of the hot path, built here and nowhere else.
+"""Keys of the engine in Redis. No other module builds one.
 
-All keys of a tenant carry one hash tag, its partition, so every script runs in one slot of a Redis Cluster. Only
-`tid` (minted by us) and a validated command reach a key; user text never does, except as a digest.
+All keys of a tenant carry one hash tag, its partition, so every script runs in one slot of a Redis Cluster. Keys
+contain only `tid`, which codeQ generates, and validated commands and names. Other text from users appears as a digest.
 
-    codeq:{p}:q:<tid>:<command>:ready:<0..9>   LIST    ids; pushed left, taken right: FIFO inside a priority
-    codeq:{p}:q:<tid>:<command>:delayed        ZSET    id -> moment it becomes visible (ms)
+    codeq:{p}:q:<tid>:<command>:ready:<0..9>   LIST    ids; pushed left, popped right: FIFO within a priority
+    codeq:{p}:q:<tid>:<command>:delayed        ZSET    id -> when it becomes visible (ms)
     codeq:{p}:q:<tid>:<command>:inprog         ZSET    id -> lease deadline (ms)
     codeq:{p}:q:<tid>:<command>:dlq            ZSET    id -> dead since (ms)
-    codeq:{p}:queues:<tid>                     HASH    command -> active | paused, " <most in progress>": its queues
+    codeq:{p}:queues:<tid>                     HASH    command -> active | paused, " <limit of tasks in progress>"
     codeq:{p}:policies:<tid>                   HASH    command -> "<backoff> <base ms> <cap ms> <dead letter queue>"
-    codeq:{p}:ghosts:<tid>                     HASH    <command>:<priority> -> ids in line whose task has ended
-    codeq:{p}:expiry:<tid>                     ZSET    ended id -> when cleanup may take it
-    codeq:{p}:task:<id>                        HASH    spec (immutable blob), what changes, the worker's answer
-    codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; lives as long as the retention
-    codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  moment (ms) until which what was admitted is paid for
-    codeq:{p}:ranked:<tid>:<name>              ZSET    id -> its place in line, or until when it is delayed or held
-    codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of who is at work on it
+    codeq:{p}:ghosts:<tid>                     HASH    <command>:<priority> -> number of ready ids whose task has ended
+    codeq:{p}:expiry:<tid>                     ZSET    id of an ended task -> when its retention expires (ms)
+    codeq:{p}:task:<id>                        HASH    spec (immutable blob), state, the worker's answer
+    codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; expires with the retention
+    codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  time (ms) until which admitted requests are paid for
+    codeq:{p}:ranked:<tid>:<name>              ZSET    id -> score of its rank, or of when its delay or lock ends
+    codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of the lock's holder
     codeq:{p}:tenants                          SET     every <tid> that has a queue
-    codeq:{p}:due                              ZSET    <tid>:<command> -> no later than when it needs a visit
-    codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits for it
-    codeq:{p}:woken                            SET     <tid>:<command> that turned non-empty: for worker notifications
+    codeq:{p}:due                              ZSET    <tid>:<command> -> not later than its next due task (ms)
+    codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits (ms)
+    codeq:{p}:woken                            SET     <tid>:<command> with ready tasks again, for worker notifications
     codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
-    codeq:{p}:wake                             CHANNEL "ready <queue>"; "queue <queue>", if it is new; "ended <id>"
-    codeq:{p}:lock:<job>                       STRING  whose turn it is to run one of beat's jobs, in one partition
-    codeq:{p}:absent                           -       never exists: for `whole` in queues/engine/runner.py
-    codeq:partitions                           STRING  how many there are, fixed at first start
+    codeq:{p}:wake                             CHANNEL "ready <queue>", "queue <queue>" for a new one, "ended <id>"
+    codeq:{p}:lock:<job>                       STRING  lock of a periodic task in one partition
+    codeq:{p}:absent                           -       never exists; see `whole` in core/redis/runners.py
+    codeq:partitions                           STRING  number of partitions, fixed at the first start
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import NamedTuple
-from zlib import crc32
 
-PARTITIONS = "codeq:partitions"
+from core.redis.partitions import partition_root
+
 PRIORITIES = range(10)
 COMMAND = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 LEGEND = re.compile(
@@ -72,14 +72,9 @@ class QueueKeys(NamedTuple):
     dlq: str
 
 
-@lru_cache(maxsize=100_000)
-def partition_of(tid: str, partitions: int) -> int:
-    return crc32(tid.encode()) % partitions
-
-
 @lru_cache(maxsize=4096)
 def of_partition(partition: int) -> PartitionKeys:
-    root = f"codeq:{{{partition}}}:"
+    root = partition_root(partition)
     return PartitionKeys(root, *(root + part for part in PartitionKeys._fields[1:]))
 
 
@@ -98,17 +93,16 @@ def of_queue(root: str, tid: str, command: str) -> QueueKeys:
 
 @lru_cache(maxsize=1_000)
 def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str, ...]:
-    """The ready lists of these queues, the best priority of all of them first. A worker asks for the same all day."""
-    lines = [of_queue(root, tid, command).ready for command in commands]
-    return tuple([line[priority] for priority in reversed(PRIORITIES) for line in lines])
+    """Return the ready lists of these queues, highest priority first.
 
-
-def lock(job: str, partition: int = 0) -> str:
-    return f"{of_partition(partition).root}lock:{job}"
+    The result is cached, because a worker claims from the same queues again and again.
+    """
+    ready_lists = [of_queue(root, tid, command).ready for command in commands]
+    return tuple([ready[priority] for priority in reversed(PRIORITIES) for ready in ready_lists])
 
 
 def rate(root: str, tid: str, what: str, token: str = "") -> str:
-    """The bucket of a tenant for one kind of request, or that of one of its tokens (by its fingerprint)."""
+    """Return the rate-limit bucket of a tenant, or of one of its tokens by fingerprint."""
     return f"{root}rate:{tid}:{what}:{token}" if token else f"{root}rate:{tid}:{what}"
 
 
@@ -120,8 +114,8 @@ def task(root: str, task_id: str) -> str:
     return f"{root}task:{task_id}"
 
 
-# The same builders for scripts that learn a task's queue only from the task (`--@ include keys`). `root` is an
-# argument of those scripts, so everything they build stays in the slot of the keys they declare.
+# The same builders for scripts that read a task's queue from the task (`--@ include keys`). `root` is an argument of
+# these scripts, so every key that they build is in the slot of the keys that they declare.
 LUA = """\
 local function task_key(id) return root .. 'task:' .. id end
 local function idem_key(tid, digest) return root .. 'idem:' .. tid .. ':' .. digest end

@@ -1,4 +1,4 @@
-"""What an installation decides about its queues, and what bounds a call."""
+"""Settings of the engine, rate limits, and the bounds of one call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from queues.engine import keys
 
-# The most tasks in one script: bounds how long Redis answers nobody else, and stays below Lua's `unpack` limit.
+# The most tasks in one script. It bounds how long a script blocks Redis, and stays below the limit of Lua's `unpack`.
 CHUNK = 1000
-# The most queues one claim looks at: ten lists each.
+# The most queues in one claim, which reads ten lists per queue.
 CLAIM_QUEUES = 100
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What an installation decides about its queues. Times in milliseconds."""
+    """Defaults of an installation for its queues."""
 
     partitions: int = 16
     max_attempts: int = 5
@@ -33,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a tenant, and one of its tokens, may do one kind of thing. A rate of 0 is no limit."""
+    """Rate limit of a tenant and its tokens for one kind of request; a rate of 0 is no limit."""
 
     what: str = ""
     per_second: float = 0
@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     token_percent: int = 100
 
     def line(self, root: str, tid: str) -> str:
-        """The buckets as the scripts read them: "<key> <ms a unit> <burst ms>" each."""
+        """Return the buckets for the scripts, as "<key> <ms per unit> <burst ms>" each."""
         return _buckets(self, root, tid) if self.per_second else ""
 
 
@@ -51,8 +51,8 @@ def _buckets(limits: Limits, root: str, tid: str) -> str:
     price, burst = 1000 / limits.per_second, limits.burst_seconds * 1000
     buckets = [f"{keys.rate(root, tid, limits.what)} {price} {burst}"]
     if limits.token and limits.token_percent < 100:
-        own = keys.rate(root, tid, limits.what, limits.token)
-        buckets.append(f"{own} {price * 100 / limits.token_percent} {burst}")
+        token_key = keys.rate(root, tid, limits.what, limits.token)
+        buckets.append(f"{token_key} {price * 100 / limits.token_percent} {burst}")
     return " ".join(buckets)
 
 

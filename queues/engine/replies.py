@@ -1,4 +1,4 @@
-"""Turns what scripts answer into values, and their words into errors: the one place where either is known."""
+"""Decoding of the scripts' replies into values and errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Any
 
 import msgspec
 
-from codeq_site import errors
-from queues.task import Answer, Location, Peeked, Spec, Standing, Status, Task
-
-# The fields that lua/lib/task.lua shows, then a score of the index the task is in, then its id.
-SHOWN = 14
+from core import errors
+from queues.domain import Answer, Location, QueueEntry, QueuePeek, Spec, Status, Task
 
 REFUSALS: dict[bytes, type[errors.CodeqError]] = {
     b"NOT_FOUND": errors.TaskNotFound,
@@ -30,13 +27,13 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def refusal(reply: Sequence[Any]) -> errors.CodeqError | None:
-    """The error that the first word of a reply stands for, or None."""
-    found = REFUSALS.get(reply[0])
-    return found() if found else None
+    """Return the error for the first word of a reply, or None."""
+    error = REFUSALS.get(reply[0])
+    return error() if error else None
 
 
 def accepted(reply: Sequence[Any]) -> Sequence[Any]:
-    """The reply, unless its first word is a refusal."""
+    """Return the reply. Raise the error if its first word is a refusal."""
     error = refusal(reply)
     if error:
         raise error
@@ -44,8 +41,8 @@ def accepted(reply: Sequence[Any]) -> Sequence[Any]:
 
 
 def shown_task(fields: Sequence[bytes]) -> Task:
-    """A task from the fields `shown(id)` answers."""
-    (_, spec, status, priority, most, created, visible, updated, attempts, lease, problem, progress, _, ended,
+    """Decode a task from the fields of `read_task` in lua/lib/task.lua, in their order."""
+    (_, spec, status, priority, max_attempts, created, visible, updated, attempts, lease, error, progress, _, ended,
      score, task_id) = fields  # fmt: skip
     state = Status(status.decode())
     created_ms = int(created)
@@ -54,7 +51,7 @@ def shown_task(fields: Sequence[bytes]) -> Task:
         id=task_id.decode(),
         spec=decode_spec(spec),
         priority=int(priority),
-        max_attempts=int(most),
+        max_attempts=int(max_attempts),
         status=state,
         created_ms=created_ms,
         updated_ms=int(ended) if ended else max(int(updated or created), claimed_ms),
@@ -63,13 +60,13 @@ def shown_task(fields: Sequence[bytes]) -> Task:
         attempts=int(attempts or 0),
         worker=worker if worker and state is not Status.PENDING else None,
         lease_until_ms=int(float(score)) if state is Status.IN_PROGRESS and score else None,
-        error=problem.decode("utf-8", "replace") or None,
+        error=error.decode("utf-8", "replace") or None,
         progress=progress.decode() or None,
     )
 
 
 def lease_parts(lease: bytes) -> tuple[int, str]:
-    """When the last lease was opened, and whose it is or was: "<claimed ms> <token> <worker>"."""
+    """Return the time and the worker of the last claim, from "<claimed ms> <token> <worker>"."""
     claimed, _, rest = lease.decode().partition(" ")
     return int(claimed or 0), rest.partition(" ")[2]
 
@@ -83,17 +80,17 @@ def _location(status: Status, is_indexed: bool) -> Location:
 
 
 def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
-    """The tasks of a claim's reply: eight values each, behind six about the claim."""
+    """Decode the tasks of a claim's reply: six values about the claim, then eight per task."""
     now_ms, deadline_ms = reply[0], reply[1]
     tasks = []
     for at in range(6, len(reply), 8):
-        task_id, spec, priority, most, attempts, created, visible, problem = reply[at : at + 8]
+        task_id, spec, priority, max_attempts, attempts, created, visible, error = reply[at : at + 8]
         tasks.append(
             Task(
                 id=task_id.decode(),
                 spec=decode_spec(spec),
                 priority=int(priority),
-                max_attempts=int(most),
+                max_attempts=int(max_attempts),
                 status=Status.IN_PROGRESS,
                 created_ms=int(created),
                 updated_ms=now_ms,
@@ -103,26 +100,27 @@ def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
                 worker=worker,
                 lease_token=token,
                 lease_until_ms=deadline_ms,
-                error=problem.decode("utf-8", "replace") or None,
+                error=error.decode("utf-8", "replace") or None,
             )
         )
     return tasks
 
 
-def peeked(reply: Sequence[Any]) -> Peeked:
-    in_line, in_progress, delayed = ([_standing(line) for line in lines] for lines in reply)
-    return Peeked(in_line=in_line, in_progress=in_progress, delayed=delayed)
+def peeked(reply: Sequence[Any]) -> QueuePeek:
+    """Decode the reply of `peek`."""
+    ready, in_progress, delayed = ([_standing(fields) for fields in entries] for entries in reply)
+    return QueuePeek(in_line=ready, in_progress=in_progress, delayed=delayed)
 
 
-def _standing(line: Sequence[bytes]) -> Standing:
-    task_id, score, priority, attempts, most, created, visible, lease, progress, status = line
+def _standing(fields: Sequence[bytes]) -> QueueEntry:
+    task_id, score, priority, attempts, max_attempts, created, visible, lease, progress, status = fields
     claimed_ms, worker = lease_parts(lease)
     is_held = status == b"IN_PROGRESS"
-    return Standing(
+    return QueueEntry(
         id=task_id.decode(),
         priority=int(priority),
         attempts=int(attempts or 0),
-        max_attempts=int(most),
+        max_attempts=int(max_attempts),
         created_ms=int(created),
         visible_ms=int(visible or created),
         moment_ms=int(float(score)) if score else None,

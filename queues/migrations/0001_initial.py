@@ -2,7 +2,6 @@
 
 import django.contrib.postgres.indexes
 import django.db.models.deletion
-import queues.task
 from django.db import migrations, models
 
 
@@ -60,8 +59,8 @@ class Migration(migrations.Migration):
                 ('visible_at', models.DateTimeField(help_text='From when this delivery could have been claimed.')),
                 ('claimed_at', models.DateTimeField(null=True)),
                 ('ended_at', models.DateTimeField()),
-                ('outcome', models.TextField(choices=[(queues.task.Outcome['COMPLETED'], queues.task.Outcome['COMPLETED']), (queues.task.Outcome['FAILED'], queues.task.Outcome['FAILED']), (queues.task.Outcome['NACKED'], queues.task.Outcome['NACKED']), (queues.task.Outcome['ABANDONED'], queues.task.Outcome['ABANDONED']), (queues.task.Outcome['EXPIRED'], queues.task.Outcome['EXPIRED']), (queues.task.Outcome['CANCELLED'], queues.task.Outcome['CANCELLED'])])),
-                ('status', models.TextField(choices=[(queues.task.Status['PENDING'], queues.task.Status['PENDING']), (queues.task.Status['IN_PROGRESS'], queues.task.Status['IN_PROGRESS']), (queues.task.Status['COMPLETED'], queues.task.Status['COMPLETED']), (queues.task.Status['FAILED'], queues.task.Status['FAILED']), (queues.task.Status['CANCELLED'], queues.task.Status['CANCELLED'])], help_text="The task's, after it.")),
+                ('outcome', models.TextField(choices=[('COMPLETED', 'COMPLETED'), ('FAILED', 'FAILED'), ('NACKED', 'NACKED'), ('ABANDONED', 'ABANDONED'), ('EXPIRED', 'EXPIRED'), ('CANCELLED', 'CANCELLED')])),
+                ('status', models.TextField(choices=[('PENDING', 'PENDING'), ('IN_PROGRESS', 'IN_PROGRESS'), ('COMPLETED', 'COMPLETED'), ('FAILED', 'FAILED'), ('CANCELLED', 'CANCELLED')], help_text="The task's, after it.")),
                 ('worker', models.TextField(blank=True)),
                 ('error', models.TextField(blank=True)),
                 ('payload_bytes', models.BigIntegerField()),
@@ -81,8 +80,8 @@ class Migration(migrations.Migration):
                 ('command', models.TextField()),
                 ('priority', models.SmallIntegerField()),
                 ('payload', models.TextField(blank=True, help_text='JSON text as it came; empty if the task was purged first.')),
-                ('status', models.TextField(choices=[(queues.task.Status['COMPLETED'], queues.task.Status['COMPLETED']), (queues.task.Status['FAILED'], queues.task.Status['FAILED']), (queues.task.Status['CANCELLED'], queues.task.Status['CANCELLED'])])),
-                ('outcome', models.TextField(choices=[(queues.task.Outcome['COMPLETED'], queues.task.Outcome['COMPLETED']), (queues.task.Outcome['FAILED'], queues.task.Outcome['FAILED']), (queues.task.Outcome['NACKED'], queues.task.Outcome['NACKED']), (queues.task.Outcome['ABANDONED'], queues.task.Outcome['ABANDONED']), (queues.task.Outcome['EXPIRED'], queues.task.Outcome['EXPIRED']), (queues.task.Outcome['CANCELLED'], queues.task.Outcome['CANCELLED'])])),
+                ('status', models.TextField(choices=[('COMPLETED', 'COMPLETED'), ('FAILED', 'FAILED'), ('CANCELLED', 'CANCELLED')])),
+                ('outcome', models.TextField(choices=[('COMPLETED', 'COMPLETED'), ('FAILED', 'FAILED'), ('NACKED', 'NACKED'), ('ABANDONED', 'ABANDONED'), ('EXPIRED', 'EXPIRED'), ('CANCELLED', 'CANCELLED')])),
                 ('is_dead', models.BooleanField(help_text='Out of attempts: nacked, abandoned or expired once too often.')),
                 ('error', models.TextField(blank=True)),
                 ('result', models.TextField(blank=True)),

@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
                 ('died', models.BigIntegerField(help_text='Out of attempts.')),
                 ('returned', models.BigIntegerField(help_text='Attempts that ended without success, the task going on.')),
                 ('cancelled', models.BigIntegerField()),
-                ('waits', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), default=list, help_text='How long attempts waited to be claimed: see queues/spread.py.', size=None)),
+                ('waits', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), default=list, help_text='How long attempts waited to be claimed: see queues/stats/histogram.py.', size=None)),
                 ('runs', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), default=list, help_text='How long they ran.', size=None)),
                 ('tenant', models.ForeignKey(db_constraint=False, db_index=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='tenants.tenant')),
             ],

@@ -4,7 +4,6 @@ import django.contrib.postgres.fields
 import django.contrib.postgres.indexes
 import django.contrib.postgres.search
 import django.db.models.deletion
-import queues.task
 from django.db import migrations, models
 
 FORWARDS = r"""
@@ -146,7 +145,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='auditedresult',
             name='fingerprint',
-            field=models.BigIntegerField(help_text='Of a dead letter: which failure it is, as a number (queues.failures).', null=True),
+            field=models.BigIntegerField(help_text='Of a dead letter: which failure it is, as a number (queues.deadletters.failure_groups).', null=True),
         ),
         migrations.AlterField(
             model_name='auditedresult',
@@ -159,7 +158,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='auditedresult',
-            index=models.Index(condition=models.Q(('status', queues.task.Status['COMPLETED']), _negated=True), fields=['tenant', 'ended_at'], name='audited_not_completed'),
+            index=models.Index(condition=models.Q(('status', 'COMPLETED'), _negated=True), fields=['tenant', 'ended_at'], name='audited_not_completed'),
         ),
         migrations.AddIndex(
             model_name='auditedresult',

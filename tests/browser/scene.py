@@ -85,54 +85,55 @@ def _history() -> None:
 
 def _mended() -> dict[str, str]:
     """Jobs: one that is half done, one that is over and can be undone, one that could not go on."""
-    from queues import bulk, pages
-    from queues.deadletters import Filter
+    from queues.deadletters import bulk_jobs
+    from queues.deadletters.queries import Filter
     from queues.models import BulkJob
+    from queues.search import pagination
     from tests.waiting import until
 
     acme, northwind = _tenant("acme"), _tenant("northwind")
     path = Filter(json_path='$.lines[*] ? (@.sku like_regex "(A-?)+$")')
-    failed = bulk.start(northwind, "replay", path, actor="nora", reason="orders of the old catalogue")
-    bulk.cancel(None, str(failed.pk))
+    failed = bulk_jobs.start(northwind, "replay", path, actor="nora", reason="orders of the old catalogue")
+    bulk_jobs.cancel(None, str(failed.pk))
     began = failed.created_at - timedelta(seconds=31)
     BulkJob.objects.filter(pk=failed.pk).update(
-        state="failed", error=pages.TOO_LONG, done=14, total=None, created_at=began, started_at=began
+        state="failed", error=pagination.TOO_LONG, done=14, total=None, created_at=began, started_at=began
     )
-    over = bulk.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
-    until(lambda: bulk.find(None, str(over.pk)).is_over, 30)
+    over = bulk_jobs.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
+    until(lambda: bulk_jobs.find(None, str(over.pk)).is_over, 30)
     asked = {"actor": "admin", "reason": "the import's disk is back"}
-    job = bulk.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **asked)
-    until(lambda: bulk.find(None, str(job.pk)).done > 40, 60)
+    job = bulk_jobs.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **asked)
+    until(lambda: bulk_jobs.find(None, str(job.pk)).done > 40, 60)
     return {"job": str(job.pk), "over": str(over.pk), "failed": str(failed.pk)}
 
 
 def _worked(acme: Any) -> dict[str, str]:
     """A task that ended well at its third attempt, with artifacts and somebody to tell; and one that waits."""
     from queues import services
+    from queues.domain import NewResult, NewTask, Status
     from queues.models import AuditedResult
-    from queues.task import NewResult, NewTask, Status
     from tests.waiting import until
     from webhooks.models import Delivery
 
     payload = '{"order":48117,"customer":{"id":412,"name":"Contoso"},"lines":[{"sku":"A-17","qty":2,"price":19.90}]}'
     hook = "https://hooks.example.com/codeq?of=contoso"
     new = NewTask(command="invoice.print", payload=payload, priority=9, webhook=hook)
-    [made] = services.enqueue(acme, [new]).now()
+    [made] = services.enqueue(acme, [new]).run_sync()
     for worker, error in (("worker-3", "printer 2 is out of paper"), ("worker-9", "printer 2 is out of paper")):
-        [task] = services.claim(acme, ["invoice.print"], worker).now().tasks
-        services.nack(acme, task.id, worker, delay_seconds=0, reason=error).now()
-    [task] = services.claim(acme, ["invoice.print"], "worker-9").now().tasks
+        [task] = services.claim(acme, ["invoice.print"], worker).run_sync().tasks
+        services.nack(acme, task.id, worker, delay_seconds=0, reason=error).run_sync()
+    [task] = services.claim(acme, ["invoice.print"], "worker-9").run_sync().tasks
     artifacts = (
         b'[{"name":"invoice-48117.pdf","url":"https://files.example.com/48117.pdf","contentType":"application/pdf"}]'
     )
     result = NewResult(
         task_id=task.id, status=Status.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
     )  # fmt: skip
-    services.submit(acme, "worker-9", [result]).now()
+    services.submit(acme, "worker-9", [result]).run_sync()
     until(lambda: AuditedResult.objects.filter(pk=task.id).exists(), 30)
     until(lambda: Delivery.objects.filter(task_id=task.id).exists(), 30)
     _told(acme, task.id)
-    [waiting] = services.enqueue(acme, [NewTask(command="mail.send", payload=payload, delay_ms=5_400_000)]).now()
+    [waiting] = services.enqueue(acme, [NewTask(command="mail.send", payload=payload, delay_ms=5_400_000)]).run_sync()
     delivery = Delivery.objects.get(task_id=task.id)
     return {"acme": acme.tid, "done": made.task.id, "waiting": waiting.task.id, "delivery": str(delivery.pk)}
 
@@ -257,13 +258,13 @@ def _past(tid: str, command: str, fare: Fare) -> None:
 
 
 def _times(typical: float, count: int) -> list[int]:
-    from queues import spread
+    from queues.stats import histogram
 
     bins: Counter[int] = Counter()
     for at in range(40):
         seconds = random.lognormvariate(math.log(typical), 0.7)
-        bins[max(0, min(spread.LAST, int(2 * math.log2(max(seconds * 1000, 1)))))] += 1 + count * at // 800
-    return spread.pack(bins)
+        bins[max(0, min(histogram.LAST, int(2 * math.log2(max(seconds * 1000, 1)))))] += 1 + count * at // 800
+    return histogram.pack(bins)
 
 
 def _present(tenant: Any, command: str, fare: Fare) -> None:
@@ -272,11 +273,11 @@ def _present(tenant: Any, command: str, fare: Fare) -> None:
     _enqueue(tenant, command, fare.dead, max_attempts=1)
     for task in _claim(tenant, command, fare.dead):
         error = random.choices(list(ERRORS), list(ERRORS.values()))[0].format(n=random.randint(1, 250))
-        services.nack(tenant, task.id, task.worker, reason=error).now()
+        services.nack(tenant, task.id, task.worker, reason=error).run_sync()
     _enqueue(tenant, command, fare.waiting)
     _enqueue(tenant, command, fare.delayed, delay_ms=3_600_000)
-    services.claim(tenant, [command], "worker-7", count=3, lease_seconds=1800).now()
-    services.claim(tenant, [command], "worker-12", count=2, lease_seconds=900).now()
+    services.claim(tenant, [command], "worker-7", count=3, lease_seconds=1800).run_sync()
+    services.claim(tenant, [command], "worker-12", count=2, lease_seconds=900).run_sync()
 
 
 def _claim(tenant: Any, command: str, count: int) -> list[Any]:
@@ -285,13 +286,13 @@ def _claim(tenant: Any, command: str, count: int) -> list[Any]:
     tasks: list[Any] = []
     while len(tasks) < count:
         worker = f"worker-{random.randint(1, 12)}"
-        tasks += services.claim(tenant, [command], worker, count=min(20, count - len(tasks))).now().tasks
+        tasks += services.claim(tenant, [command], worker, count=min(20, count - len(tasks))).run_sync().tasks
     return tasks
 
 
 def _enqueue(tenant: Any, command: str, count: int, **asked: Any) -> None:
     from queues import services
-    from queues.task import NewTask
+    from queues.domain import NewTask
 
     new = [
         NewTask(
@@ -304,7 +305,7 @@ def _enqueue(tenant: Any, command: str, count: int, **asked: Any) -> None:
         for n in range(count)
     ]
     for at in range(0, count, 500):
-        services.enqueue(tenant, new[at : at + 500]).now()
+        services.enqueue(tenant, new[at : at + 500]).run_sync()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import redis
 
-from codeq_site import errors
-from queues.engine import Call
+from core import errors
+from core.redis.script_call import ScriptCall
 from tests.queues.engine.world import World
 
 T = TypeVar("T")
@@ -54,9 +54,9 @@ def crowd(
     return results
 
 
-def outcome(call: Call[T]) -> T | errors.CodeqError:
+def outcome(call: ScriptCall[T]) -> T | errors.CodeqError:
     try:
-        return call.now()
+        return call.run_sync()
     except errors.CodeqError as error:
         return error
 

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.task import NewResult, Result, Status, Task
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from queues.domain import NewResult, Result, Status, Task
+from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd, outcome
 from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
@@ -50,7 +51,9 @@ class UnreliableWorker:
 
     def claim(self, world: World) -> None:
         began, lease_ms = now_ms(), self.dice.choice([5, 15, 40])
-        claimed = world.engine.claim(TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)).now()
+        claimed = worker_commands.claim(
+            world.engine, TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)
+        ).run_sync()
         for task in claimed.tasks:
             self.leases.append(task)
             self.history.record("claim", task.id, task.lease_token or "", began, from_ms=claimed.now_ms,
@@ -64,7 +67,9 @@ class UnreliableWorker:
         began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
-            lease = outcome(world.engine.heartbeat(TID, task.id, self.name, extend_ms=20, token=token, progress=""))
+            lease = outcome(
+                worker_commands.heartbeat(world.engine, TID, task.id, self.name, extend_ms=20, token=token, progress="")
+            )
             if not isinstance(lease, Exception):
                 self.history.record("heartbeat", task.id, token, began, until_ms=lease.until_ms)
 
@@ -80,7 +85,7 @@ class UnreliableWorker:
                 error=None if status is Status.COMPLETED else text,
                 lease_token=task.lease_token,
             )
-            [item] = world.engine.submit(TID, self.name, [result], retention_ms=DAY_MS).now()
+            [item] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(item, Result):
                 self.history.record(status.value, task.id, task.lease_token or "", began)
 
@@ -95,11 +100,20 @@ class UnreliableWorker:
         if task:
             token = task.lease_token or ""
             if outcome_name == "NACKED":
-                call = world.engine.nack(
-                    TID, task.id, self.name, token=token, delay_ms=None, reason="", dead_retention_ms=DAY_MS
+                call = worker_commands.nack(
+                    world.engine,
+                    TID,
+                    task.id,
+                    self.name,
+                    token=token,
+                    delay_ms=None,
+                    reason="",
+                    dead_retention_ms=DAY_MS,
                 )
             else:
-                call = world.engine.abandon(TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS)
+                call = worker_commands.abandon(
+                    world.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
+                )
             if not isinstance(outcome(call), Exception):
                 self.history.record(outcome_name, task.id, token, began)
 
@@ -109,14 +123,14 @@ class UnreliableWorker:
         Only one worker does this, because a repeated cancellation succeeds without an effect.
         """
         began, task = now_ms(), self._choose_task()
-        if task and world.engine.task(TID, task.id).now()[0].status is not Status.CANCELLED:
-            result = outcome(world.engine.cancel(TID, task.id, retention_ms=DAY_MS))
+        if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not Status.CANCELLED:
+            result = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
             if not isinstance(result, Exception):
                 self.history.record("CANCELLED", task.id, "", began)
 
     def repair(self, world: World) -> None:
-        world.engine.reap(TID, "send").now()
-        world.engine.promote(TID, "send").now()
+        maintenance_commands.reap(world.engine, TID, "send").run_sync()
+        maintenance_commands.promote(world.engine, TID, "send").run_sync()
 
     def stall(self, world: World) -> None:
         time.sleep(self.dice.uniform(0, 0.03))
@@ -129,7 +143,9 @@ class UnreliableWorker:
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: World, seed: int) -> None:
-    world.engine.enqueue(TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS
+    ).run_sync()
     workers = [UnreliableWorker(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
     histories = crowd(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
@@ -188,16 +204,18 @@ def test_history_check_detects_violations() -> None:
 )
 def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World) -> None:
     task_count = 1_000
-    world.engine.enqueue(TID, "acme", [new(max_attempts=1_000)] * task_count, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
+    ).run_sync()
     deadline = time.monotonic() + 120
 
     def work(world: World, name: str) -> History:
         dice, history = random.Random(name), History()
         while time.monotonic() < deadline:
             began = now_ms()
-            claimed = world.engine.claim(TID, ["send"], name, lease_ms=1_000, limit=1).now()
+            claimed = worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=1_000, limit=1).run_sync()
             if not claimed.tasks:
-                [stats] = world.engine.stats(TID, ["send"]).now()
+                [stats] = queries.stats(world.engine, TID, ["send"]).run_sync()
                 if not stats.ready + stats.delayed + stats.in_progress:
                     break
                 time.sleep(0.05)
@@ -220,7 +238,7 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
                 time.sleep(dice.uniform(0.9, 1.2))  # about as long as the lease
             began = now_ms()
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=f'"{name}"'.encode(), lease_token=token)
-            [item] = world.engine.submit(TID, name, [result], retention_ms=DAY_MS).now()
+            [item] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(item, Result):
                 history.record("COMPLETED", task.id, token, began)
             else:

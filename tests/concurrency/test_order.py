@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
+from codeq_site.devserver.embedded import Valkey
+from queues.engine import producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
 
@@ -26,7 +27,7 @@ def world(valkey: Valkey) -> Iterator[World]:
 def claim_all(world: World, commands: list[str]) -> list[int]:
     """Claim all tasks, and return the numbers in their payloads in the order of the claims."""
     numbers = []
-    while tasks := world.engine.claim(TID, commands, "w1", lease_ms=DAY_MS, limit=1).now().tasks:
+    while tasks := worker_commands.claim(world.engine, TID, commands, "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks:
         numbers.append(int(tasks[0].spec.payload))
     return numbers
 
@@ -36,7 +37,7 @@ def claim_all(world: World, commands: list[str]) -> list[int]:
 def test_queue_is_served_in_order(valkey: Valkey, world: World, claimers: int) -> None:
     for first in range(0, TASKS, 500):
         tasks = [new(payload=f"{n}") for n in range(first, first + 500)]
-        world.engine.enqueue(TID, "acme", tasks, retention_ms=DAY_MS).now()
+        producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     results = crowd(valkey.url, [partial(claim_all, commands=["send"])] * claimers, partitions=1)
     assert sorted(number for numbers in results for number in numbers) == list(range(TASKS))
     for numbers in results:
@@ -49,7 +50,7 @@ def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world:
     for priority in range(10):
         for command in ("send", "mail"):
             tasks = [new(command, payload=f"{priority}", priority=priority) for _ in range(20)]
-            world.engine.enqueue(TID, "acme", tasks, retention_ms=DAY_MS).now()
+            producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     results = crowd(valkey.url, [partial(claim_all, commands=["mail", "send"])] * 4, partitions=1)
     assert sum(map(len, results)) == 400
     for priorities in results:
@@ -61,16 +62,16 @@ def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world:
 def test_delayed_task_is_not_claimed_early(valkey: Valkey, world: World) -> None:
     task_count = 500
     tasks = [new(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(task_count)]
-    items = world.engine.enqueue(TID, "acme", tasks, retention_ms=DAY_MS).now()
+    items = producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     visible = {item.task.id: item.task.visible_ms for item in items if not isinstance(item, Exception)}
     deadline = time.monotonic() + 60
 
     def claim_until_empty(world: World) -> list[tuple[str, int]]:
         results: list[tuple[str, int]] = []
         while time.monotonic() < deadline:
-            claimed = world.engine.claim(TID, ["send"], "w1", lease_ms=DAY_MS, limit=2).now()
+            claimed = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=2).run_sync()
             results += [(task.id, claimed.now_ms) for task in claimed.tasks]
-            [stats] = world.engine.stats(TID).now()
+            [stats] = queries.stats(world.engine, TID).run_sync()
             if not stats.delayed + stats.ready:
                 break
         return results

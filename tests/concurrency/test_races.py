@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.engine import Call
-from queues.engine.engine import Engine
-from queues.task import Enqueued, NewResult, Result, Status, Task
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from core.redis.script_call import ScriptCall
+from queues.domain import Enqueued, NewResult, Result, Status, Task
+from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
+from queues.engine.base import Engine
 from tests.concurrency.crowd import crowd, dawdle, outcome
-from tests.queues.conftest import NOON_MS
+from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, new
 
 LEASE_MS = 1_000
@@ -35,8 +36,8 @@ def world(valkey: Valkey) -> Iterator[World]:
 
 def claim_one(world: World, **options: Any) -> Task:
     """Enqueue and claim a task whose lease expires at DEADLINE_MS."""
-    world.engine.enqueue(TID, "acme", [new(**options)], retention_ms=DAY_MS).now()
-    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).now().tasks
+    producer_commands.enqueue(world.engine, TID, "acme", [new(**options)], retention_ms=DAY_MS).run_sync()
+    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).run_sync().tasks
     return task
 
 
@@ -51,8 +52,8 @@ def build_result(task: Task, status: Status = Status.COMPLETED, content: bytes =
     )
 
 
-def submit(engine: Engine, new: NewResult) -> Call[Any]:
-    return engine.submit(TID, "w1", [new], retention_ms=DAY_MS).then(lambda items: items[0])
+def submit(engine: Engine, new: NewResult) -> ScriptCall[Any]:
+    return worker_commands.submit(engine, TID, "w1", [new], retention_ms=DAY_MS).and_then(lambda items: items[0])
 
 
 # Idempotency
@@ -67,7 +68,7 @@ def test_separate_read_and_write_create_two_tasks(valkey: Valkey) -> None:
         both_have_read.wait(10)
         if existing:
             return str(existing)
-        [item] = world.engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+        [item] = producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
         assert isinstance(item, Enqueued)
         world.client.set("idem:key", item.task.id)
         return item.task.id
@@ -84,7 +85,9 @@ def test_hundred_identical_requests_create_one_task(valkey: Valkey, world: World
         items = []
         for key in range(number_of_keys):
             together.wait(60)
-            [item] = world.engine.enqueue(TID, "acme", [new(idempotency_key=f"key {key}")], retention_ms=DAY_MS).now()
+            [item] = producer_commands.enqueue(
+                world.engine, TID, "acme", [new(idempotency_key=f"key {key}")], retention_ms=DAY_MS
+            ).run_sync()
             assert isinstance(item, Enqueued)
             assert not item.is_mismatch
             items.append((item.task.id, item.is_replayed))
@@ -117,8 +120,10 @@ def test_either_a_result_or_the_reaper_wins(valkey: Valkey, world: World) -> Non
 
 @pytest.mark.spec("CLM-7", "If a heartbeat arrives when its lease expires, the lease is either extended or expired")
 def test_either_a_heartbeat_or_the_reaper_wins(valkey: Valkey, world: World) -> None:
-    def send_heartbeat(w: World, task: Task) -> Call[Any]:
-        return w.engine.heartbeat(TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress="")
+    def send_heartbeat(w: World, task: Task) -> ScriptCall[Any]:
+        return worker_commands.heartbeat(
+            w.engine, TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress=""
+        )
 
     won = Counter(
         _race_with_expiry(valkey, world, send_heartbeat, lambda result: not isinstance(result, Exception), seed)
@@ -130,7 +135,7 @@ def test_either_a_heartbeat_or_the_reaper_wins(valkey: Valkey, world: World) -> 
 def _race_with_expiry(
     valkey: Valkey,
     world: World,
-    action: Callable[[World, Task], Call[Any]],
+    action: Callable[[World, Task], ScriptCall[Any]],
     has_won: Callable[[Any], bool],
     seed: int,
 ) -> str:
@@ -150,11 +155,11 @@ def _race_with_expiry(
 
     def reaper(w: World) -> int:
         dawdle(dice[1])
-        return w.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()[0]
+        return maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()[0]
 
     def claimer(w: World) -> int:
         dawdle(dice[2])
-        return w.engine.claim(TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).now().expired
+        return worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
 
     clocks = [lambda: DEADLINE_MS - 1, lambda: DEADLINE_MS, lambda: DEADLINE_MS]
     has_worker_won, reaped, repaired = crowd(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
@@ -166,16 +171,16 @@ def _race_with_expiry(
 # The end of a task
 
 
-ENDINGS: dict[str, Callable[[Engine, Task], Call[Any]]] = {
+ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
     "completed": lambda engine, task: submit(engine, build_result(task)),
     "failed": lambda engine, task: submit(engine, build_result(task, Status.FAILED)),
-    "nacked": lambda engine, task: engine.nack(
-        TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
+    "nacked": lambda engine, task: worker_commands.nack(
+        engine, TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
     ),
-    "abandoned": lambda engine, task: engine.abandon(
-        TID, task.id, "w1", token=task.lease_token or "", dead_retention_ms=1
+    "abandoned": lambda engine, task: worker_commands.abandon(
+        engine, TID, task.id, "w1", token=task.lease_token or "", dead_retention_ms=1
     ),
-    "expired": lambda engine, _: engine.reap(TID, "send", dead_retention_ms=1),
+    "expired": lambda engine, _: maintenance_commands.reap(engine, TID, "send", dead_retention_ms=1),
 }
 
 
@@ -207,7 +212,7 @@ def test_fifty_identical_results_count_as_one(valkey: Valkey, world: World) -> N
     task = claim_one(world)
     results = crowd(
         valkey.url,
-        [lambda w: submit(w.engine, build_result(task)).now()] * 50,
+        [lambda w: submit(w.engine, build_result(task)).run_sync()] * 50,
         clocks=[lambda: DEADLINE_MS - 1] * 50,
         **OPTIONS,
     )
@@ -219,9 +224,14 @@ def test_fifty_identical_results_count_as_one(valkey: Valkey, world: World) -> N
 @pytest.mark.spec("RET-4", "A dead letter that fifty clients replay at once is replayed once")
 def test_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
     task = claim_one(world, max_attempts=1)
-    world.engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS).now()
+    worker_commands.nack(
+        world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
+    ).run_sync()
     results = crowd(
-        valkey.url, [lambda w: w.engine.replay(TID, [task.id]).now()[0]] * 50, clocks=[Clock()] * 50, **OPTIONS
+        valkey.url,
+        [lambda w: dead_letter_commands.replay(w.engine, TID, [task.id]).run_sync()[0]] * 50,
+        clocks=[Clock()] * 50,
+        **OPTIONS,
     )
     assert sum(isinstance(result, Task) for result in results) == 1
     assert sum(isinstance(result, errors.NotDead) for result in results) == 49
@@ -231,18 +241,22 @@ def test_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
 @pytest.mark.spec("ACK-2", "Many concurrent reapers and claims return each task with an expired lease once")
 def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: World) -> None:
     task_count = 1_000
-    world.engine.enqueue(TID, "acme", [new()] * task_count, retention_ms=DAY_MS).now()
-    world.engine.claim(TID, ["send"], "w1", lease_ms=LEASE_MS, limit=task_count).now()
+    producer_commands.enqueue(world.engine, TID, "acme", [new()] * task_count, retention_ms=DAY_MS).run_sync()
+    worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=task_count).run_sync()
 
     def reap_all(w: World) -> int:
         total = 0
-        while (result := w.engine.reap(TID, "send", 37, dead_retention_ms=DAY_MS).now())[0]:
+        while (result := maintenance_commands.reap(w.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync())[0]:
             total += result[0]
         return total
 
     def claim_all(w: World) -> int:
         total = 0
-        while expired := w.engine.claim(TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).now().expired:
+        while (
+            expired := worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1)
+            .run_sync()
+            .expired
+        ):
             total += expired
         return total
 
@@ -255,11 +269,13 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: Worl
 @pytest.mark.spec("SCH-4", "Many concurrent promotions make each due task ready once")
 def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
     task_count = 1_000
-    world.engine.enqueue(TID, "acme", [new(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [new(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS
+    ).run_sync()
 
     def promote_all(w: World) -> int:
         total = 0
-        while moved := w.engine.promote(TID, "send", 41).now()[0]:
+        while moved := maintenance_commands.promote(w.engine, TID, "send", 41).run_sync()[0]:
             total += moved
         return total
 

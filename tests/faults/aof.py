@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from codeq_site.embedded import DURABLE, Valkey
+from codeq_site.devserver.embedded import DURABLE, Valkey
 
 
 def find_aof(server: Valkey) -> Path:

@@ -10,8 +10,8 @@ from pathlib import Path
 import redis
 from redis.crc import key_slot
 
-from codeq_site.embedded import DURABLE, Valkey
-from queues.engine import cluster as clusters
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from core.redis import cluster as clusters
 from queues.engine import keys
 from tests.conftest import free_port
 from tests.waiting import until
@@ -20,7 +20,7 @@ SLOTS = 16_384
 NODES = 3
 
 
-class Client(clusters.Cluster):
+class Client(clusters.ClusterClient):
     """The engine's cluster client with a `flushall` that empties all nodes."""
 
     def flushall(self, **_: object) -> bool:

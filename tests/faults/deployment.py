@@ -17,7 +17,7 @@ import psutil
 from django.conf import settings
 from django.db import connection
 
-from codeq_site.supervisor import spawn
+from codeq_site.devserver.supervisor import spawn
 from tests.conftest import free_port
 from tests.waiting import until
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-from queues import selectors, services, stream
+from queues import selectors, services
+from queues.audit import stream
+from queues.domain import NewResult, NewTask, Status
 from queues.models import Attempt, AuditedResult, BeatJob
-from queues.task import NewResult, NewTask, Status
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
@@ -41,7 +42,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 def tenant() -> Iterator[Tenant]:
     TenantRow.objects.create(tid="acme0001", slug="acme")
     yield Tenant(tid="acme0001", slug="acme")
-    directory.stop()
+    tenant_cache.stop()
 
 
 @pytest.fixture
@@ -73,19 +74,19 @@ class PeriodicWork:
         number = len(self.woken_commands)
         # Leases that expire: only beat detects them, and adds one attempt.
         command = f"expire-{number}"
-        services.enqueue(self.tenant, [NewTask(command=command, payload="1", max_attempts=9)] * 5).now()
-        leased = services.claim(self.tenant, [command], "w", count=5, lease_seconds=1).now().tasks
+        services.enqueue(self.tenant, [NewTask(command=command, payload="1", max_attempts=9)] * 5).run_sync()
+        leased = services.claim(self.tenant, [command], "w", count=5, lease_seconds=1).run_sync().tasks
         self.expiring += [task.id for task in leased]
         # Completed tasks with a webhook.
         hook = self.receiver.url(f"/callback/{number}")
-        services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).now()
-        tasks = services.claim(self.tenant, ["tell"], "w", count=5).now().tasks
+        services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).run_sync()
+        tasks = services.claim(self.tenant, ["tell"], "w", count=5).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        services.submit(self.tenant, "w", results).now()
+        services.submit(self.tenant, "w", results).run_sync()
         self.completed += [task.id for task in tasks]
         # A queue that becomes non-empty once.
         command = f"wake-{number}"
-        services.enqueue(self.tenant, [NewTask(command=command, payload="1")]).now()
+        services.enqueue(self.tenant, [NewTask(command=command, payload="1")]).run_sync()
         self.woken_commands.append(command)
 
     def create_for(self, seconds: float) -> None:
@@ -137,7 +138,7 @@ def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
 
     attempts = Counter(Attempt.objects.filter(command__startswith="expire").values_list("task_id", "number", "outcome"))
     assert attempts == Counter((uuid.UUID(task_id), 1, "EXPIRED") for task_id in work.expiring)
-    attempt_counts = {selectors.task(tenant, task_id).now().attempts for task_id in work.expiring[::10]}
+    attempt_counts = {selectors.task(tenant, task_id).run_sync().attempts for task_id in work.expiring[::10]}
     assert attempt_counts == {1}
     assert sorted(map(str, AuditedResult.objects.values_list("task_id", flat=True))) == sorted(work.completed)
     posts = Counter(
@@ -174,10 +175,10 @@ def was_under_way(attempt: DeliveryAttempt, frozen_at: datetime, thawed_at: date
 )
 def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deployment, tenant: Tenant) -> None:
     def complete_some(count: int = 50) -> None:
-        services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).now()
-        tasks = services.claim(tenant, ["render"], "w", count=count).now().tasks
+        services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
+        tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        services.submit(tenant, "w", results).now()
+        services.submit(tenant, "w", results).run_sync()
 
     deployment.beat()
     with transaction.atomic():
@@ -216,21 +217,23 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(deployment: De
         """Create leases that expire, and tasks that become due."""
         for _ in range(count // 500):
             new = NewTask(command=command, payload="1", max_attempts=9)
-            services.enqueue(tenant, [new] * 500).now()
-            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).now().tasks) == 500
+            services.enqueue(tenant, [new] * 500).run_sync()
+            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).run_sync().tasks) == 500
         for _ in range(count // 500):
-            services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).now()
+            services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).run_sync()
 
     create_due_tasks("claimed")
     done = 0
     deadline = time.monotonic() + 60
     while done < 2 * count:
         assert time.monotonic() < deadline, done
-        tasks = services.claim(tenant, ["claimed"], "w", count=100).now().tasks
+        tasks = services.claim(tenant, ["claimed"], "w", count=100).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        items = services.submit(tenant, "w", results).now()
+        items = services.submit(tenant, "w", results).run_sync()
         done += sum(not isinstance(item, Exception) for item in items)
-    assert (stats := selectors.queue_stats(tenant, "claimed").now()).ready == stats.delayed == stats.in_progress == 0
+    assert (
+        (stats := selectors.queue_stats(tenant, "claimed").run_sync()).ready == stats.delayed == stats.in_progress == 0
+    )
 
     create_due_tasks("repaired")
     time.sleep(2)  # everything is due, and no process is running
@@ -238,7 +241,7 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(deployment: De
     beat = deployment.beat()
 
     def is_caught_up() -> bool:
-        stats = selectors.queue_stats(tenant, "repaired").now()
+        stats = selectors.queue_stats(tenant, "repaired").run_sync()
         return stats.ready == 2 * count and stream.lag() == 0
 
     started = time.monotonic()

@@ -13,12 +13,13 @@ import pytest
 import redis
 import redis.asyncio
 
-from codeq_site import errors
-from queues.engine import Engine, keys
+from core import errors
+from core.redis import partitions
+from core.redis.multiplexed_cluster import MultiplexedCluster
+from core.redis.runners import AsyncRunner, ClusterRunner, with_slot_guard
+from queues.domain import NewResult, Result, Status
+from queues.engine import Engine, maintenance_commands, producer_commands, queries, worker_commands
 from queues.engine.options import Options
-from queues.engine.pipes import Pipes
-from queues.engine.runner import AsyncRunner, ClusterRunner, whole
-from queues.task import NewResult, Result, Status
 from tests.faults.cluster import Client, Cluster, find_slot
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.test_model import run_machine
@@ -51,7 +52,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 
 def partition_of(tid: str) -> int:
-    return keys.partition_of(tid, PARTITIONS)
+    return partitions.partition_of(tid, PARTITIONS)
 
 
 @pytest.mark.spec(
@@ -79,9 +80,13 @@ def test_model_holds_on_a_cluster(client: Client) -> None:
 def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
-    engine.enqueue(TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS).now()
-    tasks = engine.claim(TID, ["send"], "w1", lease_ms=60_000, limit=6).now().tasks
-    engine.nack(TID, tasks[0].id, "w1", token="", delay_ms=60_000, reason="", dead_retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        engine, TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS
+    ).run_sync()
+    tasks = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=60_000, limit=6).run_sync().tasks
+    worker_commands.nack(
+        engine, TID, tasks[0].id, "w1", token="", delay_ms=60_000, reason="", dead_retention_ms=DAY_MS
+    ).run_sync()
     before = dump(client)
     slot = find_slot(partition_of(TID))
     to = (cluster.find_owner(slot) + 1) % 3
@@ -92,17 +97,17 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
 
     result = NewResult(task_id=tasks[1].id, status=Status.COMPLETED, result=b"1")
     calls = {
-        "enqueue": engine.enqueue(TID, "acme", [new(), new(priority=3)], retention_ms=DAY_MS),
-        "claim": engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1),
-        "heartbeat": engine.heartbeat(TID, tasks[1].id, "w1", extend_ms=1_000, token="", progress="1"),
-        "submit": engine.submit(TID, "w1", [result], retention_ms=DAY_MS),
-        "abandon": engine.abandon(TID, tasks[2].id, "w1", token="", dead_retention_ms=DAY_MS),
-        "cancel": engine.cancel(TID, tasks[3].id, retention_ms=DAY_MS),
-        "promote": engine.promote(TID, "send"),
-        "reap": engine.reap(TID, "send"),
-        "purge": engine.purge(TID, [tasks[4].id]),
-        "task": engine.task(TID, tasks[5].id),
-        "stats": engine.stats(TID),
+        "enqueue": producer_commands.enqueue(engine, TID, "acme", [new(), new(priority=3)], retention_ms=DAY_MS),
+        "claim": worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=1),
+        "heartbeat": worker_commands.heartbeat(engine, TID, tasks[1].id, "w1", extend_ms=1_000, token="", progress="1"),
+        "submit": worker_commands.submit(engine, TID, "w1", [result], retention_ms=DAY_MS),
+        "abandon": worker_commands.abandon(engine, TID, tasks[2].id, "w1", token="", dead_retention_ms=DAY_MS),
+        "cancel": producer_commands.cancel(engine, TID, tasks[3].id, retention_ms=DAY_MS),
+        "promote": maintenance_commands.promote(engine, TID, "send"),
+        "reap": maintenance_commands.reap(engine, TID, "send"),
+        "purge": maintenance_commands.purge(engine, TID, [tasks[4].id]),
+        "task": queries.task(engine, TID, tasks[5].id),
+        "stats": queries.stats(engine, TID),
     }
     # Without the additional key that never exists, a script would start and miss the record of a live lease.
     script, bound = calls["heartbeat"].commands[0]
@@ -110,19 +115,19 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
     with pytest.raises(redis.ResponseError, match="non local key"):
         unguarded("EVAL", script.source, *bound[1:])
     with pytest.raises(redis.exceptions.TryAgainError):
-        unguarded(*whole(("EVAL", script.source, *bound[1:])))
+        unguarded(*with_slot_guard(("EVAL", script.source, *bound[1:])))
     for call in calls.values():
         with pytest.raises(errors.Unavailable):
-            call.now()
+            call.run_sync()
     rest = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
     cluster.migrate_keys(source, to, rest)
     # All keys have arrived, but no script may start before the target knows that it owns the slot.
     with pytest.raises(errors.Unavailable):
-        calls["claim"].now()
+        calls["claim"].run_sync()
     cluster.end_move(slot, source, to)
     assert dump(client) == before
     for call in calls.values():
-        call.now()
+        call.run_sync()
     world.check()
 
 
@@ -148,7 +153,7 @@ def run_client(client: Client, stop: threading.Event, replies: Replies, number: 
     def retry(call: Any) -> Any:
         while True:
             try:
-                reply = call.now()
+                reply = call.run_sync()
             except errors.Unavailable:
                 replies.retries += 1
                 time.sleep(0.01)
@@ -159,13 +164,15 @@ def run_client(client: Client, stop: threading.Event, replies: Replies, number: 
     while not stop.is_set():
         tid, name = dice.choice([TIDS[0], dice.choice(TIDS)]), f"w{number}"
         tasks = [new(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
-        replies.created |= {item.task.id for item in retry(engine.enqueue(tid, "acme", tasks, retention_ms=DAY_MS))}
-        for task in retry(engine.claim(tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
+        replies.created |= {
+            item.task.id for item in retry(producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS))
+        }
+        for task in retry(worker_commands.claim(engine, tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
             token = task.lease_token or ""
-            retry(engine.heartbeat(tid, task.id, name, extend_ms=600_000, token=token, progress=""))
-            retry(engine.reap(tid, "send"))
+            retry(worker_commands.heartbeat(engine, tid, task.id, name, extend_ms=600_000, token=token, progress=""))
+            retry(maintenance_commands.reap(engine, tid, "send"))
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
-            [item] = retry(engine.submit(tid, name, [result], retention_ms=DAY_MS))
+            [item] = retry(worker_commands.submit(engine, tid, name, [result], retention_ms=DAY_MS))
             assert isinstance(item, Result)
             replies.completed.add(task.id)
 
@@ -201,7 +208,9 @@ def run_under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Replies, 
 def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
     slot, moved = find_slot(partition_of(TIDS[0])), []
     backlog = [new("backlog")] * 200
-    World(client, partitions=PARTITIONS).engine.enqueue(TIDS[0], "acme", backlog, retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        World(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
+    ).run_sync()
 
     def move_round() -> None:
         for _ in range(9 if LONG else 3):
@@ -238,17 +247,17 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
         node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
     tid = TIDS[0]
     slot = find_slot(partition_of(tid))
-    pipes = Pipes(client.nodes)
+    pipes = MultiplexedCluster(client.nodes)
     try:
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
             async_engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
-            await async_engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
+            await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
             for _ in range(3):
                 cluster.move(slot, (cluster.find_owner(slot) + 1) % 3)
                 # Both clients learn the new owner from MOVED.
-                await async_engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS)
-                world.engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+                await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
+                producer_commands.enqueue(world.engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
             assert len(world.check().tasks) == 7
     finally:
         await pipes.close()
@@ -264,7 +273,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
 def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Client) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
-        engine.enqueue(tid, "acme", [new()], retention_ms=DAY_MS).now()
+        producer_commands.enqueue(engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
     failed = 1
     affected = {tid for tid in TIDS if cluster.find_owner(find_slot(partition_of(tid))) == failed}
     assert affected
@@ -273,7 +282,7 @@ def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Clien
     unavailable = set()
     for tid in TIDS:
         try:
-            engine.enqueue(tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).now()
+            producer_commands.enqueue(engine, tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).run_sync()
         except errors.Unavailable:
             unavailable.add(tid)
     assert unavailable == affected
@@ -286,24 +295,24 @@ def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Clien
 
 def _can_claim(engine: Engine, tid: str) -> bool:
     try:
-        return bool(engine.claim(tid, ["send"], "w1", lease_ms=1_000, limit=1).now().tasks)
+        return bool(worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=1_000, limit=1).run_sync().tasks)
     except errors.Unavailable:
         return False
 
 
 @pytest.mark.spec("ENQ-3", "The connections to a cluster send related commands in order, and load missing scripts")
 async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
-    pipes = Pipes(client.nodes)
+    pipes = MultiplexedCluster(client.nodes)
     try:
         engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
             tasks = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
-            items = await engine.enqueue(tid, "acme", tasks, retention_ms=DAY_MS)
+            items = await producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS)
             assert [item.is_replayed for item in items] == [False, False, False, True]  # type: ignore[union-attr]
-            [task] = (await engine.claim(tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
+            [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
             assert task.priority == 2
             with pytest.raises(errors.TaskNotFound):
-                await engine.heartbeat("nobody", task.id, "w1", extend_ms=1, token="", progress="")
+                await worker_commands.heartbeat(engine, "nobody", task.id, "w1", extend_ms=1, token="", progress="")
         World(client, partitions=PARTITIONS).check()
     finally:
         await pipes.close()
@@ -311,8 +320,8 @@ async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, clien
 
 def test_guard_key_is_added_after_the_other_keys() -> None:
     command = ("EVALSHA", "sha", 2, "codeq:{3}:due", "codeq:{3}:events", "argument", "other")
-    assert whole(command) == (
+    assert with_slot_guard(command) == (
         "EVALSHA", "sha", 3, "codeq:{3}:due", "codeq:{3}:events", "codeq:{3}:absent", "argument", "other",
     )  # fmt: skip
     eval_command = ("EVAL", "text", 1, "codeq:{12}:due", "argument")
-    assert whole(eval_command) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")
+    assert with_slot_guard(eval_command) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")

@@ -18,20 +18,21 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.test import Client as Browser
 
-from codeq_site import health
-from codeq_site.celery import SCHEDULE
-from codeq_site.embedded import DURABLE, Valkey
-from codeq_site.errors import ConfigError
-from codeq_site.redis import settle_partitions
-from queues.engine import Engine, Options, keys
-from queues.engine import cluster as clusters
-from queues.engine.call import together
-from queues.engine.runner import ClusterRunner
+from codeq_site.beat_schedule import PERIODIC_TASKS
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from core.errors import ConfigError
+from core.redis import cluster as clusters
+from core.redis.connections import settle_partitions
+from core.redis.partitions import partition_of
+from core.redis.runners import ClusterRunner
+from core.redis.script_call import merge_calls
+from queues import readiness
+from queues.domain import QueueStats
+from queues.engine import Engine, Options, keys, queries
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
-from queues.task import QueueStats
-from tenants import keys as signing
 from tenants import services
-from tenants.directory import directory
+from tenants.auth import installation_keys as signing
+from tenants.cache import tenant_cache
 from tenants.tenant import Role
 from tests.conftest import free_port
 from tests.faults.cluster import Client as Store
@@ -80,7 +81,7 @@ def tenants(cluster: Cluster) -> Mapping[int, NodeTenant]:
     while len(tenants_by_node) < len(cluster.servers):
         slug = f"tenant-{time.monotonic_ns()}"
         tid = services.create_tenant(slug).tid
-        node = cluster.find_owner(find_slot(keys.partition_of(tid, PARTITIONS)))
+        node = cluster.find_owner(find_slot(partition_of(tid, PARTITIONS)))
         if node not in tenants_by_node:
             producer = services.issue_token(slug, Role.PRODUCER)
             tenants_by_node[node] = NodeTenant(
@@ -105,7 +106,7 @@ def deployment(cluster: Cluster, tenants: Mapping[int, NodeTenant], tmp_path: Pa
     yield deployment
     deployment.close()
     signing.own_keys.forget()
-    directory.stop()
+    tenant_cache.stop()
 
 
 class TenantClient:
@@ -150,14 +151,14 @@ def fetch(deployment: Deployment, path: str, cookie: str = "") -> tuple[int, str
 
 
 def is_waiting(store: Store, tenant: NodeTenant) -> Callable[[], bool]:
-    partition_keys = keys.of_partition(keys.partition_of(tenant.tid, PARTITIONS))
+    partition_keys = keys.of_partition(partition_of(tenant.tid, PARTITIONS))
     return lambda: store.zscore(partition_keys.waiting, f"{tenant.tid}:render") is not None
 
 
 def list_remaining(store: Store, tenants: Mapping[int, NodeTenant]) -> list[QueueStats]:
     """Return the queues that are not empty."""
     engine = Engine(ClusterRunner(store), Options(partitions=PARTITIONS))
-    results = together(engine.runner, [engine.stats(tenant.tid) for tenant in tenants.values()]).now()
+    results = merge_calls(engine.runner, [queries.stats(engine, tenant.tid) for tenant in tenants.values()]).run_sync()
     return [
         queue
         for queues in results
@@ -213,7 +214,7 @@ def test_life_cycle_of_a_task_on_every_primary(
     assert "codeq_depths_complete 1.0" in text
     assert 'codeq_queue_depth{command="render",queue="ready"} 0.0' in text
     jobs = {job.name: job for job in BeatJob.objects.all()}
-    assert {"drain", "repair", "deliver"} <= jobs.keys() <= SCHEDULE.keys()
+    assert {"drain", "repair", "deliver"} <= jobs.keys() <= PERIODIC_TASKS.keys()
     assert [(job.name, job.error) for job in jobs.values() if job.failures] == []
     assert list_remaining(store, tenants) == []
     assert "CROSSSLOT" not in cluster.count_errors()
@@ -224,7 +225,7 @@ def move_under_load(
 ) -> None:
     """Move a tenant's slot under load. No request may fail, and no task may be lost."""
     tenant = tenants[0]
-    slot = find_slot(keys.partition_of(tenant.tid, PARTITIONS))
+    slot = find_slot(partition_of(tenant.tid, PARTITIONS))
     with Load(deployment.port, [tenant.producer] * 3, [tenant.worker] * 3) as load:
         until(lambda: len(load.completed) > 20)
         for number in range(MOVES):
@@ -366,16 +367,16 @@ def claim_or_none(client: TenantClient) -> dict[str, Any] | None:
 
 @pytest.mark.spec("OBS-4", "Readiness checks the settings of every primary, and names one with a wrong setting")
 def test_every_primary_must_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(clusters.Cluster(cluster.servers[0].url)) as store:
-        monkeypatch.setattr(health, "client", lambda: store)
-        assert health.redis_is_missing() is None
+    with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
+        monkeypatch.setattr(readiness, "client", lambda: store)
+        assert readiness.redis_problem() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, problem in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = health.redis_is_missing() or ""
+                missing = readiness.redis_problem() or ""
                 assert missing.startswith(problem)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)
@@ -388,12 +389,12 @@ def test_wrong_cluster_setting_is_rejected(cluster: Cluster, valkey: Valkey, tmp
         settle_partitions(plain)
     with (
         start_valkey_on_tcp(tmp_path) as single,
-        closing(clusters.Cluster(single)) as clustered,
+        closing(clusters.ClusterClient(single)) as clustered,
         pytest.raises(ConfigError, match="unset CODEQ_REDIS_CLUSTER"),
     ):
         settle_partitions(clustered)
     with pytest.raises(ConfigError, match="REDIS_URL names no node of a cluster"):
-        clusters.Cluster(valkey.url)
+        clusters.ClusterClient(valkey.url)
     environment = {"REDIS_URL": node, "CODEQ_REDIS_CLUSTER": "true", "CELERY_BROKER_URL": node}
     with closing(Deployment(tmp_path, own_database(), **environment)) as deployment:
         assert deployment.worker().wait(60) != 0

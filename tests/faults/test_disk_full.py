@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from queues.engine import producer_commands
 from tests.queues.engine.world import DAY_MS, TID, World, new
 
 # 256 KiB, in the shell's unit of 512 bytes.
@@ -58,6 +59,8 @@ def test_full_disk_loses_no_acknowledged_data(server: ValkeyOnFullDisk) -> None:
 def enqueue_until_full(client: redis.Redis, created: set[str]) -> None:
     engine = World(client, partitions=1).engine
     while True:
-        (item,) = engine.enqueue(TID, "acme", [new(payload="x" * 2000)], retention_ms=DAY_MS).now()
+        (item,) = producer_commands.enqueue(
+            engine, TID, "acme", [new(payload="x" * 2000)], retention_ms=DAY_MS
+        ).run_sync()
         assert not isinstance(item, Exception)
         created.add(item.task.id)

@@ -13,9 +13,10 @@ import redis
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.task import NewResult, Result, Status
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from queues.domain import NewResult, Result, Status
+from queues.engine import producer_commands, worker_commands
 from tests.conftest import ValkeyFactory
 from tests.queues.engine.world import DAY_MS, LONG, TID, Places, World, new
 from tests.waiting import until
@@ -53,20 +54,22 @@ def connect_without_retries(server: Valkey) -> World:
 def produce(world: World, replies: Replies, dice: random.Random) -> None:
     keys = [f"{dice.random()}" for _ in range(3)]
     tasks = [new(priority=dice.randrange(3), idempotency_key=key if dice.random() < 0.2 else None) for key in keys]
-    for item in world.engine.enqueue(TID, "acme", tasks, retention_ms=DAY_MS).now():
+    for item in producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync():
         assert not isinstance(item, Exception)
         replies.created.add(item.task.id)
 
 
 def work(world: World, replies: Replies, dice: random.Random, name: str) -> None:
-    for task in world.engine.claim(TID, ["send"], name, lease_ms=60_000, limit=2).now().tasks:
+    for task in worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=60_000, limit=2).run_sync().tasks:
         token = task.lease_token or ""
         if dice.random() < 0.3:
-            world.engine.nack(TID, task.id, name, token=token, delay_ms=0, reason="", dead_retention_ms=DAY_MS).now()
+            worker_commands.nack(
+                world.engine, TID, task.id, name, token=token, delay_ms=0, reason="", dead_retention_ms=DAY_MS
+            ).run_sync()
             replies.returned[task.id] = replies.returned.get(task.id, 0) + 1
             continue
         result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
-        [answer] = world.engine.submit(TID, name, [result], retention_ms=DAY_MS).now()
+        [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
         assert isinstance(answer, Result)
         replies.completed[task.id] = name
 
@@ -127,9 +130,13 @@ def test_no_acknowledged_data_is_lost_when_valkey_is_killed(valkey_server: Valke
 
 def complete_all(world: World) -> None:
     """Complete all tasks, to show that no task is blocked."""
-    while tasks := world.engine.claim(TID, ["send"], "drain", lease_ms=60_000, limit=500).now().tasks:
+    while (
+        tasks := worker_commands.claim(world.engine, TID, ["send"], "drain", lease_ms=60_000, limit=500)
+        .run_sync()
+        .tasks
+    ):
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in tasks]
-        world.engine.submit(TID, "drain", results, retention_ms=DAY_MS).now()
+        worker_commands.submit(world.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
     places = world.check()
     # A lease that was open when the server was killed is still valid.
     assert {places.status(task_id) for task_id in places.tasks} <= {"COMPLETED", "IN_PROGRESS"}
@@ -148,7 +155,7 @@ def test_repeated_request_is_stored_once_through_crashes(valkey_server: ValkeyFa
         with redis.Redis.from_url(server.url, retry=retry) as client:
             engine = World(client, **OPTIONS).engine
             for _ in range(per_producer):
-                [item] = engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+                [item] = producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
                 assert not isinstance(item, Exception)
                 created.append(item.task.id)
 

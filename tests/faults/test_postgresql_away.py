@@ -13,10 +13,11 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from codeq_site.embedded import PostgreSQL
-from queues import stream
+from codeq_site.devserver.embedded import PostgreSQL
+from queues.audit import stream
 from queues.models import Attempt, AuditedResult, Quarantine
-from tenants import keys, services
+from tenants import services
+from tenants.auth import installation_keys
 from tenants.tenant import Role
 from tests.faults.deployment import Deployment, database_at, freeze, thaw
 from tests.faults.load import Load, RequestRecord, compute_percentile_ms
@@ -52,11 +53,11 @@ def issue_tokens(role: Role, count: int) -> list[str]:
 @pytest.fixture
 def server(postgres_server: Callable[..., PostgreSQL]) -> Iterator[PostgreSQL]:
     server = postgres_server(fsync="off")
-    keys.own_keys.forget()
+    installation_keys.own_keys.forget()
     with database_at(server.url):
         call_command("migrate", verbosity=0, skip_checks=True)
         yield server
-    keys.own_keys.forget()
+    installation_keys.own_keys.forget()
 
 
 @pytest.fixture

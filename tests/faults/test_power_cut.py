@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
+from codeq_site.devserver.embedded import Valkey
 from tests.conftest import ValkeyFactory
 from tests.faults.aof import find_aof, parse_records, start_from_prefix
 from tests.faults.workload import OPTIONS, Workload
@@ -24,8 +24,8 @@ class Recording:
         self.states: list[dict[str, Any]] = [{}]
         with redis.Redis.from_url(server.url) as client:
             world = World(client, clock=Clock(), partitions=1, **OPTIONS)
-            assert isinstance(world.engine._clock, Clock)
-            for name in Workload(world, world.engine._clock).steps():
+            assert isinstance(world.engine.clock, Clock)
+            for name in Workload(world, world.engine.clock).steps():
                 world.check()
                 # With appendfsync=always, an acknowledged write is in the file before the reply is sent.
                 self.sizes.append(find_aof(server).stat().st_size)

@@ -10,9 +10,17 @@ import pytest
 import redis
 from redis._parsers import BaseParser
 
-from codeq_site import errors
-from queues.engine.runner import raised
-from queues.task import NewResult, Result, Status, Task
+from core import errors
+from core.redis.runners import translate_error
+from queues.domain import NewResult, Result, Status, Task
+from queues.engine import (
+    admin_commands,
+    dead_letter_commands,
+    maintenance_commands,
+    producer_commands,
+    queries,
+    worker_commands,
+)
 from tests.concurrency.crowd import outcome
 from tests.conftest import ValkeyFactory
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, dump, new
@@ -46,7 +54,7 @@ def build_result(task: Task) -> NewResult:
     ids=lambda reply: reply.split()[0],
 )
 def test_temporary_error_is_unavailable(reply: str) -> None:
-    error = raised(BaseParser.parse_error(reply))
+    error = translate_error(BaseParser.parse_error(reply))
     assert isinstance(error, errors.Unavailable)
     assert error.retryable
     assert error.retry_after_seconds
@@ -54,7 +62,8 @@ def test_temporary_error_is_unavailable(reply: str) -> None:
 
 def test_full_server_has_a_separate_error() -> None:
     assert isinstance(
-        raised(BaseParser.parse_error("OOM command not allowed when used memory > 'maxmemory'.")), errors.StoreFull
+        translate_error(BaseParser.parse_error("OOM command not allowed when used memory > 'maxmemory'.")),
+        errors.StoreFull,
     )
 
 
@@ -63,7 +72,7 @@ def test_full_server_has_a_separate_error() -> None:
 )
 def test_programming_error_is_not_translated(reply: str) -> None:
     error = BaseParser.parse_error(reply)
-    assert raised(error) is error
+    assert translate_error(error) is error
 
 
 def make_read_only(client: redis.Redis) -> None:
@@ -82,21 +91,21 @@ def disconnect_primary(client: redis.Redis) -> None:
 @pytest.mark.parametrize("reject_writes", [make_read_only, require_replicas, disconnect_primary])
 def test_server_that_rejects_writes_is_unavailable(client: redis.Redis, reject_writes: object) -> None:
     engine = World(client, partitions=1).engine
-    engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+    producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
     before = dump(client)
     assert callable(reject_writes)
     reject_writes(client)
     for call in (
-        engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS),
-        engine.enqueue(TID, "acme", [new(), new(priority=1)], retention_ms=DAY_MS),
-        engine.claim(TID, ["send"], "w1", lease_ms=1, limit=1),
+        producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS),
+        producer_commands.enqueue(engine, TID, "acme", [new(), new(priority=1)], retention_ms=DAY_MS),
+        worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=1),
     ):
         with pytest.raises(errors.Unavailable):
-            call.now()
+            call.run_sync()
     client.config_set("min-replicas-to-write", 0)
     client.execute_command("REPLICAOF", "NO", "ONE")
     assert dump(client) == before
-    assert engine.claim(TID, ["send"], "w1", lease_ms=1, limit=1).now().tasks
+    assert worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=1).run_sync().tasks
 
 
 @pytest.mark.real_time
@@ -114,7 +123,7 @@ def test_server_busy_with_a_foreign_script_is_unavailable(client: redis.Redis) -
 
     def is_busy() -> bool:
         try:
-            engine.stats(TID).now()
+            queries.stats(engine, TID).run_sync()
         except errors.Unavailable:
             return True
         return False
@@ -122,7 +131,7 @@ def test_server_busy_with_a_foreign_script_is_unavailable(client: redis.Redis) -
     until(is_busy)
     client.script_kill()
     thread.join(10)
-    assert engine.stats(TID).now() == []
+    assert queries.stats(engine, TID).run_sync() == []
 
 
 @pytest.mark.real_time
@@ -141,14 +150,18 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
                 engine = World(connection, partitions=1).engine
                 while not stop.is_set():
                     tasks = [new(), new(), new(priority=5)]
-                    items = engine.enqueue(TID, "acme", tasks, retention_ms=DAY_MS).now()
+                    items = producer_commands.enqueue(engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
                     created.update(item.task.id for item in items if not isinstance(item, Exception))
-                    tasks = engine.claim(TID, ["send"], f"w{number}", lease_ms=60_000, limit=3).now().tasks
+                    tasks = (
+                        worker_commands.claim(engine, TID, ["send"], f"w{number}", lease_ms=60_000, limit=3)
+                        .run_sync()
+                        .tasks
+                    )
                     if not tasks:
                         continue
-                    for item in engine.submit(
-                        TID, f"w{number}", [build_result(task) for task in tasks], retention_ms=DAY_MS
-                    ).now():
+                    for item in worker_commands.submit(
+                        engine, TID, f"w{number}", [build_result(task) for task in tasks], retention_ms=DAY_MS
+                    ).run_sync():
                         assert isinstance(item, Result)
                         completed.append(item.task_id)
         except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
@@ -180,18 +193,28 @@ def test_full_server_drains(client: redis.Redis) -> None:
     world = World(client, clock=clock, partitions=1, backoff="fixed", backoff_base_ms=1_000)
     engine = world.engine
     payload = "x" * 20_000
-    engine.enqueue(TID, "acme", [new(payload=payload, max_attempts=1) for _ in range(4)], retention_ms=DAY_MS).now()
-    for task in engine.claim(TID, ["send"], "w1", lease_ms=9_000, limit=4).now().tasks:
-        engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS).now()
+    producer_commands.enqueue(
+        engine, TID, "acme", [new(payload=payload, max_attempts=1) for _ in range(4)], retention_ms=DAY_MS
+    ).run_sync()
+    for task in worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=4).run_sync().tasks:
+        worker_commands.nack(
+            engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
+        ).run_sync()
     dead = list(world.check().tasks)
-    engine.enqueue(TID, "acme", [new(payload=payload) for _ in range(200)], retention_ms=DAY_MS).now()
-    engine.enqueue(TID, "acme", [new(payload=payload, delay_ms=1_000)], retention_ms=DAY_MS).now()
-    held = engine.claim(TID, ["send"], "w1", lease_ms=9_000, limit=6).now().tasks
+    producer_commands.enqueue(
+        engine, TID, "acme", [new(payload=payload) for _ in range(200)], retention_ms=DAY_MS
+    ).run_sync()
+    producer_commands.enqueue(
+        engine, TID, "acme", [new(payload=payload, delay_ms=1_000)], retention_ms=DAY_MS
+    ).run_sync()
+    held = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=6).run_sync().tasks
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 200_000)
 
     results = [
         outcome(
-            engine.enqueue(TID, "acme", [new(payload=payload), new(payload=payload, priority=1)], retention_ms=DAY_MS)
+            producer_commands.enqueue(
+                engine, TID, "acme", [new(payload=payload), new(payload=payload, priority=1)], retention_ms=DAY_MS
+            )
         )
         for _ in range(200)
     ]
@@ -201,26 +224,30 @@ def test_full_server_drains(client: redis.Redis) -> None:
     client.config_set("maxmemory", client.info("memory")["used_memory"] - 1_000_000)  # no memory is left
     world.check()
 
-    engine.heartbeat(TID, held[0].id, "w1", extend_ms=60_000, token="", progress="50").now()
-    engine.nack(TID, held[1].id, "w1", token="", delay_ms=None, reason="boom", dead_retention_ms=DAY_MS).now()
-    engine.abandon(TID, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).now()
-    engine.cancel(TID, held[3].id, retention_ms=DAY_MS).now()
-    assert isinstance(engine.submit(TID, "w1", [build_result(held[4])], retention_ms=DAY_MS).now()[0], Result)
-    assert isinstance(engine.replay(TID, dead[:1]).now()[0], Task)
-    engine.pause(TID, "send").now()
-    engine.resume(TID, "send").now()
+    worker_commands.heartbeat(engine, TID, held[0].id, "w1", extend_ms=60_000, token="", progress="50").run_sync()
+    worker_commands.nack(
+        engine, TID, held[1].id, "w1", token="", delay_ms=None, reason="boom", dead_retention_ms=DAY_MS
+    ).run_sync()
+    worker_commands.abandon(engine, TID, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).run_sync()
+    producer_commands.cancel(engine, TID, held[3].id, retention_ms=DAY_MS).run_sync()
+    assert isinstance(
+        worker_commands.submit(engine, TID, "w1", [build_result(held[4])], retention_ms=DAY_MS).run_sync()[0], Result
+    )
+    assert isinstance(dead_letter_commands.replay(engine, TID, dead[:1]).run_sync()[0], Task)
+    admin_commands.pause(engine, TID, "send").run_sync()
+    admin_commands.resume(engine, TID, "send").run_sync()
     clock.advance(10)
-    assert engine.promote(TID, "send").now()[0] == 2
-    assert engine.reap(TID, "send").now()[0] == 1
-    engine.task(TID, held[0].id, watch=True).now()
-    assert engine.stats(TID).now()[0].dlq == 3
-    assert engine.purge(TID, dead[1:]).now() == [True] * 3
+    assert maintenance_commands.promote(engine, TID, "send").run_sync()[0] == 2
+    assert maintenance_commands.reap(engine, TID, "send").run_sync()[0] == 1
+    queries.task(engine, TID, held[0].id, watch=True).run_sync()
+    assert queries.stats(engine, TID).run_sync()[0].dlq == 3
+    assert maintenance_commands.purge(engine, TID, dead[1:]).run_sync() == [True] * 3
     with pytest.raises(errors.StoreFull):
-        engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
-    while tasks := engine.claim(TID, ["send"], "w1", lease_ms=9_000, limit=50).now().tasks:
-        engine.submit(TID, "w1", [build_result(task) for task in tasks], retention_ms=1).now()
+        producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+    while tasks := worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=50).run_sync().tasks:
+        worker_commands.submit(engine, TID, "w1", [build_result(task) for task in tasks], retention_ms=1).run_sync()
         clock.advance(1)
-        now_ms, expired_ids = engine.expired(TID).now()
-        engine.purge(TID, expired_ids, before_ms=now_ms).now()
+        now_ms, expired_ids = maintenance_commands.expired(engine, TID).run_sync()
+        maintenance_commands.purge(engine, TID, expired_ids, before_ms=now_ms).run_sync()
     world.check()
-    engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
+    producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
-from queues.engine.call import Command
-from queues.engine.runner import SyncRunner
+from codeq_site.devserver.embedded import Valkey
+from core.redis.runners import SyncRunner
+from core.redis.script_call import Command
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.test_model import run_machine
 from tests.queues.engine.world import LONG, Clock, World
@@ -26,10 +26,10 @@ class TwoReleases(SyncRunner):
         super().__init__(client)
         self.dice, self.shas = dice, set[str]()
 
-    def run_now(self, commands: Sequence[Command]) -> list[Any]:
+    def run_sync(self, commands: Sequence[Command]) -> list[Any]:
         selected = [self._change_release(*command) if self.dice.random() < 0.5 else command for command in commands]
         self.shas |= {script.sha for script, _ in selected}
-        return super().run_now(selected)
+        return super().run_sync(selected)
 
     @staticmethod
     def _change_release(script: Any, bound: tuple[Any, ...]) -> Command:

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client, engine
+from core.redis.connections import client
 from queues import selectors
+from queues.current_engine import engine
+from queues.domain import Status
 from queues.engine import keys
-from queues.task import Status
-from tenants import keys as signing
 from tenants import services
-from tenants.directory import directory
+from tenants.auth import installation_keys as signing
+from tenants.cache import tenant_cache
 from tenants.tenant import Role, Tenant
 from tests.faults.deployment import Deployment, kill, own_database
 from tests.faults.load import TASKS, Client
@@ -50,7 +51,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     yield deployment
     deployment.close()
     signing.own_keys.forget()
-    directory.stop()
+    tenant_cache.stop()
 
 
 @pytest.mark.real_time
@@ -125,8 +126,8 @@ def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deploym
     assert Counter(completed) == Counter(created.values())
     tenant = Tenant(tid=row.tid, slug=row.slug)
     for task_id in created.values():
-        assert selectors.task(tenant, task_id).now().status is Status.COMPLETED
-    [stats] = selectors.queues(tenant).now()
+        assert selectors.task(tenant, task_id).run_sync().status is Status.COMPLETED
+    [stats] = selectors.queues(tenant).run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress, stats.dlq) == (0, 0, 0, 0)
     entries = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)
     ended = Counter(fields[b"id"].decode() for _, fields in entries if fields[b"status"] == b"COMPLETED")

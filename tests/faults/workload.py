@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from queues.engine import Call
-from queues.task import NewResult, NewTask, Status, Task
+from core.redis.script_call import ScriptCall
+from queues.domain import NewResult, NewTask, Status, Task
+from queues.engine import (
+    admin_commands,
+    dead_letter_commands,
+    maintenance_commands,
+    producer_commands,
+    queries,
+    worker_commands,
+)
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
 
 OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "max_attempts": 3}
@@ -22,13 +30,19 @@ class Workload:
         self.engine, self.clock, self.tid = world.engine, clock, tid
 
     def enqueue(self, *tasks: NewTask) -> list[Task]:
-        call = self.engine.enqueue(self.tid, "acme", tasks, retention_ms=DAY_MS)
+        call = producer_commands.enqueue(self.engine, self.tid, "acme", tasks, retention_ms=DAY_MS)
         assert len(call.commands) == 1
-        return [item.task for item in call.now() if not isinstance(item, Exception)]
+        return [item.task for item in call.run_sync() if not isinstance(item, Exception)]
 
     def claim(self, limit: int, *commands: str, lease_s: int = 30) -> list[Task]:
         names = list(commands) or ["send"]
-        tasks = self.engine.claim(self.tid, names, "w1", lease_ms=lease_s * 1000, limit=limit, wait_ms=1000).now().tasks
+        tasks = (
+            worker_commands.claim(
+                self.engine, self.tid, names, "w1", lease_ms=lease_s * 1000, limit=limit, wait_ms=1000
+            )
+            .run_sync()
+            .tasks
+        )
         assert len(tasks) == limit
         return tasks
 
@@ -39,12 +53,20 @@ class Workload:
                       error=None if is_success else "boom", lease_token=task.lease_token)
             for task in tasks
         ]  # fmt: skip
-        items = self.engine.submit(self.tid, "w1", results, retention_ms=DAY_MS).now()
+        items = worker_commands.submit(self.engine, self.tid, "w1", results, retention_ms=DAY_MS).run_sync()
         assert [item for item in items if isinstance(item, Exception)] == []
 
-    def nack(self, task: Task, delay_ms: int | None = None) -> Call[Any]:
-        return self.engine.nack(self.tid, task.id, "w1", token=task.lease_token or "", delay_ms=delay_ms, reason="boom",
-                                dead_retention_ms=2 * DAY_MS)  # fmt: skip
+    def nack(self, task: Task, delay_ms: int | None = None) -> ScriptCall[Any]:
+        return worker_commands.nack(
+            self.engine,
+            self.tid,
+            task.id,
+            "w1",
+            token=task.lease_token or "",
+            delay_ms=delay_ms,
+            reason="boom",
+            dead_retention_ms=2 * DAY_MS,
+        )
 
     def steps(self) -> Iterator[str]:
         engine, tid = self.engine, self.tid
@@ -63,45 +85,49 @@ class Workload:
         held = self.claim(3)
         assert [task.id for task in held] == [task.id for task in first[:3]]
         yield "claim three"
-        engine.heartbeat(tid, held[0].id, "w1", extend_ms=90_000, token=held[0].lease_token or "", progress="10").now()
+        worker_commands.heartbeat(
+            engine, tid, held[0].id, "w1", extend_ms=90_000, token=held[0].lease_token or "", progress="10"
+        ).run_sync()
         yield "heartbeat"
         self.submit(held[0])
         yield "submit"
         self.submit(held[0])
         yield "submit again"
-        self.nack(held[1]).now()
+        self.nack(held[1]).run_sync()
         yield "nack"
-        engine.abandon(tid, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).now()
+        worker_commands.abandon(engine, tid, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).run_sync()
         yield "abandon"
         mails = self.claim(3, "send", "mail")
         yield "claim of two queues"
-        assert self.nack(mails[0]).now().is_dead
+        assert self.nack(mails[0]).run_sync().is_dead
         yield "nack to a dead letter"
         self.submit(mails[1], status=Status.FAILED)
         yield "submit a failure"
-        engine.task(tid, mails[2].id, watch=True).now()
+        queries.task(engine, tid, mails[2].id, watch=True).run_sync()
         yield "watch"
-        engine.cancel(tid, first[3].id, retention_ms=DAY_MS).now()
+        producer_commands.cancel(engine, tid, first[3].id, retention_ms=DAY_MS).run_sync()
         yield "cancel a ready task"
-        engine.cancel(tid, late.id, retention_ms=DAY_MS).now()
+        producer_commands.cancel(engine, tid, late.id, retention_ms=DAY_MS).run_sync()
         yield "cancel delayed"
         self.clock.advance(2)
-        assert engine.promote(tid, "send").now()[0] == 1
+        assert maintenance_commands.promote(engine, tid, "send").run_sync()[0] == 1
         yield "promote"
         self.clock.advance(40)
-        assert engine.reap(tid, "mail", dead_retention_ms=2 * DAY_MS).now()[:2] == (1, 1)
+        assert maintenance_commands.reap(engine, tid, "mail", dead_retention_ms=2 * DAY_MS).run_sync()[:2] == (1, 1)
         yield "reap to a dead letter"
-        assert not isinstance(engine.replay(tid, [mails[0].id, mails[2].id]).now()[0], Exception)
+        assert not isinstance(
+            dead_letter_commands.replay(engine, tid, [mails[0].id, mails[2].id]).run_sync()[0], Exception
+        )
         yield "replay"
-        engine.pause(tid, "mail").now()
+        admin_commands.pause(engine, tid, "mail").run_sync()
         yield "pause"
-        assert not engine.claim(tid, ["mail"], "w2", lease_ms=1_000, limit=1).now().tasks
+        assert not worker_commands.claim(engine, tid, ["mail"], "w2", lease_ms=1_000, limit=1).run_sync().tasks
         yield "claim of a paused queue"
-        engine.resume(tid, "mail").now()
+        admin_commands.resume(engine, tid, "mail").run_sync()
         yield "resume"
         again = self.claim(4, "mail", "send", lease_s=1)
         yield "claim past a removed id"
-        engine.cancel(tid, again[0].id, retention_ms=DAY_MS).now()
+        producer_commands.cancel(engine, tid, again[0].id, retention_ms=DAY_MS).run_sync()
         yield "cancel a claimed task"
         self.clock.advance(3)
         rest = self.claim(2)
@@ -116,13 +142,17 @@ class Workload:
         self.enqueue(*[new("late", priority=9, delay_ms=1_000 * n) for n in range(4)])
         yield "enqueue for a third queue"
         self.clock.advance(DAY_MS / 1000)
-        _, over = engine.expired(tid, limit=2).now()
+        _, over = maintenance_commands.expired(engine, tid, limit=2).run_sync()
         assert len(over) == 2
-        assert all(engine.purge(tid, over, before_ms=self.clock.now_ms).now())
+        assert all(maintenance_commands.purge(engine, tid, over, before_ms=self.clock.now_ms).run_sync())
         yield "clean up"
-        assert engine.purge(tid, [more[0].id, more[1].id]).now() == [True, True]
+        assert maintenance_commands.purge(engine, tid, [more[0].id, more[1].id]).run_sync() == [True, True]
         yield "purge"
-        while tasks := engine.claim(tid, ["send", "mail", "late"], "w1", lease_ms=9_000, limit=3).now().tasks:
+        while (
+            tasks := worker_commands.claim(engine, tid, ["send", "mail", "late"], "w1", lease_ms=9_000, limit=3)
+            .run_sync()
+            .tasks
+        ):
             yield "claim the remaining tasks"
             self.submit(*tasks)
             yield "submit the remaining tasks"

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from codeq_site.redis import client
+from core.redis.connections import client
 from pipeline.spark import load as loading
 from pipeline.spark.lake import Lake
 from pipeline.spark.load import LoadRejected, LoadTarget, add_idempotency_keys, load, read_dataset
 from queues import selectors
 from tenants import services as tenants
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tests.conftest import free_port
 from tests.pipeline.history import Audit
 from tests.waiting import until
@@ -248,7 +248,7 @@ def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
-        directory.stop()
+        tenant_cache.stop()
 
 
 @pytest.mark.spec("PIP-5", "Spark's executors load a dataset into a queue, each row once")
@@ -259,11 +259,11 @@ def test_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake, t
     target = LoadTarget(api, token, "import", priority=3)
     result = load(spark, lake, source, target, key="n")
     assert (result.sent, result.refused) == (700, 0)
-    tenant = directory.known("acme") or pytest.fail("the tenant is not known")
-    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    tenant = tenant_cache.known("acme") or pytest.fail("the tenant is not known")
+    assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
     # After the record of the load is deleted, all rows are sent again, and no task is created twice.
     for name in lake.store.list_names("_loads"):
         lake.store.delete(f"_loads/{name}")
     assert load(spark, lake, source, target, key="n").sent == 700
-    assert selectors.queue_stats(tenant, "import").now().ready == 700
+    assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
     assert client().ping()

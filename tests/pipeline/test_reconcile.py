@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client, engine, partitions
+from core.redis.connections import client, reachable_partitions
 from pipeline.spark import schemas, sinks
 from pipeline.spark.lake import Lake
-from queues import beat, services, stream
+from queues import periodic_tasks, services
+from queues.audit import stream
+from queues.audit.events import Entry, Event, parse
+from queues.current_engine import engine
 from queues.engine import keys
-from queues.events import Entry, Event, parse
 from queues.filters import filters
 from tenants.tenant import Tenant
+from tests.fixtures.queues import Clock, Queue
 from tests.pipeline.history import Audit, count_rows
-from tests.queues.conftest import Clock, Queue
 
 # The night in which clocks in New York change, at 07:00 UTC. The test starts before midnight UTC.
 START = datetime(2026, 3, 7, 23, 59, 50, tzinfo=UTC)
@@ -32,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, valkey: object) -> Iterator[Clock]:
     """The engine's clock, which only advances on request."""
     clock = Clock()
     clock.now_ms = round(START.timestamp() * 1000)
-    monkeypatch.setattr(engine(), "_clock", clock)
+    monkeypatch.setattr(engine(), "clock", clock)
     filters.cache_clear()
     yield clock
     filters.cache_clear()
@@ -52,20 +54,20 @@ def run_random_tasks(queue: Queue, clock: Clock, rng: random.Random) -> None:
         elif action == "fail":
             queue.fail(task, task.worker, error="no")
         elif action == "nack":
-            services.nack(queue.tenant, task.id, task.worker, reason="later").now()
+            services.nack(queue.tenant, task.id, task.worker, reason="later").run_sync()
         elif action == "abandon":
-            services.abandon(queue.tenant, task.id, task.worker).now()
+            services.abandon(queue.tenant, task.id, task.worker).run_sync()
         elif action == "cancel":
-            services.cancel(queue.tenant, task.id).now()
+            services.cancel(queue.tenant, task.id).run_sync()
     if rng.random() < 0.3:
         # A task that was never claimed has no attempt, so it is not counted.
-        services.cancel(queue.tenant, queue.enqueue().id).now()
+        services.cancel(queue.tenant, queue.enqueue().id).run_sync()
 
 
 def read_events() -> list[Event]:
     """Read all entries of the event streams in Redis."""
     events = []
-    for partition in partitions():
+    for partition in reachable_partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
             events.append(parse(Entry(partition, stream_id.decode(), fields)))
     return events
@@ -90,7 +92,7 @@ def test_redis_the_audit_and_the_marts_agree(run: Any, spark: Any, lake: Lake, a
         clock.advance(rng.random() * 2 * 3 * 86_400 / ROUNDS)
         if number == ROUNDS // 2:
             first_events = read_events()
-            beat.run_drain(lambda: True)
+            periodic_tasks.run_drain(lambda: True)
             assert run_and_count(run, lake) == audit.count_per_partition()
             first_counts = count_per_day(first_events)
     events = read_events()
@@ -98,7 +100,7 @@ def test_redis_the_audit_and_the_marts_agree(run: Any, spark: Any, lake: Lake, a
     redis = first_counts + count_per_day(
         [event for event in events if (event.partition, event.stream_id) not in counted_ids]
     )
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     assert stream.lag() == 0
     assert {outcome for _, outcome in redis} >= {"COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED"}
     assert len({key for key, _ in redis}) >= 6

@@ -15,8 +15,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
-from codeq_site import conf as settings
-from pipeline import beat, services
+from core import conf as settings
+from pipeline import periodic_tasks, services
 from pipeline.models import MARTS, Failure, RunLog, Throughput, WebhookHealth
 from pipeline.spark import jobs
 from pipeline.spark.lake import Lake, files
@@ -164,9 +164,11 @@ def run_periodic_task(monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[str
     Return the task's result and the number of lock renewals.
     """
     popen, lock = subprocess.Popen, FakeLock()
-    monkeypatch.setattr(beat, "LOCK_SECONDS", 0.4)
-    monkeypatch.setattr(beat.subprocess, "Popen", lambda _, **more: popen([sys.executable, "-c", script], **more))
-    return beat.run_in_process(lock), lock.renewals
+    monkeypatch.setattr(periodic_tasks, "LOCK_SECONDS", 0.4)
+    monkeypatch.setattr(
+        periodic_tasks.subprocess, "Popen", lambda _, **more: popen([sys.executable, "-c", script], **more)
+    )
+    return periodic_tasks.run_in_process(lock), lock.renewals
 
 
 def test_periodic_task_renews_its_lock_and_returns_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +184,9 @@ def test_periodic_task_fails_if_the_run_fails(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_periodic_task_is_scheduled_hourly() -> None:
-    from codeq_site.celery import SCHEDULE
+    from codeq_site.beat_schedule import PERIODIC_TASKS
 
-    assert SCHEDULE["pipeline"] == ("pipeline.run", 3600.0)
+    assert PERIODIC_TASKS["pipeline"] == ("pipeline.run", 3600.0)
 
 
 def test_synthetic_history_is_written_for_existing_tenants(call_pipeline: Any, audit: Audit, two_tenants: None) -> None:

@@ -98,11 +98,12 @@ def test_pipeline_spark_does_not_import_django() -> None:
         "import sys, pkgutil, importlib, pipeline.spark\n"
         "for module in pkgutil.walk_packages(pipeline.spark.__path__, 'pipeline.spark.'):\n"
         "    importlib.import_module(module.name)\n"
-        "apps = {n.split('.')[0] for n in sys.modules} & {'django', 'codeq_site', 'queues', 'tenants', 'webhooks'}\n"
-        "print(sorted(apps), sorted(n for n in sys.modules if n.startswith('pipeline.') and '.spark' not in n))"
+        "names = {'django', 'codeq_site', 'console', 'queues', 'tenants', 'webhooks'}\n"
+        "apps = {n.split('.')[0] for n in sys.modules} & names\n"
+        "print(sorted(apps), sorted(n for n in sys.modules if n.startswith('core.')))"
     )
     process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[] ['pipeline.fingerprint']"
+    assert process.stdout.strip() == "[] ['core.failure_fingerprint']"
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from queues.task import Location, Status
-from tests.queues.conftest import Queue
+from queues.domain import Location, Status
+from tests.fixtures.queues import Queue
 
 
 @pytest.mark.spec("RET-3", "An abandoned task is back at once, at the back of its priority, and the attempt counts")
@@ -13,8 +13,8 @@ def test_an_abandoned_task_is_back_at_the_end_of_its_line(queue: Queue) -> None:
     queue.enqueue("first")
     queue.enqueue("second")
     task = queue.claim()
-    assert not services.abandon(queue.tenant, task.id, "w1").now().is_dead
-    found = selectors.task(queue.tenant, task.id).now()
+    assert not services.abandon(queue.tenant, task.id, "w1").run_sync().is_dead
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.PENDING_LIST, 1)
     assert queue.payloads() == ["second", "first"]
 
@@ -23,14 +23,14 @@ def test_an_abandoned_task_is_back_at_the_end_of_its_line(queue: Queue) -> None:
 def test_an_abandoned_task_keeps_its_priority(queue: Queue) -> None:
     queue.enqueue("urgent", priority=5)
     queue.enqueue("plain")
-    services.abandon(queue.tenant, queue.claim().id, "w1").now()
+    services.abandon(queue.tenant, queue.claim().id, "w1").run_sync()
     assert queue.payloads() == ["urgent", "plain"]
 
 
 def test_abandoning_the_last_attempt_is_death(queue: Queue) -> None:
     task = queue.enqueue(max_attempts=1)
-    assert services.abandon(queue.tenant, queue.claim().id, "w1").now().is_dead
-    found = selectors.task(queue.tenant, task.id).now()
+    assert services.abandon(queue.tenant, queue.claim().id, "w1").run_sync().is_dead
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.location, found.error) == (Location.DLQ_SET, "MAX_ATTEMPTS")
 
 
@@ -38,6 +38,6 @@ def test_only_the_holder_may_abandon(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim("w1")
     with pytest.raises(errors.NotLeaseOwner):
-        services.abandon(queue.tenant, task.id, "w2").now()
+        services.abandon(queue.tenant, task.id, "w2").run_sync()
     with pytest.raises(errors.TaskNotFound):
-        services.abandon(other_queue.tenant, task.id, "w1").now()
+        services.abandon(other_queue.tenant, task.id, "w1").run_sync()

@@ -3,13 +3,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from codeq_site import errors
-from codeq_site.redis import engine
+from core import errors
 from queues import services
+from queues.current_engine import engine
+from queues.domain import Enqueued, NewTask
+from queues.engine import admin_commands
 from queues.engine.options import Limits
-from queues.task import Enqueued, NewTask
 from tenants.tenant import Rates
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def limited(queue: Queue) -> Queue:
 
 
 def stored(queue: Queue, tries: int) -> int:
-    items = [services.enqueue(queue.tenant, [NewTask(command="send", payload="1")]).now()[0] for _ in range(tries)]
+    items = [services.enqueue(queue.tenant, [NewTask(command="send", payload="1")]).run_sync()[0] for _ in range(tries)]
     return sum(isinstance(item, Enqueued) for item in items)
 
 
@@ -39,13 +40,13 @@ def test_a_rate_far_above_one_a_millisecond_is_what_it_says(queue: Queue, clock:
     batch = [NewTask(command="send", payload="1")] * 1000
     sent = 0
     for _ in range(130):
-        sent += sum(isinstance(item, Enqueued) for item in services.enqueue(queue.tenant, batch).now())
+        sent += sum(isinstance(item, Enqueued) for item in services.enqueue(queue.tenant, batch).run_sync())
     assert 100_000 <= sent <= 101_000
 
 
 def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock: Clock) -> None:
     stored(limited, 20)
-    (refused,) = services.enqueue(limited.tenant, [NewTask(command="send", payload="1")]).now()
+    (refused,) = services.enqueue(limited.tenant, [NewTask(command="send", payload="1")]).run_sync()
     assert isinstance(refused, errors.TooMany)
     assert refused.retry_after_seconds is not None
     assert refused.retry_after_seconds <= 0.11
@@ -55,9 +56,9 @@ def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock:
 
 def test_a_batch_pays_for_each_of_its_tasks(limited: Queue, clock: Clock) -> None:
     batch = [NewTask(command="send", payload="1")] * 50
-    first = services.enqueue(limited.tenant, batch).now()
+    first = services.enqueue(limited.tenant, batch).run_sync()
     assert all(isinstance(item, Enqueued) for item in first), "one larger than the burst still goes through"
-    assert {type(item) for item in services.enqueue(limited.tenant, batch).now()} == {errors.TooMany}
+    assert {type(item) for item in services.enqueue(limited.tenant, batch).run_sync()} == {errors.TooMany}
     clock.advance(2.9)
     assert stored(limited, 1) == 0
     clock.advance(0.2)
@@ -66,9 +67,9 @@ def test_a_batch_pays_for_each_of_its_tasks(limited: Queue, clock: Clock) -> Non
 
 def test_a_repeated_key_costs_nothing_and_is_answered_at_the_limit(limited: Queue) -> None:
     key = NewTask(command="send", payload="1", idempotency_key="k")
-    services.enqueue(limited.tenant, [key]).now()
+    services.enqueue(limited.tenant, [key]).run_sync()
     stored(limited, 30)
-    (again,) = services.enqueue(limited.tenant, [key]).now()
+    (again,) = services.enqueue(limited.tenant, [key]).run_sync()
     assert isinstance(again, Enqueued)
     assert again.is_replayed
 
@@ -85,7 +86,9 @@ def test_claims_are_limited(limited: Queue) -> None:
 @pytest.mark.spec("AUT-3", "One tenant's limit is no other's, and new tokens add nothing to it")
 def test_tokens_share_their_tenants_rate(limited: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     new = [NewTask(command="send", payload="1")]
-    taken = sum(isinstance(services.enqueue(limited.tenant, new, by=f"{n:x}").now()[0], Enqueued) for n in range(100))
+    taken = sum(
+        isinstance(services.enqueue(limited.tenant, new, by=f"{n:x}").run_sync()[0], Enqueued) for n in range(100)
+    )
     assert taken == 20
     assert stored(other_queue, 100) == 100
 
@@ -95,9 +98,9 @@ def test_one_token_may_use_only_its_part(queue: Queue) -> None:
         count = 0
         for _ in range(100):
             try:
-                engine().admit(
-                    queue.tenant.tid, Limits(what="admin", per_second=10, token=token, token_percent=50)
-                ).now()
+                admin_commands.admit(
+                    engine(), queue.tenant.tid, Limits(what="admin", per_second=10, token=token, token_percent=50)
+                ).run_sync()
             except errors.TooMany:
                 continue
             count += 1
@@ -115,7 +118,7 @@ def test_the_depth_is_a_bound_on_what_waits(queue: Queue) -> None:
     queue.enqueue()
     with pytest.raises(errors.QueueFull):
         queue.enqueue()
-    services.cancel(queue.tenant, cancelled.id).now()
+    services.cancel(queue.tenant, cancelled.id).run_sync()
     queue.enqueue()
     with pytest.raises(errors.QueueFull):
         queue.enqueue()

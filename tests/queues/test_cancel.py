@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from queues.task import Location, Status
-from tests.queues.conftest import Clock, Queue
+from queues.domain import Location, Status
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5_000], ids=["ready", "delayed"])
 def test_a_waiting_task_ends_cancelled_and_is_never_delivered(queue: Queue, clock: Clock, delay_ms: int) -> None:
     task = queue.enqueue(delay_ms=delay_ms)
-    assert services.cancel(queue.tenant, task.id).now().status is Status.CANCELLED
+    assert services.cancel(queue.tenant, task.id).run_sync().status is Status.CANCELLED
     clock.advance(10)
     assert queue.look().tasks == []
-    found = selectors.task(queue.tenant, task.id).now()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.status, found.location) == (Status.CANCELLED, Location.NONE)
     assert [(e["attempt"], e["outcome"], e["worker"]) for e in queue.events()] == [("0", "CANCELLED", "")]
 
@@ -22,26 +22,26 @@ def test_a_waiting_task_ends_cancelled_and_is_never_delivered(queue: Queue, cloc
 @pytest.mark.spec("QUE-6", "A cancelled task is not counted as ready from that moment on")
 def test_a_cancelled_task_is_not_counted(queue: Queue) -> None:
     tasks = queue.enqueue_many(3, priority=4)
-    services.cancel(queue.tenant, tasks[1].id).now()
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 2
+    services.cancel(queue.tenant, tasks[1].id).run_sync()
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 2
     assert queue.payloads() == ["0", "2"]
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 0
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
 def test_a_running_task_is_told_at_its_next_heartbeat_and_its_result_refused(queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim()
-    services.cancel(queue.tenant, task.id).now()
+    services.cancel(queue.tenant, task.id).run_sync()
     with pytest.raises(errors.TaskCancelled):
-        services.heartbeat(queue.tenant, task.id, "w1").now()
+        services.heartbeat(queue.tenant, task.id, "w1").run_sync()
     assert isinstance(queue.complete(task), errors.TaskCancelled)
     assert [(e["attempt"], e["outcome"], e["worker"]) for e in queue.events()] == [("1", "CANCELLED", "w1")]
-    assert selectors.queue_stats(queue.tenant, "send").now().in_progress == 0
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().in_progress == 0
 
 
 def test_cancelling_again_answers_the_same(queue: Queue) -> None:
     task = queue.enqueue()
-    assert services.cancel(queue.tenant, task.id).now() == services.cancel(queue.tenant, task.id).now()
+    assert services.cancel(queue.tenant, task.id).run_sync() == services.cancel(queue.tenant, task.id).run_sync()
     assert len(queue.events()) == 1
 
 
@@ -51,6 +51,6 @@ def test_what_has_ended_cannot_be_cancelled(queue: Queue, other_queue: Queue) ->
     queue.complete(done)
     for task in (done, queue.dead()):
         with pytest.raises(errors.AlreadyEnded):
-            services.cancel(queue.tenant, task.id).now()
+            services.cancel(queue.tenant, task.id).run_sync()
     with pytest.raises(errors.TaskNotFound):
-        services.cancel(other_queue.tenant, queue.enqueue().id).now()
+        services.cancel(other_queue.tenant, queue.enqueue().id).run_sync()

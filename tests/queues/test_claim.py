@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.redis import engine
+from core import errors
 from queues import selectors, services
+from queues.current_engine import engine
+from queues.domain import Location, Status
 from queues.engine import Options
-from queues.task import Location, Status
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("CLM-1", "A claim takes one id and opens a lease: owner, deadline, IN_PROGRESS")
@@ -19,7 +19,7 @@ def test_a_claim_opens_a_lease(queue: Queue, clock: Clock) -> None:
     assert claimed.lease_until_ms == clock.now_ms + 60_000
     assert claimed.lease_token is not None
     assert len(claimed.lease_token) == 32
-    found = selectors.task(queue.tenant, task.id).now()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.worker, found.location, found.lease_until_ms) == (
         "w1",
         Location.INPROG_SET,
@@ -78,7 +78,7 @@ def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(450, delay_ms=1000)
     clock.advance(2)
     queue.look()
-    stats = selectors.queue_stats(queue.tenant, "send").now()
+    stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress) == (199, 250, 1)
 
 
@@ -90,19 +90,19 @@ def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch:
     clock.advance(1)
     looked = queue.look()
     assert (looked.tasks, looked.expired, looked.dead) == ([], 200, 0)
-    stats = selectors.queue_stats(queue.tenant, "send").now()
+    stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.delayed, stats.in_progress) == (200, 50)
 
 
 @pytest.mark.spec("CLM-5", "The work of one script is bounded: past so many ghosts the claim goes on in another")
 def test_a_claim_walks_past_any_number_of_ghosts(queue: Queue, store: redis.Redis) -> None:
     for task in queue.enqueue_many(1000):
-        services.cancel(queue.tenant, task.id).now()
+        services.cancel(queue.tenant, task.id).run_sync()
     queue.enqueue("alive")
     store.config_resetstat()
     assert queue.claim().spec.payload == "alive"
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == 5
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 0
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
 @pytest.mark.spec("QUE-4", "A claim reads the bodies it takes and no other")
@@ -134,7 +134,7 @@ def test_every_claim_has_a_token_of_its_own(queue: Queue, clock: Clock) -> None:
 
 def test_a_task_that_failed_before_tells_the_next_worker_why(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
-    services.nack(queue.tenant, queue.claim().id, "w1", reason="disk full", delay_seconds=0).now()
+    services.nack(queue.tenant, queue.claim().id, "w1", reason="disk full", delay_seconds=0).run_sync()
     again = queue.claim()
     assert (again.error, again.attempts) == ("disk full", 1)
 

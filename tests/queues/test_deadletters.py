@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from codeq_site import errors
-from codeq_site.redis import client
-from queues import beat, deadletters, exports, failures, pages, selectors, services
-from queues.deadletters import Filter
+from core import errors
+from core.redis.connections import client
+from queues import failure_ids, periodic_tasks, selectors, services
+from queues.deadletters import exports, failure_groups, queries
+from queues.deadletters.queries import Filter
 from queues.models import AuditedResult
+from queues.search import pagination
 from tenants.tenant import Tenant
-from tests.queues.conftest import Queue, plan
+from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,7 +58,7 @@ def made(tenant: Tenant) -> Made:
             AuditedResult(
                 task_id=uuid.uuid4(),
                 ended_at=at - timedelta(seconds=number),
-                fingerprint=failures.fingerprint(usual["command"], usual["error"]),
+                fingerprint=failure_ids.failure_id(usual["command"], usual["error"]),
                 **usual,
             )
             for number in range(count)
@@ -67,12 +69,12 @@ def made(tenant: Tenant) -> Made:
     return make
 
 
-def ids(page: deadletters.Page) -> list[str]:
+def ids(page: queries.DeadLetterPage) -> list[str]:
     return [letter.id for letter in page.letters]
 
 
 def found(tenant: Tenant, **asked: Any) -> list[str]:
-    return ids(deadletters.page([tenant.tid], Filter(**asked)))
+    return ids(queries.page([tenant.tid], Filter(**asked)))
 
 
 @pytest.mark.spec("ADM-2", "Dead letters are grouped by failure: the same message but for its numbers is one failure")
@@ -82,7 +84,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     made(2, error="no such customer", at=NOW - timedelta(days=3))
     made(error="timeout after 5 ms", command="mail")
     made(error="timeout after 5 ms", is_dead=False)
-    groups = failures.groups([tenant.tid])
+    groups = failure_groups.groups([tenant.tid])
     assert [(group.command, group.error, group.count) for group in groups] == [
         ("render", "timeout after 0 ms", 3),
         ("render", "no such customer", 2),
@@ -90,7 +92,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     ]
     assert (groups[0].last_at, groups[0].first_at) == (NOW, NOW - timedelta(hours=10))
     assert (sum(groups[0].trend), groups[0].trend[-1], sum(groups[1].trend)) == (3, 1, 0)
-    assert [group.command for group in failures.groups([tenant.tid], command="mail")] == ["mail"]
+    assert [group.command for group in failure_groups.groups([tenant.tid], command="mail")] == ["mail"]
     assert len(found(tenant, command="render", failure=groups[0].failure)) == 3
     assert len(found(tenant, failure=groups[0].failure)) == 3
 
@@ -137,7 +139,7 @@ def test_dead_letters_are_found_by_what_is_known_of_them(
     ]
     names = dict(zip(rows, "abcd", strict=True))
     assert "".join(names[each] for each in found(tenant, **asked)) == expected
-    assert deadletters.count([tenant.tid], Filter(**asked)) == len(expected)
+    assert queries.count([tenant.tid], Filter(**asked)) == len(expected)
 
 
 @pytest.mark.parametrize("path", ["$[", "x y", '$.a ? (@ like_regex "(")', "drop table"])
@@ -158,18 +160,20 @@ def test_what_is_no_json_path_is_refused_with_the_reason(tenant: Tenant, made: M
 )  # fmt: skip
 def test_a_filter_that_can_mean_nothing_is_refused(tenant: Tenant, asked: Filter) -> None:
     with pytest.raises(errors.InvalidRequest):
-        deadletters.page([tenant.tid], asked)
+        queries.page([tenant.tid], asked)
 
 
 def test_a_question_that_takes_too_long_is_ended(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_MS", 50)
+    monkeypatch.setattr(pagination, "PAGE_MS", 50)
     made(5)
     # A row takes as long as a regular expression in somebody's JSON path may take.
-    slow = pages.Condition("pg_sleep(10) IS NOT NULL")
-    for look in (pages.keys, pages.upwards):
+    slow = pagination.Condition("pg_sleep(10) IS NOT NULL")
+    for look in (pagination.keys, pagination.ascending):
         with pytest.raises(errors.InvalidRequest, match="too long"):
-            look(pages.Which(tids=(tenant.tid,), where=(slow,)), None, 5)
-    assert pages.count(pages.Which(tids=(tenant.tid,), where=(slow,)), at_most=10, milliseconds=50) is None
+            look(pagination.RowFilter(tids=(tenant.tid,), where=(slow,)), None, 5)
+    assert (
+        pagination.count(pagination.RowFilter(tids=(tenant.tid,), where=(slow,)), at_most=10, milliseconds=50) is None
+    )
     with connection.cursor() as cursor:
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("0",)
@@ -180,7 +184,7 @@ def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made
     made()
     for asked in (Filter(text="-- !"), Filter(error='"')):
         with pytest.raises(errors.InvalidRequest, match="no word"):
-            deadletters.page([tenant.tid], asked)
+            queries.page([tenant.tid], asked)
 
 
 @pytest.mark.parametrize(
@@ -214,27 +218,25 @@ def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: Tenant, made
 def test_nobody_sees_another_tenants_dead_letters(tenant: Tenant, other_tenant: Tenant, made: Made) -> None:
     made(error="canary of acme")
     theirs = made(tid=other_tenant.tid, error="canary of acme")
-    [group] = failures.groups([other_tenant.tid])
+    [group] = failure_groups.groups([other_tenant.tid])
     assert (group.tid, group.count) == (other_tenant.tid, 1)
     for asked in ({}, {"text": "canary"}, {"failure": group.failure}, {"command": "render", "failure": group.failure}):
         assert found(other_tenant, **asked) == theirs
-        assert deadletters.count([other_tenant.tid], Filter(**asked)) == 1
-    assert deadletters.page([], Filter()).letters == []
-    assert failures.groups([]) == []
-    assert deadletters.count([], Filter()) == 0
-    assert [type(item) for item in deadletters.replay(tenant, theirs)] == [errors.TaskNotFound]
-    assert [type(item) for item in deadletters.delete(tenant, theirs)] == [errors.TaskNotFound]
+        assert queries.count([other_tenant.tid], Filter(**asked)) == 1
+    assert queries.page([], Filter()).letters == []
+    assert failure_groups.groups([]) == []
+    assert queries.count([], Filter()) == 0
+    assert [type(item) for item in queries.replay(tenant, theirs)] == [errors.TaskNotFound]
+    assert [type(item) for item in queries.delete(tenant, theirs)] == [errors.TaskNotFound]
     assert found(other_tenant) == theirs
     both = [tenant.tid, other_tenant.tid]
-    assert (
-        len(deadletters.page(both, Filter()).letters) == len(deadletters.page(None, Filter(text="canary")).letters) == 2
-    )
+    assert len(queries.page(both, Filter()).letters) == len(queries.page(None, Filter(text="canary")).letters) == 2
 
 
 def pages_of(tids: list[str] | None, asked: Filter, limit: int) -> Iterator[list[str]]:
     cursor = None
     while True:
-        page = deadletters.page(tids, asked, cursor=cursor, limit=limit)
+        page = queries.page(tids, asked, cursor=cursor, limit=limit)
         yield ids(page)
         cursor = page.cursor
         if cursor is None:
@@ -242,7 +244,9 @@ def pages_of(tids: list[str] | None, asked: Filter, limit: int) -> Iterator[list
 
 
 @pytest.mark.parametrize(
-    "asked", [Filter(), Filter(text="boom"), Filter(deliveries_from=1)], ids=["all", "words", "walked"]
+    "asked",
+    [Filter(), Filter(text="boom"), Filter(deliveries_from=1)],
+    ids=["all", "words", "walked"],
 )
 @pytest.mark.parametrize("which", ["one", "two", "all"])
 def test_pages_follow_each_other_without_a_gap_or_a_repeat(
@@ -268,9 +272,9 @@ def test_letters_that_died_in_the_same_moment_are_all_on_some_page(tenant: Tenan
 
 def test_what_dies_meanwhile_moves_no_page(tenant: Tenant, made: Made) -> None:
     expected = made(6)
-    first = deadletters.page([tenant.tid], Filter(), limit=3)
+    first = queries.page([tenant.tid], Filter(), limit=3)
     made(5, at=NOW + timedelta(minutes=1))
-    second = deadletters.page([tenant.tid], Filter(), cursor=first.cursor, limit=3)
+    second = queries.page([tenant.tid], Filter(), cursor=first.cursor, limit=3)
     assert [*ids(first), *ids(second)] == expected
 
 
@@ -279,28 +283,28 @@ def test_what_dies_meanwhile_moves_no_page(tenant: Tenant, made: Made) -> None:
 )
 def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
     if cursor in ("", "99999999999999999-" + "a" * 32):
-        assert deadletters.page([tenant.tid], Filter(), cursor=cursor).letters == []
+        assert queries.page([tenant.tid], Filter(), cursor=cursor).letters == []
         return
     with pytest.raises(errors.InvalidRequest, match="cursor"):
-        deadletters.page([tenant.tid], Filter(), cursor=cursor)
+        queries.page([tenant.tid], Filter(), cursor=cursor)
 
 
 @pytest.mark.spec("ADM-2", "No page of a list does unbounded work: it ends early and says where to go on")
 def test_a_page_looks_at_so_many_rows_and_no_more(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LOOK", 40)
-    monkeypatch.setattr(pages, "WINDOW", 10)
+    monkeypatch.setattr(pagination, "SCAN_LIMIT", 40)
+    monkeypatch.setattr(pagination, "WINDOW", 10)
     made(90)
     [needle] = made(at=NOW - timedelta(hours=1), deliveries=7)
     walked = list(pages_of([tenant.tid], Filter(deliveries_from=7), 5))
     assert walked == [[], [], [needle]]
 
 
-@pytest.mark.parametrize("limit", [10, pages.WORDS_ROWS])
+@pytest.mark.parametrize("limit", [10, pagination.WORDS_ROWS])
 def test_words_that_are_too_common_are_found_all_the_same(
     tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """From the words' own index or, where that is too much to sort, along the rows."""
-    monkeypatch.setattr(pages, "WORDS_ROWS", limit)
+    monkeypatch.setattr(pagination, "WORDS_ROWS", limit)
     expected = made(40, error="everywhere")
     made(5, error="elsewhere")
     assert [each for page in pages_of([tenant.tid], Filter(text="everywhere"), 7) for each in page] == expected
@@ -310,14 +314,14 @@ def test_words_that_are_too_common_are_found_all_the_same(
 @pytest.mark.parametrize(
     ("asked", "index"),
     [
-        (lambda tid: failures.groups([tid]), "audited_dead_failure"),
-        (lambda tid: failures.groups([tid], command="render"), "audited_dead_failure"),
-        (lambda tid: deadletters.page([tid], Filter(command="render"), limit=50), "audited_dead"),
-        (lambda tid: deadletters.page([tid], Filter(), limit=50), "audited_dead_tenant"),
-        (lambda tid: deadletters.page([tid, "zeta0002"], Filter(), limit=50), "audited_dead_tenant"),
-        (lambda tid: deadletters.page(None, Filter(), limit=50), "audited_dead_all"),
-        (lambda tid: deadletters.page([tid], Filter(command="render", failure="0" * 16)), "audited_dead_failure"),
-        (lambda tid: deadletters.page([tid], Filter(text="needle")), "audited_words"),
+        (lambda tid: failure_groups.groups([tid]), "audited_dead_failure"),
+        (lambda tid: failure_groups.groups([tid], command="render"), "audited_dead_failure"),
+        (lambda tid: queries.page([tid], Filter(command="render"), limit=50), "audited_dead"),
+        (lambda tid: queries.page([tid], Filter(), limit=50), "audited_dead_tenant"),
+        (lambda tid: queries.page([tid, "zeta0002"], Filter(), limit=50), "audited_dead_tenant"),
+        (lambda tid: queries.page(None, Filter(), limit=50), "audited_dead_all"),
+        (lambda tid: queries.page([tid], Filter(command="render", failure="0" * 16)), "audited_dead_failure"),
+        (lambda tid: queries.page([tid], Filter(text="needle")), "audited_words"),
     ],
     ids=["groups", "groups of a queue", "queue", "tenant", "tenants", "all", "failure", "words"],
 )
@@ -339,11 +343,11 @@ def test_lists_are_answered_by_an_index(tenant: Tenant, made: Made, asked: Calla
 @pytest.mark.spec("RET-4", "A dead letter that was replayed is in no list from that moment, and in line again")
 def test_a_dead_letter_is_replayed(live: Queue) -> None:
     task = live.dead()
-    beat.run_drain(lambda: True)
-    [again] = deadletters.replay(live.tenant, [task.id])
+    periodic_tasks.run_drain(lambda: True)
+    [again] = queries.replay(live.tenant, [task.id])
     assert not isinstance(again, errors.CodeqError)
     assert found(live.tenant) == []  # at once, before the stream has told
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     assert found(live.tenant) == []
     assert live.claim().id == task.id
 
@@ -354,16 +358,16 @@ def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
     task = live.dead()
     for _ in range(2):
         for _ in range(drains):
-            beat.run_drain(lambda: True)
-        services.replay(live.tenant, [task.id]).now()
-        services.nack(live.tenant, live.claim().id, "w1", reason="again").now()
-    beat.run_drain(lambda: True)
+            periodic_tasks.run_drain(lambda: True)
+        services.replay(live.tenant, [task.id]).run_sync()
+        services.nack(live.tenant, live.claim().id, "w1", reason="again").run_sync()
+    periodic_tasks.run_drain(lambda: True)
     assert found(live.tenant) == [task.id]
-    services.replay(live.tenant, [task.id]).now()
-    beat.run_drain(lambda: True)
+    services.replay(live.tenant, [task.id]).run_sync()
+    periodic_tasks.run_drain(lambda: True)
     assert found(live.tenant) == []
     live.complete(live.claim())
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     row = AuditedResult.objects.get(pk=task.id)
     assert (row.status, row.is_dead, row.deliveries) == ("COMPLETED", False, 4)
 
@@ -371,20 +375,20 @@ def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
 def test_a_death_the_audit_learns_of_late_is_not_unmarked_by_an_older_look(live: Queue) -> None:
     """Between the look at the row and its unmarking the task dies once more: the later death stands."""
     task = live.dead()
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     before = {uuid.UUID(task.id): AuditedResult.objects.get(pk=task.id).position}
-    services.replay(live.tenant, [task.id]).now()
-    services.nack(live.tenant, live.claim().id, "w1", reason="again").now()
-    beat.run_drain(lambda: True)
-    deadletters.forget(live.tenant.tid, before)
+    services.replay(live.tenant, [task.id]).run_sync()
+    services.nack(live.tenant, live.claim().id, "w1", reason="again").run_sync()
+    periodic_tasks.run_drain(lambda: True)
+    queries.forget(live.tenant.tid, before)
     assert found(live.tenant) == [task.id]
 
 
 @pytest.mark.spec("ADM-2", "A payload is mended before the replay")
 def test_a_poisoned_payload_is_mended(live: Queue) -> None:
     poisoned, other = live.dead(payload='{"amount":"x"}'), live.dead(payload='"other"')
-    beat.run_drain(lambda: True)
-    deadletters.replay(live.tenant, [poisoned.id, other.id], {poisoned.id: '{ "amount": 1.10 }'})
+    periodic_tasks.run_drain(lambda: True)
+    queries.replay(live.tenant, [poisoned.id, other.id], {poisoned.id: '{ "amount": 1.10 }'})
     assert [live.claim().spec.payload, live.claim().spec.payload] == ['{"amount":1.10}', '"other"']
 
 
@@ -392,14 +396,14 @@ def test_a_poisoned_payload_is_mended(live: Queue) -> None:
 def test_a_payload_that_is_no_json_is_refused_and_nothing_is_replayed(live: Queue, payload: str) -> None:
     task = live.dead()
     with pytest.raises(errors.InvalidRequest):
-        deadletters.replay(live.tenant, [task.id], {task.id: payload})
-    assert selectors.queue_stats(live.tenant, "render").now().dlq == 1
+        queries.replay(live.tenant, [task.id], {task.id: payload})
+    assert selectors.queue_stats(live.tenant, "render").run_sync().dlq == 1
 
 
 def test_a_mended_payload_has_the_tenants_limit(live: Queue) -> None:
     task = live.dead()
     with pytest.raises(errors.PayloadTooLarge):
-        deadletters.replay(live.tenant, [task.id], {task.id: '"' + "x" * live.tenant.payload_bytes + '"'})
+        queries.replay(live.tenant, [task.id], {task.id: '"' + "x" * live.tenant.payload_bytes + '"'})
 
 
 @pytest.mark.spec("ADM-2", "A dead letter is deleted; its attempts stay on record, and nothing else can be deleted so")
@@ -407,14 +411,14 @@ def test_only_dead_letters_are_deleted(live: Queue) -> None:
     dead, finished = live.dead(), live.enqueue()
     live.complete(live.claim())
     waiting = live.enqueue()
-    beat.run_drain(lambda: True)
-    wrong = deadletters.delete(live.tenant, [dead.id, finished.id, waiting.id, "nonsense", dead.id])
+    periodic_tasks.run_drain(lambda: True)
+    wrong = queries.delete(live.tenant, [dead.id, finished.id, waiting.id, "nonsense", dead.id])
     assert [type(each) for each in wrong] == [
         type(None), errors.NotDead, errors.NotDead, errors.TaskNotFound, errors.TaskNotFound,
     ]  # fmt: skip
     assert found(live.tenant) == []
-    assert selectors.result(live.tenant, finished.id).now()[0].id == finished.id
-    beat.run_drain(lambda: True)
+    assert selectors.result(live.tenant, finished.id).run_sync()[0].id == finished.id
+    periodic_tasks.run_drain(lambda: True)
     assert (found(live.tenant), AuditedResult.objects.get(pk=dead.id).status) == ([], "FAILED")
 
 
@@ -422,19 +426,19 @@ def test_only_dead_letters_are_deleted(live: Queue) -> None:
 def test_what_retention_has_removed_is_not_listed(tenant: Tenant) -> None:
     short = Tenant(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
     Queue(short, "render").dead()
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     assert len(found(short)) == 1
-    assert beat.cleanup() == "1 removed"
-    beat.run_drain(lambda: True)
+    assert periodic_tasks.cleanup() == "1 removed"
+    periodic_tasks.run_drain(lambda: True)
     assert found(short) == []
 
 
 def test_a_row_whose_task_redis_has_lost_leaves_the_list_when_it_is_replayed(live: Queue) -> None:
     task = live.dead()
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     client().flushdb()
     assert found(live.tenant) == [task.id]
-    assert [type(item) for item in deadletters.replay(live.tenant, [task.id])] == [errors.TaskNotFound]
+    assert [type(item) for item in queries.replay(live.tenant, [task.id])] == [errors.TaskNotFound]
     assert found(live.tenant) == []
 
 
@@ -444,7 +448,7 @@ def test_a_row_whose_task_redis_has_lost_leaves_the_list_when_it_is_replayed(liv
 def test_an_export_has_every_letter_and_runs_nothing(
     tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "PAGE_LIMIT", 4)
+    monkeypatch.setattr(pagination, "PAGE_LIMIT", 4)
     expected = made(9, error="=HYPERLINK(1)", payload='"+1"')
     rows = list(exports.rows([tenant.tid], Filter(error="hyperlink")))
     lines = [json.loads(line) for line in b"".join(exports.as_json_lines(rows)).splitlines()]
@@ -461,4 +465,4 @@ def test_an_empty_list_is_exported_with_its_header_alone(tenant: Tenant) -> None
 
 @pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])
 def test_a_failures_number_survives_being_shown(number: int) -> None:
-    assert failures.from_text(failures.to_text(number)) == number
+    assert failure_ids.from_text(failure_ids.to_text(number)) == number

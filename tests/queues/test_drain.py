@@ -13,15 +13,20 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from codeq_site import jobs, metrics
-from codeq_site.conf import conf
-from codeq_site.embedded import PostgreSQL
-from codeq_site.redis import client, engine
-from queues import audit, beat, events, services, stream
+from codeq_site.devserver.embedded import PostgreSQL
+from core import metrics
+from core.conf import conf
+from core.periodic_lock import PeriodicTaskLock
+from core.redis.connections import client
+from core.redis.locks import lock_key
 from queues import metrics as _queue_metrics  # noqa: F401 - registers its gauges
+from queues import periodic_tasks, services
+from queues.audit import drain, events, stream
+from queues.current_engine import engine
+from queues.domain import NewResult, NewTask, Status, Task
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
-from queues.task import NewResult, NewTask, Status, Task
+from queues.periodic import SKIPPED
 from tenants.tenant import Tenant
 from tests.faults.deployment import database_at
 
@@ -34,11 +39,11 @@ def partition(tenant: Tenant) -> int:
 
 def enqueued(tenant: Tenant, count: int = 1, **fields: Any) -> list[str]:
     new = [NewTask(**{"command": "render", "payload": '{"n":1}', **fields}) for _ in range(count)]
-    return [item.task.id for item in services.enqueue(tenant, new).now()]
+    return [item.task.id for item in services.enqueue(tenant, new).run_sync()]
 
 
 def claimed(tenant: Tenant, count: int = 1, worker: str = "w-1") -> list[Task]:
-    return services.claim(tenant, ["render"], worker, count=count).now().tasks
+    return services.claim(tenant, ["render"], worker, count=count).run_sync().tasks
 
 
 def completed(tenant: Tenant, count: int = 1, result: bytes = b'{"ok":true}', **fields: Any) -> list[str]:
@@ -46,12 +51,12 @@ def completed(tenant: Tenant, count: int = 1, result: bytes = b'{"ok":true}', **
     enqueued(tenant, count, **fields)
     tasks = claimed(tenant, count)
     results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=result) for task in tasks]
-    assert not [item for item in services.submit(tenant, "w-1", results).now() if isinstance(item, Exception)]
+    assert not [item for item in services.submit(tenant, "w-1", results).run_sync() if isinstance(item, Exception)]
     return [task.id for task in tasks]
 
 
 def drained(**options: Any) -> tuple[int, int]:
-    return beat.run_drain(lambda: True, **options)
+    return periodic_tasks.run_drain(lambda: True, **options)
 
 
 def raw_event(tenant: Tenant, **fields: object) -> str:
@@ -70,7 +75,7 @@ def test_a_result_becomes_a_row_that_outlives_the_task(tenant: Tenant) -> None:
     [task_id] = completed(tenant, priority=7, webhook=None, trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     assert drained() == (1, 0)
 
-    services.purge(tenant, [task_id]).now()
+    services.purge(tenant, [task_id]).run_sync()
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.tenant_id, row.command, row.priority, row.status) == (tenant.tid, "render", 7, "COMPLETED")
     assert (row.payload, row.result, row.error) == ('{"n":1}', '{"ok":true}', "")
@@ -97,7 +102,7 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
     [task_id] = enqueued(tenant, max_attempts=2)
     for _ in range(2):
         claimed(tenant)
-        services.nack(tenant, task_id, "w-1", delay_seconds=0, reason="no luck").now()
+        services.nack(tenant, task_id, "w-1", delay_seconds=0, reason="no luck").run_sync()
     drained()
     dead = AuditedResult.objects.get(pk=task_id)
     assert (dead.status, dead.is_dead, dead.error, dead.deliveries, dead.result) == (
@@ -108,9 +113,9 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
         "",
     )
 
-    services.replay(tenant, [task_id]).now()
+    services.replay(tenant, [task_id]).run_sync()
     claimed(tenant, worker="w-2")
-    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"{}")]).now()
+    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"{}")]).run_sync()
     drained()
 
     row = AuditedResult.objects.get(pk=task_id)
@@ -134,10 +139,10 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
 ) -> None:
     [task_id] = enqueued(tenant, max_attempts=1)
     claimed(tenant)
-    services.nack(tenant, task_id, "w-1", reason="dead").now()
-    services.replay(tenant, [task_id]).now()
+    services.nack(tenant, task_id, "w-1", reason="dead").run_sync()
+    services.replay(tenant, [task_id]).run_sync()
     claimed(tenant)
-    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).now()
+    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).run_sync()
 
     first, _, second = _read_new(tenant)
     seen = [
@@ -153,7 +158,7 @@ def _read_new(tenant: Tenant) -> list[events.Entry]:
 
 def test_a_cancelled_waiting_task_is_audited_without_an_attempt(tenant: Tenant) -> None:
     [task_id] = enqueued(tenant)
-    services.cancel(tenant, task_id).now()
+    services.cancel(tenant, task_id).run_sync()
     drained()
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.status, row.deliveries, row.claimed_at, row.worker) == ("CANCELLED", 0, None, "")
@@ -173,7 +178,7 @@ def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) ->
         try:
             barrier.wait()
             for at in range(0, len(batch), 50):
-                audit.store(batch[at : at + 50])
+                drain.store(batch[at : at + 50])
             stream.acknowledge(entries)
         except BaseException as error:
             failed.append(error)
@@ -200,8 +205,8 @@ def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tena
     raw_event(tenant, id=task_id, attempt=1, outcome="NACKED", status="FAILED", error="dead")
     raw_event(tenant, id=task_id, attempt=2, worker="w-2")
     first, second = [(entry, events.Blobs()) for entry in _read_new(tenant)]
-    audit.store([second])
-    audit.store([first])
+    drain.store([second])
+    drain.store([first])
     assert AuditedResult.objects.get(pk=task_id).worker == "w-2"
     assert Attempt.objects.count() == 2
 
@@ -221,10 +226,10 @@ def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> Non
     key = keys.of_partition(partition(tenant)).events
     entries = _read_new(tenant)
     batch = list(zip(entries, stream.blobs(entries), strict=True))
-    audit.store(batch[5:])
+    drain.store(batch[5:])
     stream.acknowledge(entries[5:])
     assert client().xlen(key) == 10
-    audit.store(batch[:3])
+    drain.store(batch[:3])
     stream.acknowledge(entries[:3])
     assert client().xlen(key) == 7
     stream.acknowledge(entries[3:5])
@@ -302,7 +307,7 @@ def test_a_poison_row_is_isolated_and_the_thousand_behind_it_land(
 
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE queues_auditedresult DROP CONSTRAINT unlucky")
-    assert audit.retry(Quarantine.objects.all()) == 4
+    assert drain.retry(Quarantine.objects.all()) == 4
     assert (AuditedResult.objects.count(), Quarantine.objects.count()) == (1000, 0)
 
 
@@ -352,7 +357,7 @@ def test_an_entry_of_a_newer_release_is_stored(tenant: Tenant) -> None:
 
 def test_a_task_purged_before_its_audit_is_still_on_record(tenant: Tenant) -> None:
     [task_id] = completed(tenant)
-    services.purge(tenant, [task_id]).now()
+    services.purge(tenant, [task_id]).run_sync()
     assert drained() == (1, 0)
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.status, row.payload, row.result) == ("COMPLETED", "", "")
@@ -382,7 +387,7 @@ def test_a_handler_that_the_database_refuses_quarantines_its_task_alone(
 
 def test_a_run_that_lost_its_turn_stops_before_it_writes(tenant: Tenant) -> None:
     completed(tenant, 5)
-    assert beat.run_drain(lambda: False) == (0, 0)
+    assert periodic_tasks.run_drain(lambda: False) == (0, 0)
     assert not AuditedResult.objects.exists()
     assert drained() == (5, 0)
 
@@ -400,12 +405,12 @@ def test_many_tenants_are_drained_in_turns_and_none_is_left_out() -> None:
 @pytest.mark.spec("BEA-1", "One run of a job at a time, and the last one on record for operators")
 def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) -> None:
     completed(tenant)
-    turn = jobs.take_turn("queues.drain", 15)
+    turn = PeriodicTaskLock.acquire("queues.drain", 15)
     assert turn
-    assert beat.drain() == jobs.BUSY
+    assert periodic_tasks.drain() == SKIPPED
     assert not AuditedResult.objects.exists()
-    turn.pass_on()
-    assert beat.drain() == "1 stored, 0 in quarantine"
+    turn.release()
+    assert periodic_tasks.drain() == "1 stored, 0 in quarantine"
     row = BeatJob.objects.get(name="drain")
     assert (row.outcome, row.runs, row.failures, row.every_seconds) == (
         "1 stored, 0 in quarantine",
@@ -413,21 +418,21 @@ def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) 
         0,
         1.0,
     )
-    assert not client().exists(keys.lock("queues.drain"))
+    assert not client().exists(lock_key("queues.drain"))
 
 
 def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_elses(tenant: Tenant) -> None:
     """A process stopped past its lock: the lock is gone, then somebody else's."""
-    turn = jobs.take_turn("queues.drain", 15)
+    turn = PeriodicTaskLock.acquire("queues.drain", 15)
     assert turn
-    client().delete(keys.lock("queues.drain"))  # what its time-out does
-    other = jobs.take_turn("queues.drain", 15)
+    client().delete(lock_key("queues.drain"))  # what its time-out does
+    other = PeriodicTaskLock.acquire("queues.drain", 15)
     assert other
-    turn._renewed -= 100
+    turn._renewed_at -= 100
     assert not turn.renew()
-    turn.pass_on()
-    assert client().exists(keys.lock("queues.drain"))
-    other._renewed -= 100
+    turn.release()
+    assert client().exists(lock_key("queues.drain"))
+    other._renewed_at -= 100
     assert other.renew()
 
 
@@ -442,21 +447,21 @@ def test_postgresql_away_and_back_loses_and_doubles_nothing(
     with database_at(server.url):
         call_command("migrate", verbosity=0, skip_checks=True)
         ids += completed(tenant, 20)
-        assert beat.drain() == "20 stored, 0 in quarantine"
+        assert periodic_tasks.drain() == "20 stored, 0 in quarantine"
 
         server.stop()
         for _ in range(3):
             ids += completed(tenant, 20)
             with caplog.at_level(logging.WARNING):
                 caplog.clear()
-                assert beat.drain() == "ended early"
+                assert periodic_tasks.drain() == "ended early"
                 assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
         assert stream.lag() == 60
 
         server.start()
         ids += completed(tenant, 20)
         connection.close()
-        assert beat.drain() == "80 stored, 0 in quarantine"
+        assert periodic_tasks.drain() == "80 stored, 0 in quarantine"
         assert sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)) == sorted(ids)
         assert Attempt.objects.count() == len(ids)
         assert stream.lag() == 0

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 import redis
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from queues.task import Location, NewTask, Status
+from queues.domain import Location, NewTask, Status
 from tenants.tenant import Tenant
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("ENQ-1", "A task is stored as it was asked for, its payload to the byte")
@@ -17,7 +17,7 @@ def test_a_task_is_stored_as_it_was_asked_for(queue: Queue, clock: Clock) -> Non
     task = queue.enqueue(
         payload, priority=7, max_attempts=3, webhook="https://example.com/cb", trace_parent="00-a-b-01"
     )
-    found = selectors.task(queue.tenant, task.id).now()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert found == task
     assert found.spec.payload == payload
     assert (found.priority, found.max_attempts, found.status) == (7, 3, Status.PENDING)
@@ -28,7 +28,7 @@ def test_a_task_is_stored_as_it_was_asked_for(queue: Queue, clock: Clock) -> Non
 @pytest.mark.spec("ENQ-4", "Tenant and trace context are stored with the task")
 def test_tenant_and_trace_context_are_stored_with_the_task(queue: Queue) -> None:
     task = queue.enqueue(trace_parent="00-a-b-01", trace_state="vendor=1")
-    spec = selectors.task(queue.tenant, task.id).now().spec
+    spec = selectors.task(queue.tenant, task.id).run_sync().spec
     assert (spec.tenant, spec.trace_parent, spec.trace_state) == ("acme", "00-a-b-01", "vendor=1")
 
 
@@ -52,7 +52,7 @@ def test_a_bad_item_of_a_batch_costs_the_others_nothing(queue: Queue) -> None:
         NewTask(command="mail", payload="3", priority=10),
         NewTask(command="mail", payload="4", priority=9),
     ]
-    first, second, third, fourth = services.enqueue(queue.tenant, new).now()
+    first, second, third, fourth = services.enqueue(queue.tenant, new).run_sync()
     assert isinstance(second, errors.InvalidRequest)
     assert isinstance(third, errors.InvalidRequest)
     assert not isinstance(first, Exception)
@@ -101,7 +101,7 @@ def test_a_moment_in_the_past_means_now(queue: Queue, clock: Clock) -> None:
 @pytest.mark.spec("IDM-1", "The same key answers with the same task for the retention window, per tenant")
 def test_a_key_stands_for_one_task(queue: Queue, other_queue: Queue) -> None:
     first = queue.enqueue("1", idempotency_key="k")
-    again = services.enqueue(queue.tenant, [NewTask(command="send", payload="1", idempotency_key="k")]).now()[0]
+    again = services.enqueue(queue.tenant, [NewTask(command="send", payload="1", idempotency_key="k")]).run_sync()[0]
     assert not isinstance(again, Exception)
     assert (again.task, again.is_replayed, again.is_mismatch) == (first, True, False)
     assert other_queue.enqueue("1", idempotency_key="k").id != first.id
@@ -118,16 +118,16 @@ def test_a_key_answers_with_the_task_as_it_is_now(queue: Queue) -> None:
 def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) -> None:
     first = queue.enqueue("1", idempotency_key="k")
     other = NewTask(command="send", payload="2", idempotency_key="k")
-    item = services.enqueue(tenant, [other]).now()[0]
+    item = services.enqueue(tenant, [other]).run_sync()[0]
     assert not isinstance(item, Exception)
     assert (item.task.id, item.is_replayed, item.is_mismatch) == (first.id, True, True)
     strict = msgspec.structs.replace(tenant, is_idempotency_strict=True)
-    assert isinstance(services.enqueue(strict, [other]).now()[0], errors.IdempotencyMismatch)
+    assert isinstance(services.enqueue(strict, [other]).run_sync()[0], errors.IdempotencyMismatch)
 
 
 def test_a_key_that_comes_twice_in_a_batch_makes_one_task(queue: Queue) -> None:
     new = [NewTask(command="send", payload="1", idempotency_key="k", priority=p) for p in (0, 0, 5)]
-    items = services.enqueue(queue.tenant, new).now()
+    items = services.enqueue(queue.tenant, new).run_sync()
     assert len({item.task.id for item in items if not isinstance(item, Exception)}) == 1
     assert len(queue.look(count=10).tasks) == 1
 
@@ -170,7 +170,7 @@ def test_bad_input_is_a_named_error_and_writes_nothing(
     queue: Queue, store: redis.Redis, asked: dict[str, object], error: type[errors.CodeqError]
 ) -> None:
     new = NewTask(**{"command": "send", "payload": "{}", **asked})  # type: ignore[arg-type]
-    assert type(services.enqueue(queue.tenant, [new]).now()[0]) is error
+    assert type(services.enqueue(queue.tenant, [new]).run_sync()[0]) is error
     assert store.dbsize() == 0
 
 

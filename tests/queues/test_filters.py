@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.redis import client, engine
+from core import errors
+from core.redis.connections import client
 from queues import selectors, services
+from queues.current_engine import engine
+from queues.domain import NewResult, NewTask, Status
 from queues.filters import Filters, NoFilters
-from queues.task import NewResult, NewTask, Status
 from tenants.tenant import Tenant
-from tests.queues.conftest import Clock
+from tests.fixtures.queues import Clock
 from tests.queues.engine.world import checked
 
 TENANTS = [
@@ -83,10 +84,10 @@ class Day:
             )
             for _ in range(self.dice.randint(1, 3))
         ]
-        return services.enqueue(tenant, new).now()
+        return services.enqueue(tenant, new).run_sync()
 
     def claim(self, tenant: Tenant) -> Any:
-        claimed = services.claim(tenant, ["send"], "w1", lease_seconds=5, count=2).now()
+        claimed = services.claim(tenant, ["send"], "w1", lease_seconds=5, count=2).run_sync()
         self.held += [(tenant, task.id, task.lease_token or "") for task in claimed.tasks]
         return claimed.tasks, claimed.expired, claimed.dead
 
@@ -96,41 +97,41 @@ class Day:
     def submit(self, tenant: Tenant) -> Any:
         tenant, task_id, token = self._held(tenant)
         new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
-        return services.submit(tenant, "w1", [new, new]).now()
+        return services.submit(tenant, "w1", [new, new]).run_sync()
 
     def nack(self, tenant: Tenant) -> Any:
         tenant, task_id, token = self._held(tenant)
-        return services.nack(tenant, task_id, "w1", token=token, delay_seconds=1).now()
+        return services.nack(tenant, task_id, "w1", token=token, delay_seconds=1).run_sync()
 
     def heartbeat(self, tenant: Tenant) -> Any:
         tenant, task_id, token = self._held(tenant)
-        return services.heartbeat(tenant, task_id, "w1", extend_seconds=5, token=token).now()
+        return services.heartbeat(tenant, task_id, "w1", extend_seconds=5, token=token).run_sync()
 
     def abandon(self, tenant: Tenant) -> Any:
         tenant, task_id, token = self._held(tenant)
-        return services.abandon(tenant, task_id, "w1", token=token).now()
+        return services.abandon(tenant, task_id, "w1", token=token).run_sync()
 
     def read(self, tenant: Tenant) -> Any:
         read = self.dice.choice([selectors.task, selectors.result])
-        return read(tenant, self._id()).now()
+        return read(tenant, self._id()).run_sync()
 
     def cancel(self, tenant: Tenant) -> Any:
-        return services.cancel(tenant, self._id()).now()
+        return services.cancel(tenant, self._id()).run_sync()
 
     def purge(self, tenant: Tenant) -> Any:
-        return services.purge(tenant, [self._id(), self._id()]).now()
+        return services.purge(tenant, [self._id(), self._id()]).run_sync()
 
     def cleanup(self, tenant: Tenant) -> Any:
-        return services.cleanup(tenant.tid, limit=5).now()
+        return services.cleanup(tenant.tid, limit=5).run_sync()
 
     def replay(self, tenant: Tenant) -> Any:
-        return services.replay(tenant, [self._id(), self._id()]).now()
+        return services.replay(tenant, [self._id(), self._id()]).run_sync()
 
     def sleep(self, tenant: Tenant) -> Any:
         self.clock.advance(self.dice.choice([0.1, 1, 6, 30, 100]))
 
     def look(self, tenant: Tenant) -> Any:
-        return selectors.queues(tenant).now()
+        return selectors.queues(tenant).run_sync()
 
 
 @pytest.mark.spec("BLM-1", "Answers are the same with the filters and without them")
@@ -163,7 +164,7 @@ def calls(store: redis.Redis) -> int:
 def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
     gone = "01890000-0000-7000-8000-000000000000"
     with pytest.raises(errors.TaskNotFound):
-        selectors.task(tenant, gone).now()
+        selectors.task(tenant, gone).run_sync()
     store.config_resetstat()
     new = NewResult(task_id=gone, status=Status.COMPLETED, result=b"1")
     for call in (
@@ -174,26 +175,26 @@ def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.R
         lambda: services.abandon(tenant, gone, "w1"),
     ):
         with pytest.raises(errors.TaskNotFound):
-            call().now()
-    assert isinstance(services.submit(tenant, "w1", [new]).now()[0], errors.TaskNotFound)
+            call().run_sync()
+    assert isinstance(services.submit(tenant, "w1", [new]).run_sync()[0], errors.TaskNotFound)
     assert calls(store) == 0
 
 
 @pytest.mark.spec("BLM-2", "What one tenant may not see is not remembered as gone for its owner")
 def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, other_tenant: Tenant) -> None:
-    [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).now()
+    [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).run_sync()
     assert not isinstance(made, Exception)
     with pytest.raises(errors.TaskNotFound):
-        selectors.task(other_tenant, made.task.id).now()
-    assert selectors.task(tenant, made.task.id).now().id == made.task.id
+        selectors.task(other_tenant, made.task.id).run_sync()
+    assert selectors.task(tenant, made.task.id).run_sync().id == made.task.id
 
 
 @pytest.mark.spec("BLM-1", "A duplicate does not send its payload again")
 def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
     new = NewTask(command="send", payload='"' + "x" * 100_000 + '"', idempotency_key="once")
-    [first] = services.enqueue(tenant, [new]).now()
+    [first] = services.enqueue(tenant, [new]).run_sync()
     received = store.info("stats")["total_net_input_bytes"]
-    [again] = services.enqueue(tenant, [new]).now()
+    [again] = services.enqueue(tenant, [new]).run_sync()
     assert not isinstance(first, Exception)
     assert not isinstance(again, Exception)
     assert (again.task.id, again.is_replayed, again.is_mismatch) == (first.task.id, True, False)

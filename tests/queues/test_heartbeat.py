@@ -3,19 +3,19 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("CLM-6", "A heartbeat moves the deadline to so long from now, and writes nothing else")
 def test_a_heartbeat_extends_the_lease(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     queue.enqueue()
     task = queue.claim(lease_seconds=10)
-    services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=10).now()
+    services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=10).run_sync()
     clock.advance(9)
     store.config_resetstat()
-    lease = services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=60, token=task.lease_token).now()
+    lease = services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=60, token=task.lease_token).run_sync()
     assert lease.until_ms == clock.now_ms + 60_000
     written = {name for name in store.info("commandstats") if name in ("cmdstat_hset", "cmdstat_xadd", "cmdstat_zadd")}
     assert written == {"cmdstat_zadd"}
@@ -26,7 +26,7 @@ def test_a_heartbeat_extends_the_lease(queue: Queue, clock: Clock, store: redis.
 def test_a_heartbeat_may_shorten_the_lease_and_it_is_noticed(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim(lease_seconds=1000)
-    services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=5).now()
+    services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=5).run_sync()
     clock.advance(5)
     assert queue.look().expired == 1
 
@@ -40,7 +40,7 @@ def test_a_heartbeat_after_the_deadline_is_refused(queue: Queue, clock: Clock, n
     if noticed:
         queue.look()
     with pytest.raises(errors.LeaseLost):
-        services.heartbeat(queue.tenant, task.id, "w1").now()
+        services.heartbeat(queue.tenant, task.id, "w1").run_sync()
 
 
 def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue, clock: Clock) -> None:
@@ -51,37 +51,37 @@ def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue,
     clock.advance(2000)
     new = queue.claim("pool")
     with pytest.raises(errors.LeaseLost):
-        services.heartbeat(queue.tenant, old.id, "pool", token=old.lease_token).now()
-    services.heartbeat(queue.tenant, new.id, "pool", token=new.lease_token).now()
+        services.heartbeat(queue.tenant, old.id, "pool", token=old.lease_token).run_sync()
+    services.heartbeat(queue.tenant, new.id, "pool", token=new.lease_token).run_sync()
 
 
 def test_only_the_holder_may_extend(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim("w1")
     with pytest.raises(errors.NotLeaseOwner):
-        services.heartbeat(queue.tenant, task.id, "w2").now()
+        services.heartbeat(queue.tenant, task.id, "w2").run_sync()
     with pytest.raises(errors.TaskNotFound):
-        services.heartbeat(other_queue.tenant, task.id, "w1").now()
+        services.heartbeat(other_queue.tenant, task.id, "w1").run_sync()
     with pytest.raises(errors.TaskNotFound):
-        services.heartbeat(queue.tenant, "01a1ed8e-3ca4-74d0-b8a9-263fd0dbaaea", "w1").now()
+        services.heartbeat(queue.tenant, "01a1ed8e-3ca4-74d0-b8a9-263fd0dbaaea", "w1").run_sync()
 
 
 @pytest.mark.parametrize("name", ["", "x", "01A1ED8E-3CA4-74D0-B8A9-263FD0DBAAEA", "01a1ed8e3ca474d0b8a9263fd0dbaaea"])
 def test_what_is_not_an_id_names_nothing(queue: Queue, name: str) -> None:
     with pytest.raises(errors.TaskNotFound):
-        services.heartbeat(queue.tenant, name, "w1").now()
+        services.heartbeat(queue.tenant, name, "w1").run_sync()
 
 
 def test_a_task_never_claimed_has_no_lease_to_extend(queue: Queue) -> None:
     with pytest.raises(errors.LeaseLost):
-        services.heartbeat(queue.tenant, queue.enqueue().id, "w1").now()
+        services.heartbeat(queue.tenant, queue.enqueue().id, "w1").run_sync()
 
 
 def test_progress_is_kept_and_shown(queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim()
-    services.heartbeat(queue.tenant, task.id, "w1", progress="40 copying").now()
-    assert selectors.task(queue.tenant, task.id).now().progress == "40 copying"
+    services.heartbeat(queue.tenant, task.id, "w1", progress="40 copying").run_sync()
+    assert selectors.task(queue.tenant, task.id).run_sync().progress == "40 copying"
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 43_201])
@@ -99,4 +99,4 @@ def test_a_tenant_can_require_the_token(queue: Queue) -> None:
     strict = msgspec.structs.replace(queue.tenant, is_lease_token_required=True)
     with pytest.raises(errors.InvalidRequest, match="leaseToken"):
         services.heartbeat(strict, task.id, "w1")
-    services.heartbeat(strict, task.id, "w1", token=task.lease_token).now()
+    services.heartbeat(strict, task.id, "w1", token=task.lease_token).run_sync()

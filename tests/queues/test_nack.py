@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.redis import engine
+from core import errors
 from queues import selectors, services
+from queues.current_engine import engine
+from queues.domain import Location, Status
 from queues.engine import Options
-from queues.task import Location, Status
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 
 def delays(queue: Queue, policy: str, attempts: int, *, base_ms: int = 5_000, cap_ms: int = 900_000) -> list[int]:
@@ -18,8 +18,8 @@ def delays(queue: Queue, policy: str, attempts: int, *, base_ms: int = 5_000, ca
     found = []
     for _ in range(attempts):
         task = queue.claim()
-        found.append(services.nack(queue.tenant, task.id, "w1").now().delay_ms)
-        engine()._clock.advance(cap_ms / 1000)  # type: ignore[union-attr]
+        found.append(services.nack(queue.tenant, task.id, "w1").run_sync().delay_ms)
+        engine().clock.advance(cap_ms / 1000)  # type: ignore[union-attr]
     return found
 
 
@@ -32,8 +32,8 @@ def _options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_nack_delays_the_task_and_counts(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim()
-    answer = services.nack(queue.tenant, task.id, "w1", reason="disk full").now()
-    found = selectors.task(queue.tenant, task.id).now()
+    answer = services.nack(queue.tenant, task.id, "w1", reason="disk full").run_sync()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert not answer.is_dead
     assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.DELAYED_ZSET, 1)
     assert (found.error, found.worker, found.visible_ms) == ("disk full", None, clock.now_ms + answer.delay_ms)
@@ -77,13 +77,13 @@ def test_a_queue_may_have_its_own_policy(queue: Queue, store: redis.Redis) -> No
 @pytest.mark.parametrize(("asked", "got"), [(0, 0), (1.5, 1_500), (10**9, 900_000)])
 def test_an_asked_delay_is_taken_up_to_the_cap(queue: Queue, asked: float, got: int) -> None:
     queue.enqueue()
-    assert services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=asked).now().delay_ms == got
+    assert services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=asked).run_sync().delay_ms == got
 
 
 def test_no_delay_means_the_back_of_the_line_at_once(queue: Queue) -> None:
     queue.enqueue("first")
     queue.enqueue("second")
-    services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=0).now()
+    services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=0).run_sync()
     assert queue.payloads() == ["second", "first"]
 
 
@@ -93,11 +93,11 @@ def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, mo
     task = queue.enqueue(max_attempts=most)
     for number in range(most):
         clock.advance(1000)
-        answer = services.nack(queue.tenant, queue.claim().id, "w1", reason=f"failure {number}").now()
+        answer = services.nack(queue.tenant, queue.claim().id, "w1", reason=f"failure {number}").run_sync()
     assert answer.is_dead
     clock.advance(10_000)
     assert queue.look().tasks == []
-    found = selectors.task(queue.tenant, task.id).now()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.status, found.location, found.attempts) == (Status.FAILED, Location.DLQ_SET, most)
     assert found.error == f"failure {most - 1}"
     assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
@@ -105,20 +105,20 @@ def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, mo
 
 def test_dying_without_a_reason_says_max_attempts(queue: Queue) -> None:
     task = queue.enqueue(max_attempts=1)
-    services.nack(queue.tenant, queue.claim().id, "w1").now()
-    assert selectors.task(queue.tenant, task.id).now().error == "MAX_ATTEMPTS"
+    services.nack(queue.tenant, queue.claim().id, "w1").run_sync()
+    assert selectors.task(queue.tenant, task.id).run_sync().error == "MAX_ATTEMPTS"
 
 
 def test_only_the_holder_may_nack(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim("w1", lease_seconds=10)
     with pytest.raises(errors.NotLeaseOwner):
-        services.nack(queue.tenant, task.id, "w2").now()
+        services.nack(queue.tenant, task.id, "w2").run_sync()
     with pytest.raises(errors.LeaseLost):
-        services.nack(queue.tenant, task.id, "w1", token="0" * 32).now()
-    services.nack(queue.tenant, task.id, "w1", token=task.lease_token).now()
+        services.nack(queue.tenant, task.id, "w1", token="0" * 32).run_sync()
+    services.nack(queue.tenant, task.id, "w1", token=task.lease_token).run_sync()
     with pytest.raises(errors.LeaseLost):
-        services.nack(queue.tenant, task.id, "w1", token=task.lease_token).now()
+        services.nack(queue.tenant, task.id, "w1", token=task.lease_token).run_sync()
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

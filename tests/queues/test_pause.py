@@ -2,27 +2,28 @@ from __future__ import annotations
 
 import pytest
 
-from codeq_site import errors
-from codeq_site.redis import engine
+from core import errors
 from queues import selectors, services
-from tests.queues.conftest import Clock, Queue
+from queues.current_engine import engine
+from queues.engine import maintenance_commands
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("ADM-5", "A paused queue gives nothing out and takes everything in, until it is resumed")
 def test_a_paused_queue_gives_nothing_out(queue: Queue, clock: Clock) -> None:
     queue.enqueue("running")
     running = queue.claim()
-    services.pause(queue.tenant, "send").now()
+    services.pause(queue.tenant, "send").run_sync()
     queue.enqueue("waiting")
-    assert selectors.queue_stats(queue.tenant, "send").now().is_paused
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().is_paused
     assert queue.look().tasks == []
     queue.complete(running)
-    services.resume(queue.tenant, "send").now()
+    services.resume(queue.tenant, "send").run_sync()
     assert queue.payloads() == ["waiting"]
 
 
 def test_pausing_one_queue_leaves_the_others(queue: Queue, other_queue: Queue) -> None:
-    services.pause(queue.tenant, "send").now()
+    services.pause(queue.tenant, "send").run_sync()
     queue.enqueue("stays")
     queue.enqueue("goes", command="mail")
     other_queue.enqueue("theirs")
@@ -33,13 +34,13 @@ def test_pausing_one_queue_leaves_the_others(queue: Queue, other_queue: Queue) -
 def test_a_paused_queue_is_still_repaired(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     queue.claim(lease_seconds=1)
-    services.pause(queue.tenant, "send").now()
+    services.pause(queue.tenant, "send").run_sync()
     clock.advance(1)
-    assert engine().reap(queue.tenant.tid, "send").now()[0] == 1
+    assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[0] == 1
 
 
 def test_a_queue_can_be_paused_before_it_has_a_task(queue: Queue) -> None:
-    services.pause(queue.tenant, "send").now()
+    services.pause(queue.tenant, "send").run_sync()
     queue.enqueue()
     assert queue.look().tasks == []
 

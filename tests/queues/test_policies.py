@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from codeq_site import errors
-from codeq_site.redis import client, engine
-from queues import beat, policies, selectors, services
-from queues.engine import keys
+from core import errors
+from core.redis.connections import client
+from queues import periodic_tasks, policies, selectors, services
+from queues.current_engine import engine
+from queues.domain import Location, NewResult, NewTask, Status
+from queues.engine import keys, maintenance_commands
 from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
-from queues.task import Location, NewResult, NewTask, Status
-from tenants.directory import Directory, directory
+from tenants.cache import TenantCache, tenant_cache
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,13 +31,13 @@ DAY = 86_400
 def _no_follower() -> Iterator[None]:
     """The directory's thread would hold the test database open."""
     yield
-    directory.stop()
+    tenant_cache.stop()
 
 
 @pytest.fixture
 def tenant() -> Tenant:
     TenantRow.objects.create(tid="acme0001", slug="acme")
-    found = directory.find("acme")
+    found = tenant_cache.find("acme")
     assert found is not None
     return found
 
@@ -44,7 +45,7 @@ def tenant() -> Tenant:
 @pytest.fixture
 def other_tenant() -> Tenant:
     TenantRow.objects.create(tid="zeta0002", slug="zeta")
-    found = directory.find("zeta")
+    found = tenant_cache.find("zeta")
     assert found is not None
     return found
 
@@ -54,7 +55,7 @@ def put(tenant: Tenant, command: str = "send", **said: Any) -> QueuePolicy:
 
 
 def stats(tenant: Tenant, command: str = "send") -> tuple[int, int, int]:
-    found = selectors.queue_stats(tenant, command).now()
+    found = selectors.queue_stats(tenant, command).run_sync()
     return found.ready, found.in_progress, found.dlq
 
 
@@ -156,7 +157,7 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: Tenant) -
     unsaid = NewTask(command="send", payload="1", is_priority_said=False)
     other = NewTask(command="other", payload="1", is_priority_said=False)
     refused = NewTask(command="send", payload="1")
-    found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).now()
+    found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
     assert (found.task.priority, elsewhere.task.priority) == (3, 0)
     assert isinstance(wrong, errors.InvalidRequest)
     assert "send knows 3, 5, 9" in wrong.detail
@@ -165,9 +166,9 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: Tenant) -
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
 def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant, policy: dict[str, Any]) -> None:
     new = NewTask(command="send", payload="1", idempotency_key="k", is_priority_said=False)
-    [first] = services.enqueue(tenant, [new]).now()
+    [first] = services.enqueue(tenant, [new]).run_sync()
     put(tenant, **policy)
-    [again] = services.enqueue(tenant, [new]).now()
+    [again] = services.enqueue(tenant, [new]).run_sync()
     assert (again.is_replayed, again.is_mismatch, again.task.id) == (True, False, first.task.id)
 
 
@@ -183,11 +184,11 @@ def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: Tenant, clock: 
         if ending == "completed":
             queue.complete(queue.claim())
         else:
-            services.cancel(tenant, task.id).now()
+            services.cancel(tenant, task.id).run_sync()
     lived = []
     for seconds in (3600 - 1, 1, DAY - 3600 - 1, 1, 6 * DAY - 1, 1):
         clock.advance(seconds)
-        lived.append(services.cleanup(tenant.tid).now())
+        lived.append(services.cleanup(tenant.tid).run_sync())
     assert lived == [0, 1, 0, 1, 0, 1]
 
 
@@ -205,7 +206,7 @@ def test_no_more_are_in_progress_than_the_policy_allows(tenant: Tenant, clock: C
     assert full.next_due_ms is not None
     assert full.next_due_ms <= clock.now_ms + 500
     queue.complete(first[0])
-    services.nack(tenant, first[1].id, "w1", delay_seconds=0).now()
+    services.nack(tenant, first[1].id, "w1", delay_seconds=0).run_sync()
     assert len(queue.look("w3", count=5).tasks) == 2
     clock.advance(10_000)  # all leases are over: a claim gives them back and takes as many
     assert len(queue.look("w4", count=10).tasks) == 3
@@ -217,9 +218,9 @@ def test_a_busy_queue_does_not_stop_the_others_of_a_claim(tenant: Tenant, clock:
     put(tenant, "one", max_consumers=1)
     for command, priority in (("few", 9), ("one", 5), ("many", 1)):
         Queue(tenant, command).enqueue_many(5, priority=priority)
-    taken = services.claim(tenant, ["one", "many", "few"], "w", count=10).now().tasks
+    taken = services.claim(tenant, ["one", "many", "few"], "w", count=10).run_sync().tasks
     assert [task.spec.command for task in taken] == ["few", "few", "one", "many", "many", "many", "many", "many"]
-    assert services.claim(tenant, ["one", "few"], "w", count=10).now().tasks == []
+    assert services.claim(tenant, ["one", "few"], "w", count=10).run_sync().tasks == []
     assert [stats(tenant, command)[1] for command in ("few", "one", "many")] == [2, 1, 5]
 
 
@@ -228,7 +229,7 @@ def test_ghosts_in_line_do_not_use_up_room(tenant: Tenant, clock: Clock) -> None
     queue = Queue(tenant)
     tasks = queue.enqueue_many(5)
     for task in tasks[:3]:
-        services.cancel(tenant, task.id).now()
+        services.cancel(tenant, task.id).run_sync()
     assert [task.id for task in queue.look(count=5).tasks] == [task.id for task in tasks[3:]]
 
 
@@ -266,13 +267,13 @@ def test_pausing_keeps_the_bound(tenant: Tenant, clock: Clock) -> None:
     put(tenant, max_consumers=2)
     queue = Queue(tenant)
     queue.enqueue_many(5)
-    services.pause(tenant, "send").now()
-    assert selectors.queue_stats(tenant, "send").now().is_paused
+    services.pause(tenant, "send").run_sync()
+    assert selectors.queue_stats(tenant, "send").run_sync().is_paused
     assert queue.look(count=5).tasks == []
     put(tenant, max_consumers=3)
-    assert selectors.queue_stats(tenant, "send").now().is_paused
-    services.resume(tenant, "send").now()
-    assert not selectors.queue_stats(tenant, "send").now().is_paused
+    assert selectors.queue_stats(tenant, "send").run_sync().is_paused
+    services.resume(tenant, "send").run_sync()
+    assert not selectors.queue_stats(tenant, "send").run_sync().is_paused
     assert len(queue.look(count=5).tasks) == 3
     policies.delete(tenant, "send")
     assert len(queue.look(count=5).tasks) == 2
@@ -284,7 +285,7 @@ def test_workers_feel_the_backoff(tenant: Tenant, clock: Clock) -> None:
 
     def backoff() -> int:
         queue.enqueue()
-        return services.nack(tenant, queue.claim().id, "w1").now().delay_ms
+        return services.nack(tenant, queue.claim().id, "w1").run_sync().delay_ms
 
     put(tenant, backoff="fixed", backoff_base_seconds=7.5)
     assert backoff() == 7500
@@ -306,12 +307,12 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
         held = of.claim(lease_seconds=10)
         assert held.id == task.id
         if way == "nack":
-            services.nack(tenant, task.id, "w1", reason="boom", delay_seconds=0).now()
+            services.nack(tenant, task.id, "w1", reason="boom", delay_seconds=0).run_sync()
         elif way == "abandon":
-            services.abandon(tenant, task.id, "w1").now()
+            services.abandon(tenant, task.id, "w1").run_sync()
         else:
             clock.advance(11)
-            engine().reap(tenant.tid, of.command).now()
+            maintenance_commands.reap(engine(), tenant.tid, of.command).run_sync()
 
     put(tenant, backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="corpses")
     # To and fro it does not go.
@@ -321,7 +322,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
         fail(queue)
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (1, 0, 0))
-    moved = selectors.task(tenant, task.id).now()
+    moved = selectors.task(tenant, task.id).run_sync()
     assert (moved.status, moved.location, moved.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
     assert (moved.priority, moved.spec.payload, moved.spec.command) == (6, '{"x":1}', "send")
     assert moved.error == {"nack": "boom", "abandon": "MAX_ATTEMPTS", "reap": "LEASE_EXPIRED"}[way]
@@ -333,7 +334,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
     assert told == [
         ("send", "1", "PENDING"), ("send", "2", "PENDING"), ("corpses", "3", "PENDING"), ("corpses", "4", "FAILED"),
     ]  # fmt: skip
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     row = AuditedResult.objects.get(pk=task.id)
     assert (row.command, row.is_dead, row.deliveries) == ("corpses", True, 4)
 
@@ -343,19 +344,21 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: Tenant, clock:
     queue, corpses = Queue(tenant), Queue(tenant, "corpses")
     task = queue.enqueue(max_attempts=1)
     stale = queue.claim()
-    services.nack(tenant, task.id, "w1").now()
+    services.nack(tenant, task.id, "w1").run_sync()
     with pytest.raises(errors.LeaseLost):
-        services.heartbeat(tenant, task.id, "w1", token=stale.lease_token).now()
+        services.heartbeat(tenant, task.id, "w1", token=stale.lease_token).run_sync()
     held = corpses.claim("w2")
-    [done] = services.submit(tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]).now()
+    [done] = services.submit(
+        tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]
+    ).run_sync()
     assert (held.id, done.status) == (task.id, Status.COMPLETED)
-    assert [found.command for found in selectors.queues(tenant).now()] == ["corpses", "send"]
+    assert [found.command for found in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
 
 
 @pytest.mark.real_time
 @pytest.mark.spec("ADM-5", "A change of a policy is in force in every process within 5 s")
 def test_another_process_feels_a_change_within_seconds(tenant: Tenant) -> None:
-    there = Directory()
+    there = TenantCache()
     there.keep("policies", policies.load)
     try:
         found = there.find("acme")
@@ -386,7 +389,7 @@ def test_beat_tells_redis_again(tenant: Tenant) -> None:
     told = {b"send": b"fixed 1000 900000 corpses"}
     assert client().hgetall(names.policies) == told
     client().flushdb()
-    assert beat.tell_policies() == "1 told"
+    assert periodic_tasks.tell_policies() == "1 told"
     assert client().hgetall(names.policies) == told
     assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site.redis import engine
 from queues import selectors
-from tests.queues.conftest import Clock, Queue
+from queues.current_engine import engine
+from queues.engine import maintenance_commands
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("SCH-2", "Due tasks become ready without a claimer, and the queue says when to come again")
@@ -13,13 +14,13 @@ def test_due_tasks_become_ready(queue: Queue, clock: Clock) -> None:
     for delay in (1000, 2000, 9000):
         queue.enqueue(f"{delay}", delay_ms=delay)
     partition = engine().partition_of(queue.tenant.tid)
-    assert engine().visits(partition).now() == []
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
     clock.advance(2)
-    assert engine().visits(partition).now() == [(queue.tenant.tid, "send")]
-    moved, next_due_ms = engine().promote(queue.tenant.tid, "send").now()
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
+    moved, next_due_ms = maintenance_commands.promote(engine(), queue.tenant.tid, "send").run_sync()
     assert (moved, next_due_ms) == (2, clock.now_ms + 7000)
-    assert engine().visits(partition).now() == []
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 2
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 2
 
 
 @pytest.mark.spec("SCH-4", "A promoted task enters at the back of its priority, the longest due first")
@@ -29,7 +30,7 @@ def test_promoted_tasks_enter_at_the_back_in_the_order_they_came_due(queue: Queu
     queue.enqueue("waiting already", priority=3)
     queue.enqueue("urgent", delay_ms=2000, priority=9)
     clock.advance(5)
-    engine().promote(queue.tenant.tid, "send").now()
+    maintenance_commands.promote(engine(), queue.tenant.tid, "send").run_sync()
     assert queue.payloads() == ["urgent", "waiting already", "first", "second"]
 
 
@@ -38,11 +39,11 @@ def test_what_is_not_due_is_not_looked_at(queue: Queue, clock: Clock, store: red
     queue.enqueue_many(500, delay_ms=3_600_000)
     queue.enqueue("due", delay_ms=1000)
     clock.advance(1)
-    engine().promote(queue.tenant.tid, "send").now()
+    maintenance_commands.promote(engine(), queue.tenant.tid, "send").run_sync()
     store.config_resetstat()
     queue.enqueue("due", delay_ms=1000)
     clock.advance(1)
-    engine().promote(queue.tenant.tid, "send").now()
+    maintenance_commands.promote(engine(), queue.tenant.tid, "send").run_sync()
     assert store.info("commandstats")["cmdstat_hget"]["calls"] == 1
 
 
@@ -52,4 +53,4 @@ def test_a_deleted_task_among_the_due_does_not_stop_the_others(queue: Queue, clo
     store.delete(f"codeq:{{{engine().partition_of(queue.tenant.tid)}}}:task:{tasks[2].id}")
     clock.advance(1)
     assert queue.payloads() == ["0", "1", "3", "4"]
-    assert selectors.queue_stats(queue.tenant, "send").now().delayed == 0
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().delayed == 0

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
+from queues.domain import Status
 from queues.filters import filters
-from queues.task import Status
-from tests.queues.conftest import Clock, Queue
+from tests.fixtures.queues import Clock, Queue
 
 DAY = 86_400
 
@@ -20,10 +20,10 @@ def test_an_ended_task_goes_when_its_retention_is_over(queue: Queue, clock: Cloc
         queue.enqueue(idempotency_key=f"{number}")
         queue.complete(queue.claim())
     clock.advance(DAY - 0.001)
-    assert services.cleanup(queue.tenant.tid).now() == 0
+    assert services.cleanup(queue.tenant.tid).run_sync() == 0
     clock.advance(0.001)
-    assert services.cleanup(queue.tenant.tid, limit=3).now() == 3
-    assert services.cleanup(queue.tenant.tid).now() == 2
+    assert services.cleanup(queue.tenant.tid, limit=3).run_sync() == 3
+    assert services.cleanup(queue.tenant.tid).run_sync() == 2
     left = {key.decode().split("}:")[1].split(":")[0] for key in store.keys("*")}
     assert left <= {"tenants", "queues", "events", "woken", "due"}
 
@@ -33,10 +33,10 @@ def test_before_only_narrows(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     queue.complete(queue.claim())
     over_ms = clock.now_ms + DAY * 1000
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms + 10**9).now() == 0
+    assert services.cleanup(queue.tenant.tid, before_ms=over_ms + 10**9).run_sync() == 0
     clock.advance(DAY + 10)
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms - 1).now() == 0
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms).now() == 1
+    assert services.cleanup(queue.tenant.tid, before_ms=over_ms - 1).run_sync() == 0
+    assert services.cleanup(queue.tenant.tid, before_ms=over_ms).run_sync() == 1
 
 
 @pytest.mark.spec("CLN-2", "Live work is never removed, however old or far in the future")
@@ -46,46 +46,46 @@ def test_live_work_is_never_removed(queue: Queue, clock: Clock) -> None:
     delayed = queue.enqueue(delay_ms=300 * DAY * 1000)
     waiting = queue.enqueue()
     clock.advance(100 * DAY)
-    assert services.cleanup(queue.tenant.tid).now() == 0
+    assert services.cleanup(queue.tenant.tid).run_sync() == 0
     ids = [running.id, delayed.id, waiting.id]
-    assert services.purge(queue.tenant, ids).now() == 0
-    assert [selectors.task(queue.tenant, task_id).now().id for task_id in ids] == ids
+    assert services.purge(queue.tenant, ids).run_sync() == 0
+    assert [selectors.task(queue.tenant, task_id).run_sync().id for task_id in ids] == ids
 
 
 @pytest.mark.spec("RET-4", "Dead letters have a retention of their own")
 def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -> None:
     dead = queue.dead()
     clock.advance(6 * DAY)
-    assert services.cleanup(queue.tenant.tid).now() == 0
+    assert services.cleanup(queue.tenant.tid).run_sync() == 0
     clock.advance(DAY)
-    assert services.cleanup(queue.tenant.tid).now() == 1
-    assert selectors.queue_stats(queue.tenant, "send").now().dlq == 0
+    assert services.cleanup(queue.tenant.tid).run_sync() == 1
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0
     with pytest.raises(errors.TaskNotFound):
-        selectors.task(queue.tenant, dead.id).now()
+        selectors.task(queue.tenant, dead.id).run_sync()
 
 
 def test_an_operator_deletes_dead_letters_of_one_tenant_at_once(queue: Queue, other_queue: Queue) -> None:
     ours, theirs = queue.dead(), other_queue.dead()
-    assert services.purge(queue.tenant, [ours.id, theirs.id, ours.id]).now() == 1
-    assert selectors.task(other_queue.tenant, theirs.id).now().status is Status.FAILED
-    assert selectors.queue_stats(queue.tenant, "send").now().dlq == 0
+    assert services.purge(queue.tenant, [ours.id, theirs.id, ours.id]).run_sync() == 1
+    assert selectors.task(other_queue.tenant, theirs.id).run_sync().status is Status.FAILED
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0
 
 
 def test_a_key_is_free_when_its_task_was_deleted(queue: Queue) -> None:
     queue.enqueue("1", idempotency_key="k", max_attempts=1)
     dead = queue.claim()
-    services.nack(queue.tenant, dead.id, "w1").now()
-    services.purge(queue.tenant, [dead.id]).now()
+    services.nack(queue.tenant, dead.id, "w1").run_sync()
+    services.purge(queue.tenant, [dead.id]).run_sync()
     assert queue.enqueue("1", idempotency_key="k").id != dead.id
 
 
 def test_a_cancelled_task_can_be_deleted_while_its_id_still_stands_in_line(queue: Queue) -> None:
     first, second = queue.enqueue("1"), queue.enqueue("2")
-    services.cancel(queue.tenant, first.id).now()
-    assert services.purge(queue.tenant, [first.id]).now() == 1
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 1
+    services.cancel(queue.tenant, first.id).run_sync()
+    assert services.purge(queue.tenant, [first.id]).run_sync() == 1
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 1
     assert queue.claim().id == second.id
-    assert selectors.queue_stats(queue.tenant, "send").now().ready == 0
+    assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
 @pytest.mark.spec("BLM-3", "What the cleanup filter takes for removed by mistake goes with the next pass")
@@ -95,4 +95,4 @@ def test_a_false_positive_of_the_cleanup_filter_waits_for_one_pass(queue: Queue,
     queue.complete(task)
     clock.advance(DAY)
     filters().cleanup.add(f"{queue.tenant.tid} {task.id}")
-    assert [services.cleanup(queue.tenant.tid).now() for _ in range(3)] == [0, 1, 0]
+    assert [services.cleanup(queue.tenant.tid).run_sync() for _ in range(3)] == [0, 1, 0]

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import redis
 
-from codeq_site.redis import engine
 from queues import selectors
-from queues.task import Location, Status
-from tests.queues.conftest import Clock, Queue
+from queues.current_engine import engine
+from queues.domain import Location, Status
+from queues.engine import maintenance_commands
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("CLM-8", "A lease that nobody renews is found exactly at its deadline, with no claimer around")
@@ -16,14 +17,14 @@ def test_an_expired_lease_is_found_without_a_claimer(queue: Queue, clock: Clock)
     queue.look(count=2, lease_seconds=20)
     partition = engine().partition_of(queue.tenant.tid)
     clock.advance(9.999)
-    assert engine().visits(partition).now() == []
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
     clock.advance(0.001)
-    assert engine().visits(partition).now() == [(queue.tenant.tid, "send")]
-    expired, dead, next_due_ms = engine().reap(queue.tenant.tid, "send").now()
+    assert maintenance_commands.due_queues(engine(), partition).run_sync() == [(queue.tenant.tid, "send")]
+    expired, dead, next_due_ms = maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     assert (expired, dead) == (1, 0)
     assert next_due_ms <= clock.now_ms + 10_000
     clock.advance(10)
-    assert engine().reap(queue.tenant.tid, "send").now()[0] == 2
+    assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[0] == 2
 
 
 @pytest.mark.spec("RET-1", "An expired lease counts as an attempt; the last one is death, with LEASE_EXPIRED")
@@ -31,14 +32,14 @@ def test_expiry_counts_and_the_last_one_kills(queue: Queue, clock: Clock) -> Non
     task = queue.enqueue(max_attempts=2)
     queue.claim(lease_seconds=1)
     clock.advance(1)
-    engine().reap(queue.tenant.tid, "send").now()
-    found = selectors.task(queue.tenant, task.id).now()
+    maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.status, found.attempts, found.error) == (Status.PENDING, 1, "LEASE_EXPIRED")
     clock.advance(1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
-    assert engine().reap(queue.tenant.tid, "send").now()[:2] == (1, 1)
-    found = selectors.task(queue.tenant, task.id).now()
+    assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[:2] == (1, 1)
+    found = selectors.task(queue.tenant, task.id).run_sync()
     assert (found.status, found.location, found.error) == (Status.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
 
 
@@ -46,7 +47,12 @@ def test_reaping_is_bounded_and_goes_on_where_it_stopped(queue: Queue, clock: Cl
     queue.enqueue_many(100)
     queue.look(count=100, lease_seconds=1)
     clock.advance(1)
-    assert [engine().reap(queue.tenant.tid, "send", 40).now()[0] for _ in range(4)] == [40, 40, 20, 0]
+    assert [maintenance_commands.reap(engine(), queue.tenant.tid, "send", 40).run_sync()[0] for _ in range(4)] == [
+        40,
+        40,
+        20,
+        0,
+    ]
 
 
 def test_live_leases_are_not_looked_at(queue: Queue, clock: Clock, store: redis.Redis) -> None:
@@ -54,7 +60,7 @@ def test_live_leases_are_not_looked_at(queue: Queue, clock: Clock, store: redis.
     queue.look(count=199, lease_seconds=1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
-    engine().reap(queue.tenant.tid, "send").now()
+    maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     store.config_resetstat()
-    engine().reap(queue.tenant.tid, "send").now()
+    maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     assert "cmdstat_hmget" not in store.info("commandstats")

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from queues.task import Location, Status
-from tests.queues.conftest import Clock, Queue
+from queues.domain import Location, Status
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("RET-4", "A dead letter is never claimed; replayed, it is back in line with all its attempts")
@@ -14,7 +14,7 @@ def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) 
     dead = queue.dead(priority=3)
     clock.advance(100_000)
     assert queue.look().tasks == []
-    task = services.replay(queue.tenant, [dead.id]).now()[0]
+    task = services.replay(queue.tenant, [dead.id]).run_sync()[0]
     assert not isinstance(task, Exception)
     assert (task.status, task.location, task.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
     again = queue.claim()
@@ -26,30 +26,30 @@ def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) 
 
 def test_a_second_replay_is_a_conflict(queue: Queue) -> None:
     dead = queue.dead()
-    answers = services.replay(queue.tenant, [dead.id, dead.id]).now()
+    answers = services.replay(queue.tenant, [dead.id, dead.id]).run_sync()
     assert isinstance(answers[1], errors.NotDead)
-    assert isinstance(services.replay(queue.tenant, [dead.id]).now()[0], errors.NotDead)
+    assert isinstance(services.replay(queue.tenant, [dead.id]).run_sync()[0], errors.NotDead)
     assert len(queue.look(count=10).tasks) == 1
 
 
 def test_only_dead_letters_of_the_tenant_can_be_replayed(queue: Queue, other_queue: Queue) -> None:
     waiting = queue.enqueue()
-    answers = services.replay(other_queue.tenant, [queue.dead().id, waiting.id, "nonsense"]).now()
+    answers = services.replay(other_queue.tenant, [queue.dead().id, waiting.id, "nonsense"]).run_sync()
     assert [type(answer) for answer in answers] == [errors.TaskNotFound] * 3
-    assert isinstance(services.replay(queue.tenant, [waiting.id]).now()[0], errors.NotDead)
+    assert isinstance(services.replay(queue.tenant, [waiting.id]).run_sync()[0], errors.NotDead)
 
 
 def test_a_payload_can_be_mended_before_the_replay(queue: Queue) -> None:
     dead = queue.dead()
-    spec = msgspec.structs.replace(selectors.task(queue.tenant, dead.id).now().spec, payload='{"fixed":1}')
-    services.replay(queue.tenant, [dead.id], [spec]).now()
+    spec = msgspec.structs.replace(selectors.task(queue.tenant, dead.id).run_sync().spec, payload='{"fixed":1}')
+    services.replay(queue.tenant, [dead.id], [spec]).run_sync()
     assert queue.claim().spec.payload == '{"fixed":1}'
 
 
 @pytest.mark.spec("RET-4", "Dead letters expire by their own retention; a replayed one is safe from it")
 def test_a_replayed_task_is_not_removed_when_its_old_retention_ends(queue: Queue, clock: Clock) -> None:
     dead = queue.dead()
-    services.replay(queue.tenant, [dead.id]).now()
+    services.replay(queue.tenant, [dead.id]).run_sync()
     clock.advance(30 * 86_400)
-    assert services.cleanup(queue.tenant.tid).now() == 0
+    assert services.cleanup(queue.tenant.tid).run_sync() == 0
     assert queue.claim().id == dead.id

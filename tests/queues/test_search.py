@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from codeq_site import errors
-from codeq_site.redis import client, engine
-from queues import archive, beat, deadletters, pages, search, services
+from core import errors
+from core.redis.connections import client
+from queues import periodic_tasks, services
+from queues.audit import audit_reader
+from queues.current_engine import engine
+from queues.deadletters import queries as dead_letters
+from queues.domain import Location, Status, Task
+from queues.engine import queries
 from queues.models import AuditedResult
-from queues.search import Asked
-from queues.task import Location, Status, Task
+from queues.search import pagination, tenant_search
+from queues.search.tenant_search import TaskQuery
 from tenants.tenant import Tenant
-from tests.queues.conftest import Queue, plan
+from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,7 +36,7 @@ def queue(tenant: Tenant) -> Queue:
 def walk(tenant: Tenant, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
     cursor = None
     for _ in range(1000):
-        page = search.page(tenant, Asked(**asked), cursor=cursor, limit=limit)
+        page = tenant_search.page(tenant, TaskQuery(**asked), cursor=cursor, limit=limit)
         assert len(page.tasks) <= limit
         yield page.tasks
         cursor = page.cursor
@@ -55,13 +60,13 @@ class World:
         failed = render.enqueue('{"customer":"Öztürk"}')
         render.fail(render.claim("host-8"), "host-8", "the printer is on fire")
         dead = mail.enqueue("1", max_attempts=1)
-        services.nack(tenant, mail.claim().id, "w1", reason="no route to printer").now()
+        services.nack(tenant, mail.claim().id, "w1", reason="no route to printer").run_sync()
         cancelled = mail.enqueue("2")
-        services.cancel(tenant, cancelled.id).now()
+        services.cancel(tenant, cancelled.id).run_sync()
         replayed = mail.enqueue("3", max_attempts=1)
-        services.nack(tenant, mail.claim().id, "w1", reason="no route").now()
-        beat.run_drain(lambda: True)
-        deadletters.replay(tenant, [replayed.id])
+        services.nack(tenant, mail.claim().id, "w1", reason="no route").run_sync()
+        periodic_tasks.run_drain(lambda: True)
+        dead_letters.replay(tenant, [replayed.id])
         held = render.enqueue("4", idempotency_key="order 17")
         render.claim("host-9")
         low, high = render.enqueue("5"), render.enqueue("6", priority=9)
@@ -138,12 +143,12 @@ def test_a_task_is_found_by_its_id(tenant: Tenant, world: World) -> None:
 
 
 def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> None:
-    [done] = search.page(tenant, Asked(q="Jansen")).tasks
+    [done] = tenant_search.page(tenant, TaskQuery(q="Jansen")).tasks
     assert (done.status, done.location, done.spec.payload, done.worker) == (
         Status.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
     )  # fmt: skip
     assert done.spec.tenant == tenant.slug
-    [dead] = search.page(tenant, Asked(status=Status.FAILED, command="mail.v-2")).tasks
+    [dead] = tenant_search.page(tenant, TaskQuery(status=Status.FAILED, command="mail.v-2")).tasks
     assert (dead.location, dead.error) == (Location.DLQ_SET, "no route to printer")
 
 
@@ -156,8 +161,8 @@ def test_nobody_finds_another_tenants_tasks(tenant: Tenant, other_tenant: Tenant
         assert found(other_tenant, q=q) == []
     assert found(other_tenant, command="render") == []
     # A cursor is no key: the tenant is the caller's.
-    cursor = search.page(tenant, Asked(), limit=1).cursor
-    assert search.page(other_tenant, Asked(), cursor=cursor).tasks == []
+    cursor = tenant_search.page(tenant, TaskQuery(), limit=1).cursor
+    assert tenant_search.page(other_tenant, TaskQuery(), cursor=cursor).tasks == []
 
 
 def test_many_live_tasks_are_each_on_one_page(tenant: Tenant, queue: Queue) -> None:
@@ -175,7 +180,7 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
     newest_first = [task.id for task in reversed(tasks)]
     seen, cursor = [], None
     while len(seen) < 12:
-        page = search.page(tenant, Asked(status=Status.PENDING), cursor=cursor, limit=3)
+        page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor, limit=3)
         seen += [task.id for task in page.tasks]
         cursor = page.cursor
         queue.enqueue_many(4)  # new ones come in at the front …
@@ -185,28 +190,28 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
 
 def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, queue: Queue) -> None:
     tasks = [queue.enqueue(delay_ms=1_000_000 + 1000 * number) for number in range(9)]
-    page = search.page(tenant, Asked(status=Status.PENDING), limit=4)
+    page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), limit=4)
     assert [task.id for task in page.tasks] == [task.id for task in tasks[:4]]
-    services.cancel(tenant, tasks[3].id).now()
-    services.cancel(tenant, tasks[1].id).now()
-    rest = search.page(tenant, Asked(status=Status.PENDING), cursor=page.cursor, limit=50)
+    services.cancel(tenant, tasks[3].id).run_sync()
+    services.cancel(tenant, tasks[1].id).run_sync()
+    rest = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=page.cursor, limit=50)
     assert [task.id for task in rest.tasks] == [task.id for task in tasks[4:]]
 
 
 def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) -> None:
     tasks = queue.enqueue_many(5)
-    services.cancel(tenant, tasks[1].id).now()
-    services.purge(tenant, [tasks[1].id]).now()
-    services.cancel(tenant, tasks[3].id).now()
+    services.cancel(tenant, tasks[1].id).run_sync()
+    services.purge(tenant, [tasks[1].id]).run_sync()
+    services.cancel(tenant, tasks[3].id).run_sync()
     assert found(tenant, status=Status.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
 
 
 def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "QUEUES", 4)
-    monkeypatch.setattr(search, "QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(tenant_search, "QUEUES", 4)
+    monkeypatch.setattr(tenant_search, "QUEUES_AT_ONCE", 2)
     tasks = [Queue(tenant, f"q{number:02}").enqueue() for number in range(0, 15, 5)]
     for number in range(15):
-        services.pause(tenant, f"q{number:02}").now()
+        services.pause(tenant, f"q{number:02}").run_sync()
     sizes = [len(page) for page in walk(tenant, limit=50)]
     assert found(tenant, limit=50) == [task.id for task in tasks]
     assert sizes == [1, 1, 1, 0]
@@ -216,8 +221,8 @@ def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypat
 def test_a_page_looks_at_so_many_live_tasks_and_no_more(
     tenant: Tenant, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "IDS", 10)
-    monkeypatch.setattr(search, "IDS_AT_ONCE", 5)
+    monkeypatch.setattr(tenant_search, "IDS", 10)
+    monkeypatch.setattr(tenant_search, "IDS_AT_ONCE", 5)
     queue.enqueue_many(40)
     held = [queue.claim(f"worker-{number}") for number in range(35)]
     pages_seen = list(walk(tenant, q="worker-34"))
@@ -227,9 +232,9 @@ def test_a_page_looks_at_so_many_live_tasks_and_no_more(
 
 def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Queue) -> None:
     queue.enqueue_many(300)
-    search.page(tenant, Asked())
+    tenant_search.page(tenant, TaskQuery())
     client().config_resetstat()
-    assert len(search.page(tenant, Asked(), limit=50).tasks) == 50
+    assert len(tenant_search.page(tenant, TaskQuery(), limit=50).tasks) == 50
     calls = client().info("commandstats")
     assert calls["cmdstat_evalsha"]["calls"] <= 50 + 5
     assert "cmdstat_keys" not in calls
@@ -261,22 +266,22 @@ def test_what_has_ended_is_found_by_an_index(tenant: Tenant, asked: dict[str, An
     )  # fmt: skip
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE queues_auditedresult")
-    told = plan(lambda: search.page(tenant, Asked(**asked)))
+    told = plan(lambda: tenant_search.page(tenant, TaskQuery(**asked)))
     assert f"{index} " in told
     assert "Seq Scan on queues_auditedresult" not in told
 
 
 def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "WORDS_ROWS", 20)
-    monkeypatch.setattr(pages, "LOOK", 30)
-    monkeypatch.setattr(pages, "WINDOW", 10)
+    monkeypatch.setattr(pagination, "WORDS_ROWS", 20)
+    monkeypatch.setattr(pagination, "SCAN_LIMIT", 30)
+    monkeypatch.setattr(pagination, "WINDOW", 10)
     queue = Queue(tenant, "render")
     expected = []
     for number in range(40):
         task = queue.enqueue(f'"common {"rare" if number % 20 == 0 else "x"}"')
         queue.complete(queue.claim())
         expected.append(task.id)
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
     assert found(tenant, q="common", limit=9) == expected[::-1]
     assert list(walk(tenant, q="rare"))[-1][-1].id == expected[0]
     assert found(tenant, q="rare") == [expected[20], expected[0]]
@@ -291,31 +296,31 @@ def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeyp
 )  # fmt: skip
 def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="cursor"):
-        search.page(tenant, Asked(), cursor=cursor)
+        tenant_search.page(tenant, TaskQuery(), cursor=cursor)
 
 
 def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: Tenant, queue: Queue) -> None:
     task = queue.enqueue()
     for cursor in ("render:ready:0:9999999999999999:" + "a" * 36, "zzz:delayed:5:", "render:inprog:0:" + "-" * 36):
-        page = search.page(tenant, Asked(status=Status.PENDING), cursor=cursor)
+        page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor)
         assert {each.id for each in page.tasks} <= {task.id}
 
 
 @pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n"])
 def test_a_command_that_is_none_is_refused(tenant: Tenant, command: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="command"):
-        search.page(tenant, Asked(command=command))
+        tenant_search.page(tenant, TaskQuery(command=command))
 
 
 def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Tenant, queue: Queue) -> None:
     task = queue.enqueue()
     queue.complete(queue.claim())
-    [seen] = search.page(tenant, Asked(q=task.id)).tasks
+    [seen] = tenant_search.page(tenant, TaskQuery(q=task.id)).tasks
     assert seen.status is Status.COMPLETED
     with pytest.raises(errors.TaskNotFound):
-        archive.task(tenant, task.id)
+        audit_reader.audited_task(tenant, task.id)
 
 
 def test_scanning_needs_no_queue(tenant: Tenant) -> None:
-    assert engine().scan(tenant.tid, "never", "delayed").now() == []
-    assert engine().names(tenant.tid).now() == []
+    assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
+    assert queries.list_queues(engine(), tenant.tid).run_sync() == []

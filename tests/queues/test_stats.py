@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 import redis
 
+from core.redis.script_call import ScriptCall
 from queues import selectors
-from queues.engine import Call
-from queues.engine.reading import Reading
-from queues.task import QueueStats
-from tests.queues.conftest import Clock, Queue
+from queues.domain import QueueStats
+from queues.engine import Engine, queries
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec("QUE-6", "Stats are exact in every state")
@@ -20,7 +20,7 @@ def test_stats_are_exact(queue: Queue, clock: Clock) -> None:
     queue.enqueue(delay_ms=1000)
     clock.advance(0.5)
     queue.claim()
-    stats = selectors.queue_stats(queue.tenant, "send").now()
+    stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress, stats.dlq) == (2, 1, 1, 1)
     assert stats.ready_by_priority == [2, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     assert stats.oldest_ready_ms == clock.now_ms - 500
@@ -29,9 +29,9 @@ def test_stats_are_exact(queue: Queue, clock: Clock) -> None:
 @pytest.mark.spec("QUE-6", "Stats cost the same at any length")
 def test_stats_do_not_walk_the_queue(queue: Queue, store: redis.Redis) -> None:
     queue.enqueue_many(1000)
-    selectors.queue_stats(queue.tenant, "send").now()
+    selectors.queue_stats(queue.tenant, "send").run_sync()
     store.config_resetstat()
-    selectors.queue_stats(queue.tenant, "send").now()
+    selectors.queue_stats(queue.tenant, "send").run_sync()
     calls = {name: stat["calls"] for name, stat in store.info("commandstats").items() if name != "cmdstat_info"}
     assert sum(calls.values()) < 25
     assert "cmdstat_lrange" not in calls
@@ -42,8 +42,8 @@ def test_a_tenant_sees_its_own_queues(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue(command="b")
     queue.enqueue(command="a")
     other_queue.enqueue(command="c")
-    assert [found.command for found in selectors.queues(queue.tenant).now()] == ["a", "b"]
-    assert selectors.queue_stats(queue.tenant, "c").now().ready == 0
+    assert [found.command for found in selectors.queues(queue.tenant).run_sync()] == ["a", "b"]
+    assert selectors.queue_stats(queue.tenant, "c").run_sync().ready == 0
 
 
 @pytest.mark.spec("TEN-3", "Counting the queues of a tenant that has thousands keeps Redis from nobody for long")
@@ -52,21 +52,21 @@ def test_very_many_queues_are_counted_some_at_a_time(
 ) -> None:
     """20,000 queues, made in two seconds, kept every tenant from its own for half a second a look."""
     asked: list[int] = []
-    count = Reading.stats
+    count = queries.stats
 
-    def noted(engine: Reading, tid: str, commands: Sequence[str] = ()) -> Call[list[QueueStats]]:
+    def noted(engine: Engine, tid: str, commands: Sequence[str] = ()) -> ScriptCall[list[QueueStats]]:
         asked.append(len(commands))
         return count(engine, tid, commands)
 
-    monkeypatch.setattr(Reading, "stats", noted)
+    monkeypatch.setattr(queries, "stats", noted)
     monkeypatch.setattr(selectors, "QUEUES_AT_ONCE", 4)
     names = [f"q{number:02}" for number in range(10)]
     for name in names:
         queue.enqueue(command=name)
     other_queue.enqueue(command="b")
-    found = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "nobody"]).now()
+    found = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "nobody"]).run_sync()
     assert [(each.command, each.ready) for each in found[queue.tenant.tid]] == [(name, 1) for name in names]
     assert [each.command for each in found[other_queue.tenant.tid]] == ["b"]
     assert found["nobody"] == []
     assert asked == [4, 4, 2, 1]
-    assert len(selectors.queues(queue.tenant).now()) == 10
+    assert len(selectors.queues(queue.tenant).run_sync()) == 10

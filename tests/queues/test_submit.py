@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import redis
 
-from codeq_site import errors
+from core import errors
 from queues import selectors, services
-from queues.task import Location, NewResult, Status
-from tests.queues.conftest import Clock, Queue
+from queues.domain import Location, NewResult, Status
+from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec(
@@ -26,10 +26,10 @@ def test_a_result_ends_the_task(queue: Queue, clock: Clock, store: redis.Redis) 
         clock.now_ms,
         b'{"n":1.10}',
     )
-    ended, read = selectors.result(queue.tenant, task.id).now()
+    ended, read = selectors.result(queue.tenant, task.id).run_sync()
     assert (ended.status, ended.location, ended.lease_until_ms) == (Status.COMPLETED, Location.NONE, None)
     assert bytes(read.result or b"") == b'{"n":1.10}'
-    stats = selectors.queue_stats(queue.tenant, "send").now()
+    stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.ready, stats.in_progress, stats.dlq) == (0, 0, 0)
 
 
@@ -37,7 +37,7 @@ def test_a_failure_by_result_is_final_and_counts_as_an_attempt(queue: Queue) -> 
     queue.enqueue()
     task = queue.claim()
     assert queue.fail(task, error="no such file").status is Status.FAILED
-    ended, result = selectors.result(queue.tenant, task.id).now()
+    ended, result = selectors.result(queue.tenant, task.id).run_sync()
     assert (ended.status, ended.error, ended.attempts, ended.location) == (
         Status.FAILED,
         "no such file",
@@ -65,7 +65,7 @@ def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> Non
     assert isinstance(queue.fail(task), errors.AlreadyEnded)
     assert isinstance(queue.complete(task, result=b'{"ok":false}'), errors.AlreadyEnded)
     assert isinstance(queue.complete(task, worker="w2"), errors.AlreadyEnded)
-    assert selectors.task(queue.tenant, task.id).now().status is Status.COMPLETED
+    assert selectors.task(queue.tenant, task.id).run_sync().status is Status.COMPLETED
 
 
 @pytest.mark.spec("ACK-2", "Work that is not acknowledged returns after its lease; the late answer is refused")
@@ -81,10 +81,10 @@ def test_a_late_result_is_refused(queue: Queue, clock: Clock, late: str) -> None
         other = queue.claim("w2")
         if late == "ended by another":
             queue.complete(other, "w2", result=b'{"by":2}')
-    before = selectors.task(queue.tenant, task.id).now()
+    before = selectors.task(queue.tenant, task.id).run_sync()
     answer = queue.complete(task, "w1", result=b'{"by":1}', lease_token=task.lease_token)
     assert isinstance(answer, errors.Conflict | errors.NotLeaseOwner)
-    assert selectors.task(queue.tenant, task.id).now() == before
+    assert selectors.task(queue.tenant, task.id).run_sync() == before
 
 
 @pytest.mark.spec("CLM-7", "A late holder is refused even when it has the name of the new one")
@@ -126,7 +126,7 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
             NewResult(task_id=mine[2].id, status=done, result=b"1"),
             NewResult(task_id=mine[2].id, status=done, result=b"2"),
         ],
-    ).now()
+    ).run_sync()
     assert [type(answer).__name__ for answer in answers] == [
         "Result",
         "TaskNotFound",
@@ -149,8 +149,8 @@ def test_a_result_too_large_is_refused_and_the_lease_lives_on(queue: Queue) -> N
 
 def test_every_ended_attempt_is_one_entry_in_the_outbox(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
-    services.nack(queue.tenant, queue.claim().id, "w1", reason="flaky", delay_seconds=0).now()
-    services.abandon(queue.tenant, queue.claim("w2").id, "w2").now()
+    services.nack(queue.tenant, queue.claim().id, "w1", reason="flaky", delay_seconds=0).run_sync()
+    services.abandon(queue.tenant, queue.claim("w2").id, "w2").run_sync()
     clock.advance(1)
     queue.claim("w3", lease_seconds=1)
     clock.advance(1)

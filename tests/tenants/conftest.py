@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from codeq_site.conf import conf
-from tenants import jwks, keys, models, services
-from tenants.directory import directory
-from tenants.verifier import Verifier, verifier
+from core.conf import conf
+from tenants import models, services
+from tenants.auth import installation_keys, jwks
+from tenants.auth.verifier import Verifier, verifier
+from tenants.cache import tenant_cache
 from tests.tenants.minting import ISSUER, Signer
 
 Configure = Callable[..., None]
@@ -23,12 +24,12 @@ Configure = Callable[..., None]
 def _nothing_remembered() -> Iterator[None]:
     """No token, tenant or key of another test, and no thread that holds the test database open."""
     # In the test's own thread, which sees what the test has not committed.
-    keys.own_keys._start, start = jwks.at_once, keys.own_keys._start
+    installation_keys.own_keys._start, start = jwks.at_once, installation_keys.own_keys._start
     yield
-    keys.own_keys._start = start
+    installation_keys.own_keys._start = start
     verifier.stop()
-    directory.stop()
-    keys.own_keys.forget()
+    tenant_cache.stop()
+    installation_keys.own_keys.forget()
 
 
 @pytest.fixture

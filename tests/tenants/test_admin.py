@@ -395,12 +395,12 @@ def test_rights_follow_the_roles(acme: Tenant, other: Tenant) -> None:
     assert set(scoping.tenants_of(person)) == {acme, other}
     assert set(scoping.tenants_of(person, scoping.Role.OPERATOR)) == {acme}
     assert set(scoping.tenants_of(person, scoping.Role.ADMIN)) == set()
-    assert scoping.may(person, acme.tid, scoping.Role.OPERATOR)
-    assert not scoping.may(person, other.tid, scoping.Role.OPERATOR)
-    assert scoping.may(person, None, scoping.Role.OPERATOR)
-    assert not scoping.may(person, None, scoping.Role.ADMIN)
-    assert not scoping.may(person, "aaaaaaaa")
-    assert not scoping.may(person, "")
+    assert scoping.has_role(person, acme.tid, scoping.Role.OPERATOR)
+    assert not scoping.has_role(person, other.tid, scoping.Role.OPERATOR)
+    assert scoping.has_role(person, None, scoping.Role.OPERATOR)
+    assert not scoping.has_role(person, None, scoping.Role.ADMIN)
+    assert not scoping.has_role(person, "aaaaaaaa")
+    assert not scoping.has_role(person, "")
 
 
 @ISOLATED
@@ -408,5 +408,5 @@ def test_who_is_nobody_sees_nothing(acme: Tenant) -> None:
     gone = User.objects.create(username="gone", is_staff=True, is_active=False, is_superuser=True)
     for nobody in (gone, AnonymousUser(), User.objects.create(username="without", is_staff=True)):
         assert not scoping.tenants_of(nobody).exists()
-        assert not scoping.may(nobody, acme.tid)
-        assert not scoping.may(nobody, None)
+        assert not scoping.has_role(nobody, acme.tid)
+        assert not scoping.has_role(nobody, None)

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm
 
-from codeq_site.errors import Unauthenticated
-from tenants import jwks
-from tenants.verifier import Verifier
+from core.errors import Unauthenticated
+from tenants.auth import jwks
+from tenants.auth.verifier import Verifier
 from tests.tenants.minting import Signer, assemble, b64, claims
 
 pytestmark = [

@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connections
 
-from codeq_site.errors import CodeqError, Unauthenticated, Unavailable
-from tenants import fetching, jwks
-from tenants.tokens import JwksValidator
-from tenants.verifier import Verifier
+from core.errors import CodeqError, Unauthenticated, Unavailable
+from tenants import http_fetch
+from tenants.auth import jwks
+from tenants.auth.validators import JwksValidator
+from tenants.auth.verifier import Verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer
-from tests.tenants.test_fetching import BAD
+from tests.tenants.test_http_fetch import BAD
 from tests.waiting import until, until_async
 
 K1, K2 = jwks.Key("k1", "ES256", None), jwks.Key("k2", "ES256", None)
@@ -60,7 +61,7 @@ STAMPEDE = pytest.mark.spec("AUT-1", "No crowd and no random kid makes more than
 FAILURES: dict[str, dict[str, jwks.Key] | Exception] = {
     "down": ConnectionRefusedError("refused"),
     "late": TimeoutError("timed out"),
-    "garbled": fetching.FetchError("not JSON"),
+    "garbled": http_fetch.FetchError("not JSON"),
     "empty": {},
 }
 
@@ -183,7 +184,7 @@ def test_where_no_thread_can_be_started_nobody_waits_for_one() -> None:
 
 
 def keys_at(server: JwksServer, clock: Clock) -> jwks.KeySet:
-    return jwks.KeySet(server.url, lambda: jwks.keys_of(fetching.fetch_json(server.url)), clock=clock)
+    return jwks.KeySet(server.url, lambda: jwks.keys_of(http_fetch.fetch_json(server.url)), clock=clock)
 
 
 def verifier_at(server: JwksServer, clock: Clock) -> Verifier:
@@ -309,7 +310,7 @@ async def test_tokens_of_known_keys_do_not_wait_for_keys_that_come_slowly(
 def test_nobody_waits_longer_than_the_fetch_may_take(
     issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenants.verifier._WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("tenants.auth.verifier._WAIT_SECONDS", 0.2)
     issuer.answer = issuer.hang
     with pytest.raises(CodeqError) as refusal:
         Verifier().verify(signer.token())
@@ -324,7 +325,7 @@ async def test_one_who_gives_up_waiting_for_keys_spoils_it_for_nobody(
     issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, issuer.answer = Verifier(), issuer.hang
-    monkeypatch.setattr("tenants.verifier._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("tenants.auth.verifier._WAIT_SECONDS", 0.05)
     with pytest.raises(Unavailable):
         await one.verify_async(signer.token(jti="impatient"))
     monkeypatch.undo()

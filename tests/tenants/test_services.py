@@ -18,10 +18,11 @@ from django.db import connection, connections, transaction
 from django.test import Client, override_settings
 from django.utils import timezone
 
-from codeq_site.errors import ConfigError, Forbidden, InvalidRequest, NotFound, Unauthenticated
-from tenants import keys, models, sealing, services
+from core.errors import ConfigError, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from tenants import models, secret_encryption, services
+from tenants.auth import installation_keys
+from tenants.auth.verifier import Verifier
 from tenants.models import InstallationKey, SigningSecret, Tenant, TenantIssuer
-from tenants.verifier import Verifier
 from tests.tenants.conftest import Configure
 from tests.tenants.minting import Signer
 from tests.waiting import until
@@ -184,7 +185,7 @@ def test_tenants_share_no_secret(acme: Tenant, other: Tenant) -> None:
 @SECRETS
 def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> None:
     secret = services.signing_secret("acme")
-    former = sealing.settings.SECRET_KEY
+    former = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
         with pytest.raises(ConfigError, match="SECRET_KEY_FALLBACKS"):
             services.signing_secret("acme")
@@ -195,8 +196,8 @@ def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> N
 @SECRETS
 def test_a_former_key_can_be_dropped_once_all_is_sealed_anew(acme: Tenant) -> None:
     secret = services.signing_secret("acme")
-    kid = keys.document()["keys"][0]["kid"]
-    former = sealing.settings.SECRET_KEY
+    kid = installation_keys.document()["keys"][0]["kid"]
+    former = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
         with pytest.raises(CommandError, match="1 in tenants"):
             call_command("reseal", stdout=io.StringIO())
@@ -205,13 +206,13 @@ def test_a_former_key_can_be_dropped_once_all_is_sealed_anew(acme: Tenant) -> No
             call_command("reseal", stdout=said)
         assert "tenants.SigningSecret.sealed: 1 sealed anew" in said.getvalue()
         assert services.signing_secret("acme") == secret
-        assert sealing.unseal(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
+        assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
     with pytest.raises(ConfigError):
         services.signing_secret("acme")
 
 
 def test_every_sealed_column_is_found() -> None:
-    assert {f"{model._meta.label}.{name}" for model, name in sealing.columns()} == {
+    assert {f"{model._meta.label}.{name}" for model, name in secret_encryption.columns()} == {
         "tenants.InstallationKey.sealed", "tenants.SigningSecret.sealed",
         "webhooks.Endpoint.sealed", "webhooks.Endpoint.former_sealed",
     }  # fmt: skip
@@ -228,7 +229,7 @@ def test_two_machines_that_start_at_once_make_one_key() -> None:
     def first() -> None:
         try:
             with transaction.atomic():
-                keys.document()
+                installation_keys.document()
                 is_made.set()
                 assert may_commit.wait(10)
         finally:
@@ -236,7 +237,7 @@ def test_two_machines_that_start_at_once_make_one_key() -> None:
 
     def second() -> str:
         try:
-            return str(keys.document()["keys"][0]["kid"])
+            return str(installation_keys.document()["keys"][0]["kid"])
         finally:
             connections.close_all()
 
@@ -279,7 +280,7 @@ def test_the_jwks_document_is_public_cacheable_and_enough_to_verify(client: Clie
 
 @OWN_KEYS
 def test_the_private_key_is_sealed(db: None) -> None:
-    keys.document()
+    installation_keys.document()
     with connection.cursor() as cursor:
         cursor.execute("SELECT row_to_json(tenants_installationkey)::text FROM tenants_installationkey")
         stored = cursor.fetchone()[0]
@@ -292,12 +293,12 @@ def test_the_private_key_is_sealed(db: None) -> None:
 def test_the_installations_key_can_be_replaced() -> None:
     before = services.issue_token("acme", "producer")
     kid = InstallationKey.objects.get().kid
-    assert keys.rotate() != kid
+    assert installation_keys.rotate() != kid
     after = services.issue_token("acme", "producer")
     assert jwt.get_unverified_header(after)["kid"] != kid
     for token in (before, after):
         Verifier().verify(token)
-    keys.retire(kid)
+    installation_keys.retire(kid)
     Verifier().verify(after)
     with pytest.raises(Unauthenticated):
         Verifier().verify(before)
@@ -308,9 +309,9 @@ def test_the_installations_key_can_be_replaced() -> None:
 def test_a_key_made_on_another_machine_is_known_within_a_second() -> None:
     one = Verifier()
     one.verify(services.issue_token("acme", "producer"))
-    keys._make()  # by another machine: nothing in this process was told
+    installation_keys._make()  # by another machine: nothing in this process was told
     token = services.issue_token("acme", "producer")
-    keys.own_keys._tried = keys.own_keys._asked = keys.own_keys._clock() - 1
+    installation_keys.own_keys._tried = installation_keys.own_keys._asked = installation_keys.own_keys._clock() - 1
     assert one.verify(token).tenant.slug == "acme"
 
 
@@ -320,14 +321,14 @@ def test_a_key_made_on_another_machine_is_known_within_a_second() -> None:
 def test_no_token_waits_for_a_database_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     token = services.issue_token("acme", "producer")
     Verifier().verify(token)
-    own, thawed, asked = keys.own_keys, threading.Event(), threading.Event()
+    own, thawed, asked = installation_keys.own_keys, threading.Event(), threading.Event()
 
     def hang() -> dict[str, Any]:
         asked.set()
         thawed.wait(10)
         return {}
 
-    monkeypatch.setattr(own, "_start", keys._in_a_thread)
+    monkeypatch.setattr(own, "_start", installation_keys._in_a_thread)
     monkeypatch.setattr(own, "_fetch", hang)
     own._fetched = own._tried = own._clock() - 61
     began = time.monotonic()

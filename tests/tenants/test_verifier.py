@@ -15,14 +15,14 @@ from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
-from codeq_site.errors import Forbidden, TenantSuspended, Unauthenticated, Unavailable
+from core.errors import Forbidden, TenantSuspended, Unauthenticated, Unavailable
 from tenants import models, services
-from tenants.authentication import BearerAuthentication, FinishingBearerAuthentication
-from tenants.claims import Verified
-from tenants.directory import directory
+from tenants.auth.authentication import BearerAuthentication
+from tenants.auth.claims import Verified
+from tenants.auth.validators import JwksValidator
+from tenants.auth.verifier import Verifier, verifier
+from tenants.cache import tenant_cache
 from tenants.permissions import IsProducer, IsWorker, refuse_new_work
-from tenants.tokens import JwksValidator
-from tenants.verifier import Verifier, verifier
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import Signer, claims
 
@@ -175,7 +175,7 @@ def test_the_memory_lasts_as_long_as_the_setting_says(configure: Configure) -> N
 @REMEMBERED
 @pytest.mark.usefixtures("acme")
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenants.verifier.CACHE_LIMIT", 10)
+    monkeypatch.setattr("tenants.auth.verifier.CACHE_LIMIT", 10)
     one = Verifier([Counting()])
     for number in range(50):
         one.verify(f"token-{number}")
@@ -205,10 +205,10 @@ def test_the_memory_does_not_hold_the_tokens(signer: Signer, fresh_verifier: Ver
 def test_a_suspension_is_in_force_in_spite_of_the_memory() -> None:
     token = services.issue_token("acme", "worker")
     fresh = services.issue_token("acme", "worker")
-    starts, finishes = BearerAuthentication(), FinishingBearerAuthentication()
+    starts, finishes = BearerAuthentication(), BearerAuthentication(is_finishing=True)
     starts.authenticate(request(token))
     models.Tenant.objects.filter(slug="acme").update(status="suspended")
-    directory.poll()
+    tenant_cache.poll()
     for each in (token, fresh):
         with pytest.raises(TenantSuspended):
             starts.authenticate(request(each))
@@ -219,7 +219,7 @@ def test_a_suspension_is_in_force_in_spite_of_the_memory() -> None:
         with pytest.raises(TenantSuspended):
             refuse_new_work(caller)
     models.Tenant.objects.filter(slug="acme").update(status="active")
-    directory.poll()
+    tenant_cache.poll()
     caller, _ = starts.authenticate(request(token))
     refuse_new_work(caller)
 
@@ -229,7 +229,7 @@ def test_a_suspension_is_in_force_in_spite_of_the_memory() -> None:
 @pytest.mark.usefixtures("acme")
 async def test_a_suspension_is_in_force_on_the_event_loop_too(issuer: JwksServer, signer: Signer) -> None:
     header = f"Bearer {signer.token()}"
-    starts, finishes = BearerAuthentication(), FinishingBearerAuthentication()
+    starts, finishes = BearerAuthentication(), BearerAuthentication(is_finishing=True)
     await starts.authenticate_async(header)
     await asyncio.to_thread(closing(services.suspend), "acme")
     for each in (header, f"Bearer {signer.token(jti='new')}"):
@@ -255,7 +255,7 @@ def test_changed_limits_reach_remembered_tokens(acme: models.Tenant) -> None:
     token = services.issue_token("acme", "producer")
     assert verifier.verify(token).tenant.payload_bytes != 77
     models.Tenant.objects.filter(slug="acme").update(payload_bytes=77)
-    directory.poll()
+    tenant_cache.poll()
     assert verifier.verify(token).tenant.payload_bytes == 77
 
 
@@ -265,7 +265,7 @@ def test_a_deleted_tenants_token_is_worth_nothing(acme: models.Tenant) -> None:
     verifier.verify(token)
     tid = acme.tid
     acme.delete()
-    directory.refresh([tid])
+    tenant_cache.refresh([tid])
     with pytest.raises(Forbidden):
         verifier.verify(token)
 
@@ -279,8 +279,8 @@ def test_whoever_takes_a_deleted_tenants_name_does_not_take_its_issuers_tokens(
     assert verifier.verify(token).tenant.tid == tid
     acme.delete()
     successor = services.create_tenant("acme")
-    directory.refresh([tid, successor.tid])
-    assert directory.find("acme") is not None
+    tenant_cache.refresh([tid, successor.tid])
+    assert tenant_cache.find("acme") is not None
     with pytest.raises(Unauthenticated):
         verifier.verify(token)
 
@@ -309,7 +309,7 @@ PLUGINS = pytest.mark.spec("AUT-1", "Validators are named by dotted path and ask
 @pytest.mark.usefixtures("acme")
 def test_validators_are_asked_in_their_order(configure: Configure, signer: Signer, issuer: JwksServer) -> None:
     here = "tests.tenants.test_verifier"
-    configure(auth={"validators": [f"{here}.NotMine", f"{here}.OpaqueTokens", "tenants.tokens.JwksValidator"]})
+    configure(auth={"validators": [f"{here}.NotMine", f"{here}.OpaqueTokens", "tenants.auth.validators.JwksValidator"]})
     one = Verifier()
     assert one.verify("opaque-secret").subject == "by-plugin"
     assert one.verify(signer.token()).subject == "someone"

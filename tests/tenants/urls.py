@@ -9,8 +9,8 @@ from tenants import views
 
 urlpatterns = [
     # The sidebar of every page of the admin leads there.
-    path("admin/", include("queues.console.urls")),
-    path("admin/", include("pipeline.console")),
+    path("admin/", include("console.urls")),
+    path("admin/", include("console.insights")),
     path("admin/", admin.site.urls),
     path(".well-known/jwks.json", views.jwks),
 ]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from codeq_site.conf import conf
-from tenants.directory import directory
+from core import url_check
+from core.conf import conf
+from tenants.cache import tenant_cache
 from tenants.models import Tenant
 from tests.webhooks.receiver import Receiver
-from webhooks import addresses
 from webhooks.models import Delivery
 from webhooks.sender import Sender
 
@@ -64,7 +64,7 @@ def receiver(loopback: None, make_receiver: MakeReceiver) -> Receiver:
 def _no_follower() -> Iterator[None]:
     """The directory's thread would hold the test database open."""
     yield
-    directory.stop()
+    tenant_cache.stop()
 
 
 class Clock:
@@ -95,7 +95,7 @@ def make_delivery(acme: Tenant, clock: Clock) -> MakeDelivery:
     """A delivery that is due."""
 
     def make(url: str, **fields: Any) -> Delivery:
-        target = addresses.parse(url)
+        target = url_check.parse(url)
         usual: dict[str, Any] = {
             "tenant": acme, "task_id": uuid.uuid4(), "command": "render", "url": url, "address": target.endpoint,
             "host": target.place, "body": '{"status":"COMPLETED"}', "status": Delivery.Status.PENDING,

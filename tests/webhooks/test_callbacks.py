@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client, engine
-from queues import audit, beat, services, stream, upkeep
+from core.redis.connections import client
+from queues import maintenance, periodic_tasks, services
+from queues.audit import drain as audit_drain
+from queues.audit import stream
+from queues.current_engine import engine
+from queues.domain import TERMINAL, NewResult, NewTask, Status
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult
-from queues.task import TERMINAL, NewResult, NewTask, Status
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.webhooks.conftest import Clock, Send
@@ -30,21 +33,21 @@ def tenant(acme: TenantRow) -> Tenant:
 
 def enqueue(tenant: Tenant, **fields: Any) -> str:
     new = NewTask(**{"command": "render", "payload": "1", "webhook": HOOK, **fields})
-    return services.enqueue(tenant, [new]).now()[0].task.id
+    return services.enqueue(tenant, [new]).run_sync()[0].task.id
 
 
 def claim(tenant: Tenant, **options: Any) -> None:
-    assert services.claim(tenant, ["render"], "w", **options).now().tasks
+    assert services.claim(tenant, ["render"], "w", **options).run_sync().tasks
 
 
 def submit(tenant: Tenant, *task_ids: str, **fields: Any) -> None:
     usual: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
-    answers = services.submit(tenant, "w", [NewResult(task_id=each, **usual) for each in task_ids]).now()
+    answers = services.submit(tenant, "w", [NewResult(task_id=each, **usual) for each in task_ids]).run_sync()
     assert not [each for each in answers if isinstance(each, Exception)]
 
 
 def drain() -> None:
-    beat.run_drain(lambda: True)
+    periodic_tasks.run_drain(lambda: True)
 
 
 def told(task_id: str) -> list[dict[str, Any]]:
@@ -76,14 +79,14 @@ def by_batch(tenant: Tenant) -> str:
 def by_nack(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
-    services.nack(tenant, task_id, "w", reason="no luck").now()
+    services.nack(tenant, task_id, "w", reason="no luck").run_sync()
     return task_id
 
 
 def by_abandon(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
-    services.abandon(tenant, task_id, "w").now()
+    services.abandon(tenant, task_id, "w").run_sync()
     return task_id
 
 
@@ -91,24 +94,24 @@ def by_expiry(tenant: Tenant) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant, lease_seconds=1)
     seconds, _ = client().time()
-    engine()._clock = lambda: (int(seconds) + 5) * 1000
+    engine().clock = lambda: (int(seconds) + 5) * 1000
     try:
-        upkeep.repair(lambda: True)
+        maintenance.repair(lambda: True)
     finally:
-        engine()._clock = None
+        engine().clock = None
     return task_id
 
 
 def by_cancelling_it_waiting(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
-    services.cancel(tenant, task_id).now()
+    services.cancel(tenant, task_id).run_sync()
     return task_id
 
 
 def by_cancelling_it_running(tenant: Tenant) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
-    services.cancel(tenant, task_id).now()
+    services.cancel(tenant, task_id).run_sync()
     return task_id
 
 
@@ -141,7 +144,7 @@ def test_each_way_to_end_tells_the_webhook_once(
 @pytest.mark.spec("WHK-3", "A dead letter that is replayed and then done is told twice, under two ids (W-1)")
 def test_a_replayed_dead_letter_is_told_of_both_endings(tenant: Tenant) -> None:
     task_id = by_nack(tenant)
-    services.replay(tenant, [task_id]).now()
+    services.replay(tenant, [task_id]).run_sync()
     claim(tenant)
     submit(tenant, task_id)
     drain()
@@ -154,9 +157,9 @@ def test_a_replayed_dead_letter_is_told_of_both_endings(tenant: Tenant) -> None:
 def test_what_becomes_of_a_dead_letter_is_no_ending(tenant: Tenant) -> None:
     task_id = by_nack(tenant)
     acts = {
-        "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").now(),
-        "RECALLED": lambda: services.recall(tenant, [task_id], "a-job").now(),
-        "PURGED": lambda: services.purge_dead(tenant, [task_id]).now(),
+        "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").run_sync(),
+        "RECALLED": lambda: services.recall(tenant, [task_id], "a-job").run_sync(),
+        "PURGED": lambda: services.purge_dead(tenant, [task_id]).run_sync(),
     }
     drain()
     is_dead = []
@@ -215,7 +218,7 @@ def test_no_webhook_opens_nothing(tenant: Tenant) -> None:
 def test_a_url_that_may_not_be_called_is_on_record_and_never_sent(tenant: Tenant, send: Send) -> None:
     """A task that was enqueued before a network was closed, or past the check at the door."""
     task_id = enqueue(tenant, webhook="http://169.254.169.254/latest/")
-    services.cancel(tenant, task_id).now()
+    services.cancel(tenant, task_id).run_sync()
     drain()
     row = Delivery.objects.get()
     assert (row.status, row.last_error) == ("given up", "refused: the address is not a public one")
@@ -237,9 +240,9 @@ def test_the_same_ending_read_again_opens_nothing_new(tenant: Tenant) -> None:
     stream.survey()
     entries = stream.read({place: stream.NEW}, 10)
     batch = list(zip(entries, stream.blobs(entries), strict=True))
-    audit.store(batch)
+    audit_drain.store(batch)
     Delivery.objects.update(status="delivered")
-    audit.store(batch)
+    audit_drain.store(batch)
     assert Delivery.objects.get().status == "delivered"
 
 

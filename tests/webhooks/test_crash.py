@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from codeq_site.conf import conf
-from queues import services, stream
+from core.conf import conf
+from queues import services
+from queues.audit import stream
+from queues.domain import NewResult, NewTask, Status
 from queues.models import AuditedResult
-from queues.task import NewResult, NewTask, Status
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.faults.deployment import Deployment, kill, own_database
@@ -60,10 +61,10 @@ def end_tasks(tenant: Tenant, hooks: list[str]) -> set[str]:
     made: set[str] = set()
     for at in range(0, len(hooks), 500):
         new = [NewTask(command="render", payload="1", webhook=hook) for hook in hooks[at : at + 500]]
-        services.enqueue(tenant, new).now()
-        tasks = services.claim(tenant, ["render"], "w", count=len(new)).now().tasks
+        services.enqueue(tenant, new).run_sync()
+        tasks = services.claim(tenant, ["render"], "w", count=len(new)).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        assert not [each for each in services.submit(tenant, "w", results).now() if isinstance(each, Exception)]
+        assert not [each for each in services.submit(tenant, "w", results).run_sync() if isinstance(each, Exception)]
         made |= {task.id for task in tasks}
     return made
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook
 
-from codeq_site.redis import client, engine
-from queues import services, upkeep, wakes
+from core.redis.connections import client
+from queues import maintenance, services, wakes
+from queues.current_engine import engine
+from queues.domain import NewTask
 from queues.engine import keys
-from queues.task import NewTask
 from tenants import services as tenants
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.webhooks.conftest import Clock, MakeReceiver
 from tests.webhooks.receiver import Receiver, hang, status
-from webhooks import beat, notices, subscriptions
+from webhooks import notices, periodic_tasks, subscriptions
 from webhooks.models import Subscription
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -42,7 +43,7 @@ def subscribe(tenant: Tenant, receiver: Receiver, clock: Clock) -> Subscribe:
 
 
 def enqueue(tenant: Tenant, command: str = "render", count: int = 1, **fields: Any) -> None:
-    services.enqueue(tenant, [NewTask(command=command, payload="1", **fields) for _ in range(count)]).now()
+    services.enqueue(tenant, [NewTask(command=command, payload="1", **fields) for _ in range(count)]).run_sync()
 
 
 def paths(receiver: Receiver) -> list[str]:
@@ -76,16 +77,16 @@ def test_a_due_and_a_requeued_task_tell_too(
     tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_900_000_000_000]
-    monkeypatch.setattr(engine(), "_clock", lambda: now[0])
+    monkeypatch.setattr(engine(), "clock", lambda: now[0])
     subscribe(min_interval_seconds=0)
     enqueue(tenant, "delayed", delay_ms=1000)
     assert notices.notify(clock=clock) == (0, 0)
     now[0] += 2000
-    upkeep.repair(lambda: True)
+    maintenance.repair(lambda: True)
     assert notices.notify(clock=clock) == (1, 1)
 
-    [task] = services.claim(tenant, ["delayed"], "w", lease_seconds=1).now().tasks
-    services.abandon(tenant, task.id, "w").now()
+    [task] = services.claim(tenant, ["delayed"], "w", lease_seconds=1).run_sync().tasks
+    services.abandon(tenant, task.id, "w").run_sync()
     clock.advance(seconds=1)
     assert notices.notify(clock=clock) == (1, 1)
     assert [json.loads(request.body)["eventType"] for request in receiver.requests] == ["delayed"] * 2
@@ -96,9 +97,9 @@ def test_nothing_is_told_of_a_queue_that_was_empty_again_or_is_paused(
 ) -> None:
     subscribe()
     enqueue(tenant)
-    services.claim(tenant, ["render"], "w").now()
+    services.claim(tenant, ["render"], "w").run_sync()
     enqueue(tenant, "paused")
-    services.pause(tenant, "paused").now()
+    services.pause(tenant, "paused").run_sync()
     assert notices.notify(clock=clock) == (0, 0)
     assert receiver.requests == []
 
@@ -123,7 +124,7 @@ def test_what_falls_into_an_interval_is_told_when_it_is_over(
         notices.notify(clock=clock)
         clock.advance(seconds=0.5)
     assert len(receiver.requests) == 1
-    services.claim(tenant, ["c3"], "w").now()  # somebody else has found it by then
+    services.claim(tenant, ["c3"], "w").run_sync()  # somebody else has found it by then
     for _ in range(6):
         clock.advance(seconds=5)
         notices.notify(clock=clock)
@@ -152,7 +153,7 @@ def test_an_expired_subscription_is_told_nothing(
     subscribe(ttl_seconds=1, now=clock.now - timedelta(seconds=9))
     enqueue(tenant)
     assert notices.notify(clock=clock) == (0, 0)
-    beat.cleanup()
+    periodic_tasks.cleanup()
     assert not Subscription.objects.exists()
 
 
@@ -197,6 +198,6 @@ def test_an_enqueue_makes_no_call_itself(tenant: Tenant, receiver: Receiver, sub
 def test_beat_tells_once_however_many_beats_there_are(tenant: Tenant, receiver: Receiver, subscribe: Subscribe) -> None:
     subscribe(now=datetime.now().astimezone())
     enqueue(tenant)
-    assert [beat.notify(), beat.notify()] == ["1 of 1 told", "0 of 0 told"]
+    assert [periodic_tasks.notify(), periodic_tasks.notify()] == ["1 of 1 told", "0 of 0 told"]
     assert len(receiver.requests) == 1
     assert uuid.UUID(receiver.requests[0].headers["webhook-id"])

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from codeq_site.conf import conf
+from core.conf import conf
 from tests.webhooks.conftest import Configure
 from webhooks import schedule
 from webhooks.schedule import Verdict

@@ -14,7 +14,7 @@ import pytest
 from django.db import connections
 from standardwebhooks import Webhook
 
-from codeq_site.metrics import scrape
+from core.metrics import scrape
 from tenants import services as tenants
 from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send

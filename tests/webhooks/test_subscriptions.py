@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from codeq_site.errors import Forbidden, InvalidRequest, NotFound
+from core.errors import Forbidden, InvalidRequest, NotFound
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.webhooks.conftest import Clock, Configure

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from codeq_site import tracing
-from codeq_site.conf import Tracing, conf
-from queues import beat, services
-from queues.task import NewTask
+from core import tracing
+from core.conf import Tracing, conf
+from queues import periodic_tasks, services
+from queues.domain import NewTask
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
 from tests.collector import PARENT, SAMPLED, TRACE, Collector
@@ -51,9 +51,9 @@ def tenant(acme: TenantRow) -> Tenant:
 def ended(tenant: Tenant, url: str) -> None:
     """A task with a webhook that was put in by the trace, and has ended."""
     new = NewTask(command="TRACED", payload="1", webhook=url, trace_parent=SAMPLED, trace_state="k=v")
-    [item] = services.enqueue(tenant, [new]).now()
-    services.cancel(tenant, item.task.id).now()
-    beat.run_drain(lambda: True)
+    [item] = services.enqueue(tenant, [new]).run_sync()
+    services.cancel(tenant, item.task.id).run_sync()
+    periodic_tasks.run_drain(lambda: True)
 
 
 @pytest.mark.spec("OBS-2", "A callback is a span of the trace that put the task in, and carries it on")
@@ -76,7 +76,7 @@ def test_a_notification_carries_the_trace_of_the_next_task(
     if state == "on":
         request.getfixturevalue("on")
     subscriptions.subscribe(tenant, "w-1", receiver.url(), ["TRACED"], now=utc_now(), ttl_seconds=60)
-    services.enqueue(tenant, [NewTask(command="TRACED", payload="1", trace_parent=SAMPLED)]).now()
+    services.enqueue(tenant, [NewTask(command="TRACED", payload="1", trace_parent=SAMPLED)]).run_sync()
     assert notices.notify() == (1, 1)
     (told,) = receiver.requests
     if state == "off":

@@ -18,14 +18,15 @@ import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from codeq_site import env, ports, welcome
-from codeq_site.conf import Conf, build
-from codeq_site.embedded import PostgreSQL, Server
-from codeq_site.errors import ConfigError
-from codeq_site.home import Home
-from codeq_site.seed import Seeded
-from codeq_site.supervisor import Child, StartError, StopRequested, Supervisor, last_line
-from codeq_site.supervisor import Command as Program
+from codeq_site import env, sockets
+from codeq_site.devserver import banner
+from codeq_site.devserver.bootstrap import BootstrapResult
+from codeq_site.devserver.data_dir import DataDirectory
+from codeq_site.devserver.embedded import PostgreSQL, Server
+from codeq_site.devserver.supervisor import Child, StartError, StopRequested, Supervisor, last_line
+from codeq_site.devserver.supervisor import Command as Program
+from core.conf import Conf, build
+from core.errors import ConfigError
 
 # Ctrl-C ends everything within 10 s: what serves first, then what it stands on.
 SERVICES_STOP_SECONDS = 5.0
@@ -125,18 +126,18 @@ class Up:
         os.umask(0o077)
         self._check_production()
         web = self.conf.web
-        self.home = Home(self.conf.home_path)
+        self.home = DataDirectory(self.conf.home_path)
         self.home.end_leftovers()
-        with ports.reserve(web.host, web.port):
+        with sockets.reserve(web.host, web.port):
             self.supervisor = Supervisor(self.progress.say)
             try:
                 self._start_servers()
                 with self.progress.step("Database"):
                     seeded = self._prepare_database()
                 self._start_services()
-                base = ports.url(web.host, web.port)
+                base = sockets.url(web.host, web.port)
                 self.progress.say(
-                    welcome.text(base, self.home.path, seeded, has_logs=self.progress.is_terminal),
+                    banner.banner_text(base, self.home.path, seeded, has_logs=self.progress.is_terminal),
                 )
                 self.supervisor.watch()
             except StopRequested:
@@ -196,18 +197,18 @@ class Up:
             published = {name: server.url for name, server in wanted.items()}
             self.home.publish({**(EMBEDDED_DEFAULTS if wanted else {}), **published}, self.conf.secret_key)
 
-    def _prepare_database(self) -> Seeded:
+    def _prepare_database(self) -> BootstrapResult:
         log = self.home.log("start")
-        argv = [sys.executable, "-m", "codeq_site.seed"]
+        argv = [sys.executable, "-m", "codeq_site.devserver.bootstrap"]
         program = Program("preparation", argv, self.environ, settings.BASE_DIR, log, stdout=subprocess.PIPE)
         code, output = self.supervisor.run(program)
         if code != 0:
             raise StartError(f"The database cannot be prepared: {last_line(log)} (details in {log})")
-        return msgspec.json.decode(output, type=Seeded)
+        return msgspec.json.decode(output, type=BootstrapResult)
 
     def _start_services(self) -> None:
         count = self.conf.web.workers or cores()
-        # Each process counts in files of its own (codeq_site/metrics.py); those of former runs would only pile up.
+        # Each process counts in files of its own (core/metrics.py); those of former runs would only pile up.
         shutil.rmtree(self.home.path / "metrics", ignore_errors=True)
         python = [sys.executable, "-m"]
         # Whoever runs `up` as root has been told so often enough.
@@ -245,7 +246,7 @@ class Up:
             self.supervisor.pause(0.05)
 
     def _serving(self) -> str:
-        status, reason = ports.ask(self.conf.web.host, self.conf.web.port, "/readyz")
+        status, reason = sockets.probe(self.conf.web.host, self.conf.web.port, "/readyz")
         return "" if status == 200 else reason
 
     def _consuming(self) -> str:

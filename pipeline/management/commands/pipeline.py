@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from codeq_site.conf import conf
-from codeq_site.errors import CodeqError, ConfigError
+from core.conf import conf
+from core.errors import CodeqError, ConfigError
 from pipeline import services
 from pipeline.spark import cli
 from tenants.models import Tenant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline import fingerprint
+from core import failure_fingerprint
 from pipeline.spark import schemas
 from pipeline.spark.transforms.common import count_where
 from pipeline.spark.transforms.throughput import is_dead
@@ -14,20 +14,20 @@ from pipeline.spark.transforms.throughput import is_dead
 def add_fingerprint(frame: DataFrame) -> DataFrame:
     """Add the column `fingerprint`, computed from `command` and `message`.
 
-    This applies the same steps as `pipeline.fingerprint.fingerprint`, with Spark's own functions. A pattern is only
+    This applies the same steps as `core.failure_fingerprint.fingerprint`, with Spark's own functions. A pattern is only
     tried on messages that contain the text required for a match.
     """
-    steps = [(fingerprint.TRACEBACK, "", fingerprint.TRACEBACK_REQUIRED), *fingerprint.STEPS]
+    steps = [(failure_fingerprint.TRACEBACK, "", failure_fingerprint.TRACEBACK_REQUIRED), *failure_fingerprint.STEPS]
     frame = frame.withColumn("_text", F.col("message"))
     for pattern, replacement, required in steps:
         text = F.col("_text")
         replaced = F.regexp_replace(text, pattern, replacement)
         text = F.when(F.contains(text, F.lit(required)), replaced).otherwise(text) if required else replaced
         frame = frame.withColumn(
-            "_text", F.substring(text, 1, fingerprint.MAX_INPUT_LENGTH) if replacement == "" else text
+            "_text", F.substring(text, 1, failure_fingerprint.MAX_INPUT_LENGTH) if replacement == "" else text
         )
-    text = F.substring(F.trim("_text"), 1, fingerprint.MAX_LENGTH)
-    name = F.when(text == "", fingerprint.NO_MESSAGE).otherwise(text)
+    text = F.substring(F.trim("_text"), 1, failure_fingerprint.MAX_LENGTH)
+    name = F.when(text == "", failure_fingerprint.NO_MESSAGE).otherwise(text)
     return frame.withColumn("fingerprint", F.concat("command", F.lit(": "), name)).drop("_text")
 
 

@@ -7,12 +7,13 @@ import datetime as dt
 import msgspec
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
-from queues import bulk, deadletters, rules
-from queues.api import translate
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
-from queues.api.wire import deadletters as wire
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
+from queues import validation
+from queues.api import conversion
+from queues.api.schemas import deadletters as wire
+from queues.deadletters import bulk_jobs, queries
 from queues.models import BulkJob
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
@@ -30,11 +31,13 @@ class DeadLettersView(ApiView):
     )
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
         """The newest first; a second behind, as they come from the audit."""
-        asked = deadletters.Filter(
+        asked = queries.Filter(
             command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
         )
-        page = await offloop.run(deadletters.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
-        return answer(wire.DeadLetters(dead_letters=[_dead_letter(each) for each in page.letters], cursor=page.cursor))
+        page = await threadpool.run_db(queries.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
+        return json_response(
+            wire.DeadLetters(dead_letters=[_dead_letter(each) for each in page.letters], cursor=page.cursor)
+        )
 
 
 class ReplayView(ApiView):
@@ -52,35 +55,35 @@ class ReplayView(ApiView):
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
         """A bulk job: each comes back once, with all its attempts. With `dryRun` nothing is changed."""
-        rules.check_command(command)
+        validation.check_command(command)
         tenant = caller.tenant
         if body.ids is not None and body.filter is not None:
             raise errors.InvalidRequest("ids, filter: one of them")
-        asked = body.filter or deadletters.Filter()
+        asked = body.filter or queries.Filter()
         if asked.command not in (None, command):
             raise errors.InvalidRequest("filter.command: the path says another")
         asked = msgspec.structs.replace(
             asked,
             command=command,
-            deliveries_from=translate.whole(asked.deliveries_from),
-            deliveries_to=translate.whole(asked.deliveries_to),
+            deliveries_from=conversion.whole(asked.deliveries_from),
+            deliveries_to=conversion.whole(asked.deliveries_to),
         )
         if body.dry_run:
             if body.ids is not None:
-                return answer(wire.DryRun(count=len(set(body.ids)), sample=[]))
-            found = await offloop.run(bulk.dry_run, tenant, asked)
+                return json_response(wire.DryRun(count=len(set(body.ids)), sample=[]))
+            found = await threadpool.run_db(bulk_jobs.dry_run, tenant, asked)
             sample = [_dead_letter(each) for each in found.sample]
-            return answer(wire.DryRun(count=found.count, sample=sample))
-        job = await offloop.run(
-            bulk.start,
+            return json_response(wire.DryRun(count=found.count, sample=sample))
+        job = await threadpool.run_db(
+            bulk_jobs.start,
             tenant,
-            bulk.Kind.REPLAY,
+            bulk_jobs.Kind.REPLAY,
             asked if body.ids is None else body.ids,
             actor=caller.subject,
             reason=body.reason,
-            rate_per_second=translate.whole(body.rate_per_second),
+            rate_per_second=conversion.whole(body.rate_per_second),
         )
-        response = answer(_bulk_job(job), 202)
+        response = json_response(_bulk_job(job), 202)
         response.headers["Location"] = f"/v1/codeq/admin/bulk/{job.id}"
         return response
 
@@ -97,7 +100,7 @@ class BulkView(ApiView):
     )
     async def get(self, caller: Caller, job_id: str) -> HttpResponse:
         """How far it is."""
-        return answer(_bulk_job(await offloop.run(bulk.find, [caller.tenant.tid], job_id)))
+        return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.find, [caller.tenant.tid], job_id)))
 
     @Operation(
         "cancel_bulk_job",
@@ -110,7 +113,7 @@ class BulkView(ApiView):
     )
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
         """What is done stays done."""
-        return answer(_bulk_job(await offloop.run(bulk.cancel, [caller.tenant.tid], job_id)))
+        return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.cancel, [caller.tenant.tid], job_id)))
 
 
 def _died_before(older_than: float | dt.datetime | None) -> dt.datetime | None:
@@ -119,7 +122,7 @@ def _died_before(older_than: float | dt.datetime | None) -> dt.datetime | None:
     return older_than
 
 
-def _dead_letter(found: deadletters.DeadLetter) -> wire.DeadLetter:
+def _dead_letter(found: queries.DeadLetter) -> wire.DeadLetter:
     return wire.DeadLetter(
         id=found.id,
         command=found.command,

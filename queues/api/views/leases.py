@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 
-from codeq_site import errors
+from core import errors
+from core.http.api_view import ApiView, json_response, no_content
+from core.http.operation import Operation
 from queues import services
-from queues.api import translate
-from queues.api.claiming import claim
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer, nothing
-from queues.api.wire import LIMITS
-from queues.api.wire import leases as wire
-from queues.api.wire.tasks import Task
+from queues.api import conversion
+from queues.api.claim_request import claim
+from queues.api.schemas import LIMITS
+from queues.api.schemas import leases as wire
+from queues.api.schemas.tasks import Task
 from tenants.permissions import HasScope
 from tenants.tenant import Caller
 
@@ -35,7 +35,7 @@ class ClaimView(ApiView):
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
         """The best ready task of the queues, under a lease. 204 when there is none, after `waitSeconds`."""
         tasks = await claim(self.request, caller, body, 1)
-        return answer(translate.task(tasks[0], caller.tenant.slug)) if tasks else nothing()
+        return json_response(conversion.task(tasks[0], caller.tenant.slug)) if tasks else no_content()
 
 
 class ClaimBatchView(ApiView):
@@ -53,8 +53,8 @@ class ClaimBatchView(ApiView):
         """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
         tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
-            return nothing()
-        return answer(wire.Tasks(tasks=[translate.task(task, caller.tenant.slug) for task in tasks]))
+            return no_content()
+        return json_response(wire.Tasks(tasks=[conversion.task(task, caller.tenant.slug) for task in tasks]))
 
 
 class HeartbeatView(ApiView):
@@ -77,11 +77,11 @@ class HeartbeatView(ApiView):
             caller.tenant,
             task_id,
             caller.subject,
-            extend_seconds=translate.whole(body.extend_seconds),
+            extend_seconds=conversion.whole(body.extend_seconds),
             token=lease_token(self, body.lease_token),
-            progress=translate.progress(body.progress),
+            progress=conversion.progress(body.progress),
         )
-        return answer(wire.Extended(ok=True, lease_until=translate.moment(lease.until_ms)))
+        return json_response(wire.Extended(ok=True, lease_until=conversion.moment(lease.until_ms)))
 
 
 class AbandonView(ApiView):
@@ -101,7 +101,7 @@ class AbandonView(ApiView):
         """To the back of its priority, at once. It counts as an attempt."""
         token = lease_token(self, body.lease_token)
         returned = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
-        return answer(wire.Abandoned(status="dlq" if returned.is_dead else "requeued"))
+        return json_response(wire.Abandoned(status="dlq" if returned.is_dead else "requeued"))
 
 
 class NackView(ApiView):
@@ -127,7 +127,7 @@ class NackView(ApiView):
             delay_seconds=body.delay_seconds,
             reason=body.reason,
         )
-        return answer(
+        return json_response(
             wire.Nacked(
                 status="dlq" if returned.is_dead else "requeued",
                 delay_seconds=0 if returned.is_dead else returned.delay_ms / 1000,

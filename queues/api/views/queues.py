@@ -6,13 +6,13 @@ import time
 
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
-from queues import selectors, services, upkeep
-from queues.api import translate
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
-from queues.api.wire import queues as wire
-from queues.task import QueueStats
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
+from queues import maintenance, selectors, services
+from queues.api import conversion
+from queues.api.schemas import queues as wire
+from queues.domain import QueueStats
 from tenants.permissions import IsAdmin
 from tenants.tenant import Caller
 
@@ -29,7 +29,7 @@ class QueuesView(ApiView):
     async def get(self, caller: Caller) -> HttpResponse:
         """Every queue with what it holds, by name."""
         found = await selectors.queues(caller.tenant)
-        return answer(wire.Queues(queues=[_stats(queue) for queue in found]))
+        return json_response(wire.Queues(queues=[_stats(queue) for queue in found]))
 
 
 class QueueView(ApiView):
@@ -44,7 +44,7 @@ class QueueView(ApiView):
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
         """A queue that nobody has used yet is empty."""
-        return answer(_stats(await selectors.queue_stats(caller.tenant, command)))
+        return json_response(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
 class PauseView(ApiView):
@@ -60,7 +60,7 @@ class PauseView(ApiView):
     async def post(self, caller: Caller, command: str) -> HttpResponse:
         """Claims take nothing from it any more. Enqueues, results and retries go on."""
         await services.pause(caller.tenant, command)
-        return answer(wire.Paused(command=command, paused=True))
+        return json_response(wire.Paused(command=command, paused=True))
 
 
 class ResumeView(ApiView):
@@ -76,7 +76,7 @@ class ResumeView(ApiView):
     async def post(self, caller: Caller, command: str) -> HttpResponse:
         """Waiting claims are woken."""
         await services.resume(caller.tenant, command)
-        return answer(wire.Paused(command=command, paused=False))
+        return json_response(wire.Paused(command=command, paused=False))
 
 
 class CleanupView(ApiView):
@@ -92,12 +92,12 @@ class CleanupView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
         """Beat does this by itself. Never removes live work, nor anything that is not audited yet."""
-        before = body.before or translate.moment(now_ms())
+        before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
-        deleted = await offloop.run(
-            upkeep.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=int(body.limit)
+        deleted = await threadpool.run_db(
+            maintenance.cleanup_tenant, caller.tenant.tid, before_ms=before_ms, limit=int(body.limit)
         )
-        return answer(wire.CleanedUp(deleted=deleted, before=before, limit=int(body.limit)))
+        return json_response(wire.CleanedUp(deleted=deleted, before=before, limit=int(body.limit)))
 
 
 def now_ms() -> int:

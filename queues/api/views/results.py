@@ -8,18 +8,54 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
 
-from codeq_site import errors, offloop
-from codeq_site.errors import CodeqError
-from queues import archive, artifacts, selectors, services, waiting
-from queues import task as nouns
-from queues.api import claiming, translate
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
+from core import errors, threadpool
+from core.errors import CodeqError
+from core.http.api_view import ApiView, json_response
+from core.http.handler import ApiRequest
+from core.http.operation import Operation
+from queues import artifacts, selectors, services
+from queues import domain as nouns
+from queues.api import claim_request, conversion
+from queues.api.schemas import LIMITS
+from queues.api.schemas import results as wire
 from queues.api.views.leases import HOLDER, LEASE, lease_token
-from queues.api.wire import LIMITS
-from queues.api.wire import results as wire
+from queues.audit import audit_reader
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
 from tenants.tenant import Caller
+
+
+class ResultRequest:
+    """A read of a task's result, as a long poll attempts it."""
+
+    seconds_until_due = None
+
+    def __init__(self, request: ApiRequest, caller: Caller, task_id: str) -> None:
+        self._request = request
+        self._caller = caller
+        self.names = [task_id]
+        self.answer: tuple[nouns.Task, nouns.Result] | None = None
+
+    async def attempt(self, wait_ms: int) -> bool:
+        tenant, (task_id,) = self._caller.tenant, self.names
+        try:
+            self.answer = await selectors.result(tenant, task_id, watch=wait_ms > 0)
+        except errors.TaskNotFound:
+            self.answer = await threadpool.run_db(audit_reader.audited_result, tenant, task_id)
+        except errors.ResultNotFound:
+            if wait_ms <= 0:
+                return False
+            task = await selectors.task(tenant, task_id)
+            if not task.status.is_terminal:
+                return False
+            # The task has ended since, perhaps without a result.
+            self.answer = await selectors.result(tenant, task_id)
+        return True
+
+    async def undo(self) -> None:
+        """A read has nothing to give back."""
+
+    async def disconnected(self) -> None:
+        await self._request.disconnected()
 
 
 class ResultView(ApiView):
@@ -34,33 +70,17 @@ class ResultView(ApiView):
     )
     async def get(self, caller: Caller, task_id: str, query: wire.ResultQuery) -> HttpResponse:
         """404 `result_not_found` while there is none, at once for a task that ended without one."""
-        found: list[tuple[nouns.Task, nouns.Result]] = []
-
-        async def look(wait_ms: int) -> bool:
-            try:
-                found[:] = [await selectors.result(caller.tenant, task_id, watch=wait_ms > 0)]
-            except errors.TaskNotFound:
-                found[:] = [await offloop.run(archive.result, caller.tenant, task_id)]
-            except errors.ResultNotFound:
-                if wait_ms <= 0:
-                    return False
-                task = await selectors.task(caller.tenant, task_id)
-                if not task.status.is_terminal:
-                    return False
-                # It has ended since, or without a result.
-                found[:] = [await selectors.result(caller.tenant, task_id)]
-            return True
-
+        result_request = ResultRequest(self.request, caller, task_id)
         if query.wait_seconds:
-            await claiming.unless_gone(
-                waiting.room().ended(task_id, look, self.request.disconnected, query.wait_seconds)
-            )
+            await claim_request.wait_for(result_request, query.wait_seconds)
         else:
-            await look(0)
-        if not found:
+            await result_request.attempt(0)
+        if result_request.answer is None:
             raise errors.ResultNotFound
-        task, result = found[0]
-        return answer(wire.TaskResult(task=translate.task(task, caller.tenant.slug), result=translate.result(result)))
+        task, result = result_request.answer
+        return json_response(
+            wire.TaskResult(task=conversion.task(task, caller.tenant.slug), result=conversion.result(result))
+        )
 
     @Operation(
         "submit",
@@ -78,7 +98,7 @@ class ResultView(ApiView):
         (item,) = await submit(caller, [(task_id, body, lease_token(self, body.lease_token))])
         if isinstance(item, CodeqError):
             raise item
-        return answer(translate.result(item))
+        return json_response(conversion.result(item))
 
 
 class ResultBatchView(ApiView):
@@ -93,7 +113,7 @@ class ResultBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
         """Each result for itself, in one round trip; answered in order, an item with its error where it has one."""
-        return answer(wire.SubmittedResults(results=await submit_each(caller, body.results)))
+        return json_response(wire.SubmittedResults(results=await submit_each(caller, body.results)))
 
 
 class ExchangeView(ApiView):
@@ -118,9 +138,9 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()
         else:
-            tasks = await claiming.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
-        return answer(
-            wire.Exchanged(results=results, tasks=[translate.task(task, caller.tenant.slug) for task in tasks])
+            tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
+        return json_response(
+            wire.Exchanged(results=results, tasks=[conversion.task(task, caller.tenant.slug) for task in tasks])
         )
 
 
@@ -136,8 +156,8 @@ class ArtifactView(ApiView):
     )
     async def get(self, caller: Caller, task_id: str, artifact_id: str) -> HttpResponseBase:
         """The bytes that came inline with the result."""
-        kept, file = await offloop.store(artifacts.opened, caller.tenant, task_id, artifact_id)
-        response = StreamingHttpResponse(offloop.read(file), content_type="application/octet-stream")
+        kept, file = await threadpool.run_storage(artifacts.open_artifact, caller.tenant, task_id, artifact_id)
+        response = StreamingHttpResponse(threadpool.read_file(file), content_type="application/octet-stream")
         # Never shown by a browser: a worker's bytes must not become a page of this host.
         # And the name, by which a program may save them, is not a path of its machine.
         name = kept.name.replace("/", "_").replace("\\", "_")
@@ -149,7 +169,7 @@ class ArtifactView(ApiView):
 
 async def submit_each(caller: Caller, bodies: Sequence[wire.NewResultOf]) -> list[wire.SubmittedItem]:
     items = await submit(caller, [(body.task_id, body, body.lease_token) for body in bodies])
-    return [translate.submitted_item(body.task_id, item) for body, item in zip(bodies, items, strict=True)]
+    return [conversion.submitted_item(body.task_id, item) for body, item in zip(bodies, items, strict=True)]
 
 
 async def submit(
@@ -159,16 +179,16 @@ async def submit(
     tid = caller.tenant.tid
     new: list[nouns.NewResult] = []
     refused: dict[int, CodeqError] = {}
-    inline: dict[int, tuple[str, list[artifacts.New], list[str]]] = {}
+    inline: dict[int, tuple[str, list[artifacts.NewArtifact], list[str]]] = {}
     for at, (task_id, body, token) in enumerate(handed_in):
         try:
-            beside = translate.new_artifacts(body)
-            result = translate.new_result(task_id, body, token)  # says what is wrong before anything is stored
+            beside = conversion.new_artifacts(body)
+            result = conversion.new_result(task_id, body, token)  # says what is wrong before anything is stored
             if beside:
                 kept, stored = await _keep(tid, task_id, beside)
                 if any(each.content is not None for each in beside):
                     inline[at] = (task_id, beside, stored)
-                result = translate.new_result(task_id, body, token, kept)
+                result = conversion.new_result(task_id, body, token, kept)
             new.append(result)
         except CodeqError as error:
             refused[at] = error
@@ -177,14 +197,16 @@ async def submit(
     items = [refused[at] if at in refused else next(answers) for at in range(len(handed_in))]
     for at, (task_id, beside, stored) in inline.items():
         if isinstance(items[at], CodeqError):
-            await offloop.store(artifacts.take_back, stored)
+            await threadpool.run_storage(artifacts.take_back, stored)
         elif not stored:
             # It was there already; a refused twin of this submission may have taken it back since.
-            await offloop.store(artifacts.keep, tid, task_id, beside)
+            await threadpool.run_storage(artifacts.keep, tid, task_id, beside)
     return items
 
 
-async def _keep(tid: str, task_id: str, beside: Sequence[artifacts.New]) -> tuple[list[artifacts.Kept], list[str]]:
+async def _keep(
+    tid: str, task_id: str, beside: Sequence[artifacts.NewArtifact]
+) -> tuple[list[artifacts.StoredArtifact], list[str]]:
     if any(each.content is not None for each in beside):
-        return await offloop.store(artifacts.keep, tid, task_id, beside)
+        return await threadpool.run_storage(artifacts.keep, tid, task_id, beside)
     return artifacts.keep(tid, task_id, beside)

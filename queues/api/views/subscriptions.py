@@ -5,11 +5,11 @@ from __future__ import annotations
 from django.http import HttpResponse
 from django.utils import timezone
 
-from codeq_site import errors, offloop
-from queues.api.operation import Operation
-from queues.api.translate import whole
-from queues.api.view import ApiView, answer
-from queues.api.wire import subscriptions as wire
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
+from queues.api.conversion import whole
+from queues.api.schemas import subscriptions as wire
 from tenants.permissions import HasScope, commands_for
 from tenants.tenant import Caller
 from webhooks import subscriptions
@@ -29,7 +29,7 @@ class SubscriptionsView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewSubscription) -> HttpResponse:
         """The same worker, address, mode and group again is the same subscription, renewed."""
-        row = await offloop.run(
+        row = await threadpool.run_db(
             subscriptions.subscribe,
             caller.tenant,
             caller.subject,
@@ -42,7 +42,7 @@ class SubscriptionsView(ApiView):
             min_interval_seconds=int(body.min_interval_seconds),
             worker_group=caller.group,
         )
-        return answer(_subscribed(row))
+        return json_response(_subscribed(row))
 
     @Operation(
         "list_subscriptions",
@@ -53,8 +53,8 @@ class SubscriptionsView(ApiView):
     )
     async def get(self, caller: Caller) -> HttpResponse:
         """Those of the token's `sub` that have not expired."""
-        rows = await offloop.run(subscriptions.own, caller.tenant, caller.subject, timezone.now())
-        return answer(wire.Subscriptions(subscriptions=[_subscription(row) for row in rows]))
+        rows = await threadpool.run_db(subscriptions.own, caller.tenant, caller.subject, timezone.now())
+        return json_response(wire.Subscriptions(subscriptions=[_subscription(row) for row in rows]))
 
 
 class SubscriptionView(ApiView):
@@ -68,8 +68,8 @@ class SubscriptionView(ApiView):
     )
     async def delete(self, caller: Caller, subscription_id: str) -> HttpResponse:
         """At once."""
-        await offloop.run(subscriptions.end, caller.tenant, caller.subject, subscription_id, timezone.now())
-        return answer(wire.Ended(ok=True))
+        await threadpool.run_db(subscriptions.end, caller.tenant, caller.subject, subscription_id, timezone.now())
+        return json_response(wire.Ended(ok=True))
 
 
 class RenewView(ApiView):
@@ -85,7 +85,7 @@ class RenewView(ApiView):
     )
     async def post(self, caller: Caller, subscription_id: str, body: wire.Renewal) -> HttpResponse:
         """It then lives `ttlSeconds` from now. One that has expired is gone."""
-        row = await offloop.run(
+        row = await threadpool.run_db(
             subscriptions.renew,
             caller.tenant,
             caller.subject,
@@ -93,7 +93,7 @@ class RenewView(ApiView):
             timezone.now(),
             ttl_seconds=whole(body.ttl_seconds),
         )
-        return answer(_subscribed(row))
+        return json_response(_subscribed(row))
 
 
 def _subscribed(row: Subscription) -> wire.Subscribed:

@@ -7,15 +7,17 @@ import datetime as dt
 import msgspec
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
-from codeq_site.errors import CodeqError
-from queues import archive, metrics, search, selectors, services
-from queues import task as nouns
-from queues.api import trace, translate
-from queues.api.operation import Operation
-from queues.api.view import ApiView, answer
-from queues.api.wire import Moment
-from queues.api.wire import tasks as wire
+from core import errors, threadpool
+from core.errors import CodeqError
+from core.http.api_view import ApiView, json_response
+from core.http.operation import Operation
+from queues import domain as nouns
+from queues import metrics, selectors, services
+from queues.api import conversion, trace_context
+from queues.api.schemas import Moment
+from queues.api.schemas import tasks as wire
+from queues.audit import audit_reader
+from queues.search import tenant_search
 from tenants.permissions import IsEither, IsProducer
 from tenants.tenant import Caller
 
@@ -33,12 +35,12 @@ class TasksView(ApiView):
     )
     async def get(self, caller: Caller, query: wire.TasksQuery) -> HttpResponse:
         """Live ones by queue, then ended ones, the latest first; those a second behind, as they come from the audit."""
-        asked = search.Asked(
+        asked = tenant_search.TaskQuery(
             command=query.command, status=query.status, created_after=_moment(query.created_after), q=query.q
         )
-        page = await offloop.run(search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
-        tasks = [translate.task(task, caller.tenant.slug) for task in page.tasks]
-        return answer(wire.FoundTasks(tasks=tasks, cursor=page.cursor))
+        page = await threadpool.run_db(tenant_search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
+        tasks = [conversion.task(task, caller.tenant.slug) for task in page.tasks]
+        return json_response(wire.FoundTasks(tasks=tasks, cursor=page.cursor))
 
     @Operation(
         "enqueue",
@@ -63,13 +65,13 @@ class TasksView(ApiView):
     async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
         """Acknowledged means on disk. A repeated `idempotencyKey` answers with the task that it made before, and says
         so in a header."""
-        new = translate.new_task(body, *trace.context(self.request))
+        new = conversion.new_task(body, *trace_context.context(self.request))
         (item,) = await services.enqueue(caller.tenant, [new], by=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
         if not item.is_replayed:
-            metrics.created(item.task)
-        response = answer(translate.task(item.task, caller.tenant.slug), 202)
+            metrics.created.add(item.task.spec.command)
+        response = json_response(conversion.task(item.task, caller.tenant.slug), 202)
         if item.is_replayed:
             response.headers["Idempotency-Replayed"] = "true"
         if item.is_mismatch:
@@ -90,20 +92,22 @@ class TaskBatchView(ApiView):
     )
     async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
         """Each task for itself, in one round trip; answered in order, an item with its error where it has one."""
-        context = trace.context(self.request)
+        context = trace_context.context(self.request)
         new: list[nouns.NewTask] = []
         refused: dict[int, CodeqError] = {}
         for at, each in enumerate(body.tasks):
             try:
-                new.append(translate.new_task(each, *context))
+                new.append(conversion.new_task(each, *context))
             except CodeqError as error:
                 refused[at] = error
         stored = iter(await services.enqueue(caller.tenant, new, by=caller.fingerprint) if new else ())
         items = [refused[at] if at in refused else next(stored) for at in range(len(body.tasks))]
         for item in items:
             if isinstance(item, nouns.Enqueued) and not item.is_replayed:
-                metrics.created(item.task)
-        return answer(wire.EnqueuedTasks(results=[translate.enqueued_item(item, caller.tenant.slug) for item in items]))
+                metrics.created.add(item.task.spec.command)
+        return json_response(
+            wire.EnqueuedTasks(results=[conversion.enqueued_item(item, caller.tenant.slug) for item in items])
+        )
 
 
 class TaskView(ApiView):
@@ -120,8 +124,8 @@ class TaskView(ApiView):
         try:
             found = await selectors.task(caller.tenant, task_id)
         except errors.TaskNotFound:
-            found = await offloop.run(archive.task, caller.tenant, task_id)
-        return answer(translate.task(found, caller.tenant.slug))
+            found = await threadpool.run_db(audit_reader.audited_task, caller.tenant, task_id)
+        return json_response(conversion.task(found, caller.tenant.slug))
 
     @Operation(
         "cancel",
@@ -135,7 +139,7 @@ class TaskView(ApiView):
         """A waiting task ends CANCELLED. A running one too: its worker learns of it at the next heartbeat, and a late
         result is refused."""
         found = await services.cancel(caller.tenant, task_id)
-        return answer(translate.task(found, caller.tenant.slug))
+        return json_response(conversion.task(found, caller.tenant.slug))
 
 
 def _moment(created_after: str | None) -> dt.datetime | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 
-from codeq_site import errors, offloop
+from core import errors, threadpool
+from core.http.api_view import ApiView, json_response, no_content
+from core.http.operation import Operation
 from queues import policies
-from queues.api.operation import Operation
-from queues.api.translate import whole
-from queues.api.view import ApiView, answer, nothing
-from queues.api.wire import topics as wire
+from queues.api.conversion import whole
+from queues.api.schemas import topics as wire
 from queues.models import QueuePolicy
 from queues.policies import Policy
 from tenants.permissions import IsAdmin
@@ -27,8 +27,8 @@ class TopicsView(ApiView):
     )
     async def get(self, caller: Caller) -> HttpResponse:
         """By name."""
-        rows = await offloop.run(lambda: list(policies.listed(caller.tenant)))
-        return answer(wire.Topics(topics=[_topic(row) for row in rows]))
+        rows = await threadpool.run_db(lambda: list(policies.listed(caller.tenant)))
+        return json_response(wire.Topics(topics=[_topic(row) for row in rows]))
 
 
 class TopicView(ApiView):
@@ -43,7 +43,7 @@ class TopicView(ApiView):
     )
     async def get(self, caller: Caller, name: str) -> HttpResponse:
         """404 for a queue that has none."""
-        return answer(_topic(await offloop.run(policies.find, caller.tenant, name)))
+        return json_response(_topic(await threadpool.run_db(policies.find, caller.tenant, name)))
 
     @Operation(
         "put_topic",
@@ -68,8 +68,8 @@ class TopicView(ApiView):
             backoff_base_seconds=body.backoff_base_seconds,
             backoff_cap_seconds=body.backoff_cap_seconds,
         )
-        row, is_new = await offloop.run(policies.put, caller.tenant, name, policy, actor=caller.subject)
-        return answer(_topic(row), 201 if is_new else 200)
+        row, is_new = await threadpool.run_db(policies.put, caller.tenant, name, policy, actor=caller.subject)
+        return json_response(_topic(row), 201 if is_new else 200)
 
     @Operation(
         "delete_topic",
@@ -83,8 +83,8 @@ class TopicView(ApiView):
     )
     async def delete(self, caller: Caller, name: str, query: wire.DeletionQuery) -> HttpResponse:
         """What holds everywhere holds for it again. Its tasks stay."""
-        await offloop.run(policies.delete, caller.tenant, name)
-        return nothing()
+        await threadpool.run_db(policies.delete, caller.tenant, name)
+        return no_content()
 
 
 def _topic(row: QueuePolicy) -> wire.Topic:

@@ -1,16 +1,16 @@
---! abandon: the holder lets go of the task; it is back in line at once, at the back of its priority.
+--! abandon: give a leased task back without a delay; it is ready at once, behind the others of its priority.
 --! KEYS    due waiting woken events expiry
 --! ARGV    root tid id worker token default_backoff dead_retention_ms clock
 --! RETURNS PENDING | FAILED 0 | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
 --! EFFECTS inprog -1; ready +1 or (attempts = max) dlq +1, expiry +1; attempts +1; events +1
 --! COST    O(log n)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, lease, ended, give_back, holder
+--@ include keys, write, now, due, wake, lease, events, end_attempt, check_lease
 local now = now_ms()
-local task = call('HMGET', task_key(id), unpack(HELD))
-local refused, deadline = refusal(id, task[11], task[1], task[8], token, now)
+local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
+local refused, deadline = check_lease(id, task[11], task[1], task[8], token, now)
 if refused then return { refused } end
 -- decided; only writes below
-local status = give_back(id, task, deadline, now, 'ABANDONED', '', 0)
-settle(now)
+local status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)
+write_changes(now)
 return { status, 0 }

@@ -2,13 +2,13 @@
 --! KEYS    due
 --! ARGV    limits clock
 --! RETURNS 0 | wait_ms
---! EFFECTS the buckets pay for one more
+--! EFFECTS one request is charged to each bucket
 --! COST    O(1)
 --! FLAGS   allow-oom
---@ include write, now, limit
+--@ include write, now, rate_limit
 local _ = due -- routes the call to the tenant's slot
 local now = now_ms()
-local buckets, wait = admitted(limits, now)
+local buckets, wait = check_limits(limits, now)
 if not buckets then return wait end
-charge(buckets, 1, now)
+charge_buckets(buckets, 1, now)
 return 0

@@ -1,19 +1,19 @@
---! cancel: the producer withdraws a task that has not ended; a worker that holds it learns at its next heartbeat.
+--! cancel: cancel a task that has not ended; a worker that holds it is informed by its next heartbeat.
 --! KEYS    ghosts events expiry
 --! ARGV    root tid id retention_ms clock
 --! RETURNS OK | SAME | NOT_FOUND | ENDED, with the task
 --! EFFECTS task -> CANCELLED; delayed -1 or inprog -1; an id in a ready list stays as a ghost and is counted; events +1
---! COST    O(log n): finding an id in a ready list would cost its length
+--! COST    O(log n); the id is not searched in the ready list, which would cost the length of the list
 --! FLAGS   allow-oom
---@ include keys, write, now, lease, ended, task
---@ lazy retention(kept_ms): retention
+--@ include keys, write, now, lease, events, task
+--@ lazy retention(retention_of): retention
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'lease', 'created', 'visible',
   'attempts', 'past', 'awaited')
 local status, queue = task[1], task[4]
-if not is_of_tenant(queue) then return { 'NOT_FOUND' } end
-if status == 'CANCELLED' then return { 'SAME', unpack(shown(id)) } end
+if not belongs_to_tenant(queue) then return { 'NOT_FOUND' } end
+if status == 'CANCELLED' then return { 'SAME', unpack(read_task(id)) } end
 if status ~= 'PENDING' and status ~= 'IN_PROGRESS' then return { 'ENDED' } end
 local index = queue_key(queue, status == 'PENDING' and 'delayed' or 'inprog')
 local score = call('ZSCORE', index, id)
@@ -26,6 +26,7 @@ else
   count_up(ghosts, command_of(queue) .. ':' .. task[5], 1)
 end
 zset_add(expiry, { now + (tonumber(retention_ms) or retention()(queue)), id })
-record(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[9] or 0, task[5], attempt > 0 and task[6], task[7], task[8], now)
-if task[11] then announce({ id }) end
-return { 'OK', unpack(shown(id)) }
+record_event(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[9] or 0, task[5], attempt > 0 and task[6], task[7], task[8],
+  now)
+if task[11] then announce_ends({ id }) end
+return { 'OK', unpack(read_task(id)) }

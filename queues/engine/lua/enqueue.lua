@@ -1,26 +1,27 @@
 --! enqueue: store tasks of one queue and one priority, ready at once or delayed.
 --! KEYS    ready delayed due queues tenants waiting woken
 --! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms limits depth {id spec max delay_ms run_at_ms digest fingerprint}*
---! RETURNS now_ms wait_ms {visible_ms | TOO_FAR | LIMITED | FULL | {same task…}}*
---! RETURNS a list where the key had made a task before; LIMITED and FULL stand at all new ones, and none is stored
---! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is known from now on
---! COST    O(n), O(n · log delayed) for delayed ones
+--! RETURNS now_ms wait_ms {visible_ms | TOO_FAR | LIMITED | FULL | {same task…}}*;
+--! RETURNS a list for the existing task of an idempotency key, with same = 1 if the request is identical;
+--! RETURNS LIMITED or FULL for every new task: the script then stores no task
+--! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is created with its first task
+--! COST    O(n), or O(n · log delayed) for delayed tasks
 --@ include keys, write, now, due, wake
---@ lazy reading(shown): task
---@ lazy limiter(admitted, charge): limit
---@ lazy counting(waiting_tasks): depth
+--@ lazy task_reader(read_task): task
+--@ lazy limiter(check_limits, charge_buckets): rate_limit
+--@ lazy depth_counter(count_waiting_tasks): depth
 local now = now_ms()
-local reply, new, at_once, later, first = { now, 0 }, {}, {}, {}, nil
+local reply, new, ready_ids, delayed_entries, first_due = { now, 0 }, {}, {}, {}, nil
 for i = args_from, #ARGV, 7 do
   local id, digest = ARGV[i], ARGV[i + 5]
-  local known = digest ~= '' and call('GET', idem_key(tid, digest))
-  local existing = known and known ~= id and reading()(known)
-  -- A client that lost the answer sends the same script again: what it asked for is there, perhaps claimed by now.
+  local mapped_id = digest ~= '' and call('GET', idem_key(tid, digest))
+  local existing = mapped_id and mapped_id ~= id and task_reader()(mapped_id)
+  -- A script is sent again when its reply was lost: its tasks may be stored already, and even claimed.
   if not existing and call('EXISTS', task_key(id)) == 1 then
     local stored = call('HMGET', task_key(id), 'created', 'visible')
     reply[#reply + 1] = tonumber(stored[2] or stored[1])
   elseif existing then
-    local fingerprint = call('HGET', task_key(known), 'fingerprint')
+    local fingerprint = call('HGET', task_key(mapped_id), 'fingerprint')
     reply[#reply + 1] = { fingerprint == ARGV[i + 6] and 1 or 0, unpack(existing) }
   else
     local visible = tonumber(ARGV[i + 4])
@@ -30,31 +31,31 @@ for i = args_from, #ARGV, 7 do
       reply[#reply + 1] = 'TOO_FAR'
     else
       if visible == now then
-        at_once[#at_once + 1] = id
+        ready_ids[#ready_ids + 1] = id
       else
-        later[#later + 1], later[#later + 2] = visible, id
-        if not first or visible < first then first = visible end
+        delayed_entries[#delayed_entries + 1], delayed_entries[#delayed_entries + 2] = visible, id
+        if not first_due or visible < first_due then first_due = visible end
       end
       reply[#reply + 1] = visible
-      new[#new + 1] = { i, visible, known, #reply }
+      new[#new + 1] = { i, visible, mapped_id, #reply }
     end
   end
 end
-local buckets, charge, refused
+local buckets, charge_buckets, refused
 if limits ~= '' and #new > 0 then
-  local admitted
-  admitted, charge = limiter()
-  buckets, reply[2] = admitted(limits, now)
+  local check_limits
+  check_limits, charge_buckets = limiter()
+  buckets, reply[2] = check_limits(limits, now)
   if not buckets then refused = 'LIMITED' end
 end
-if depth ~= '' and counting()() + #new > tonumber(depth) then refused = 'FULL' end
+if depth ~= '' and depth_counter()() + #new > tonumber(depth) then refused = 'FULL' end
 if refused then
   for _, task in ipairs(new) do reply[task[4]] = refused end
   return reply
 end
 local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
 -- decided; only writes below
-if buckets then charge(buckets, #new, now) end
+if buckets then charge_buckets(buckets, #new, now) end
 for _, task in ipairs(new) do
   local i, visible = task[1], task[2]
   local key, digest = task_key(ARGV[i]), ARGV[i + 5]
@@ -72,13 +73,13 @@ for _, task in ipairs(new) do
 end
 if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
-  call('SADD', tenants, tid) -- stays, even if what follows is taken back: the tenant is known by then
-  -- Who waits for every queue of the tenant could not ask to be woken for this one: it was not there.
+  call('SADD', tenants, tid) -- not rolled back: a tenant without queues is harmless here
+  -- A long poll on all queues of the tenant did not register for this one, which did not exist.
   call('PUBLISH', root .. 'wake', 'queue ' .. queue)
 end
-if first then
-  zset_add(delayed, later)
-  visit_by(queue, first)
+if first_due then
+  zset_add(delayed, delayed_entries)
+  mark_due_by(queue, first_due)
 end
-if #at_once > 0 and push(ready, at_once) == #at_once then woke(queue, now) end
+if #ready_ids > 0 and push(ready, ready_ids) == #ready_ids then wake_waiters(queue, now) end
 return reply

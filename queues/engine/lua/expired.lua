@@ -1,8 +1,8 @@
---! expired: the ended tasks of a tenant whose retention is over, the longest over first.
+--! expired: list the ended tasks of a tenant whose retention has expired, oldest first.
 --! KEYS    expiry
 --! ARGV    before_ms limit clock
 --! RETURNS now_ms {id}*
---! EFFECTS none. before_ms '' = now, and never later than now
+--! EFFECTS none; before_ms is at most now, and '' means now
 --! COST    O(log n + limit)
 --! FLAGS   no-writes
 --@ include now

@@ -1,20 +1,20 @@
---! heartbeat: the holder of a live lease asks for more time.
+--! heartbeat: extend a valid lease.
 --! KEYS    due
 --! ARGV    root tid id worker token extend_ms progress clock
 --! RETURNS OK deadline_ms | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
---! EFFECTS inprog deadline moved; task.progress when given
+--! EFFECTS deadline in inprog changed; task.progress when given
 --! COST    O(log inprog)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, lease, holder
+--@ include keys, write, now, due, lease, check_lease
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
 local queue = task[2]
-local refused, deadline = refusal(id, queue, task[3], task[4], token, now)
+local refused, deadline = check_lease(id, queue, task[3], task[4], token, now)
 if refused then return { refused } end
 local extended = now + tonumber(extend_ms)
 -- decided; only writes below
 zset_move(queue_key(queue, 'inprog'), id, deadline, extended)
-if extended < tonumber(deadline) then visit_by(queue, extended) end
+if extended < tonumber(deadline) then mark_due_by(queue, extended) end
 if progress ~= '' then hash_set(key, { 'progress' }, task, 'progress', progress) end
 return { 'OK', extended }

@@ -1,17 +1,17 @@
---! nack: the holder gives the task back because it failed; it waits for its backoff, or is dead.
+--! nack: end an attempt as failed; the task is retried after its backoff, or is dead.
 --! KEYS    due waiting woken events expiry
 --! ARGV    root tid id worker token delay_ms reason seed default_backoff dead_retention_ms clock
 --! RETURNS PENDING | FAILED delay_ms | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
 --! EFFECTS inprog -1; delayed +1 or (attempts = max) dlq +1, expiry +1; attempts +1; events +1
 --! COST    O(log n)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, lease, ended, give_back, holder
+--@ include keys, write, now, due, wake, lease, events, end_attempt, check_lease
 local now = now_ms()
-local task = call('HMGET', task_key(id), unpack(HELD))
-local refused, deadline = refusal(id, task[11], task[1], task[8], token, now)
+local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
+local refused, deadline = check_lease(id, task[11], task[1], task[8], token, now)
 if refused then return { refused } end
 math.randomseed(tonumber(seed))
 -- decided; only writes below
-local status, delay = give_back(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))
-settle(now)
+local status, delay = end_attempt(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))
+write_changes(now)
 return { status, delay }

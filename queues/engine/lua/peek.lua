@@ -1,44 +1,44 @@
---! peek: look at a queue: who is next in line, who works, who waits for their time. Nothing moves.
+--! peek: read the next ready tasks of a queue, those in progress and the delayed ones, without changing them.
 --! KEYS    queues ghosts
 --! ARGV    root tid command limit
---! RETURNS {task…}* in line, {task…}* in progress, {task…}* delayed, first who is next, who must answer, who is due;
---! RETURNS a task is its id, its score in the index, and its fields in the order of PEEKED
+--! RETURNS {task…}* ready, {task…}* in progress by deadline, {task…}* delayed by due time;
+--! RETURNS a task is its id, its score in the index, and the values of ENTRY_FIELDS
 --! EFFECTS none
 --! COST    O(limit + log n)
 --! FLAGS   no-writes
 --@ include keys
 local _ = queues, ghosts -- route the call to the tenant's slot
-local PEEKED = { 'priority', 'attempts', 'max', 'created', 'visible', 'lease', 'progress', 'status' }
--- Ids in line whose task has ended are passed over, but not for ever.
-local GHOSTS_AT_MOST = 200
+local ENTRY_FIELDS = { 'priority', 'attempts', 'max', 'created', 'visible', 'lease', 'progress', 'status' }
+-- The most ids of ended tasks that are skipped in one ready list.
+local MAX_GHOSTS = 200
 local queue = tid .. ':' .. command
 
-local function peeked(id, score)
-  local fields = call('HMGET', task_key(id), unpack(PEEKED))
-  local line = { id, score }
-  for i = 1, #PEEKED do line[i + 2] = fields[i] or '' end
-  return line, fields[8]
+local function read_entry(id, score)
+  local fields = call('HMGET', task_key(id), unpack(ENTRY_FIELDS))
+  local entry = { id, score }
+  for i = 1, #ENTRY_FIELDS do entry[i + 2] = fields[i] or '' end
+  return entry, fields[8]
 end
 
-local in_line, wanted = {}, tonumber(limit)
+local ready, max_entries = {}, tonumber(limit)
 for priority = 9, 0, -1 do
-  local left = wanted - #in_line
+  local left = max_entries - #ready
   if left > 0 then
-    local ids = call('LRANGE', ready_key(queue, priority), -(left + GHOSTS_AT_MOST), -1)
+    local ids = call('LRANGE', ready_key(queue, priority), -(left + MAX_GHOSTS), -1)
     for i = #ids, 1, -1 do
-      local line, status = peeked(ids[i], '')
-      if status == 'PENDING' and #in_line < wanted then in_line[#in_line + 1] = line end
+      local entry, status = read_entry(ids[i], '')
+      if status == 'PENDING' and #ready < max_entries then ready[#ready + 1] = entry end
     end
   end
 end
 
 local function by_score(part)
-  local found, lines = call('ZRANGE', queue_key(queue, part), 0, limit - 1, 'WITHSCORES'), {}
-  for i = 1, #found, 2 do
-    local line, status = peeked(found[i], found[i + 1])
-    if status then lines[#lines + 1] = line end
+  local index, entries = call('ZRANGE', queue_key(queue, part), 0, limit - 1, 'WITHSCORES'), {}
+  for i = 1, #index, 2 do
+    local entry, status = read_entry(index[i], index[i + 1])
+    if status then entries[#entries + 1] = entry end
   end
-  return lines
+  return entries
 end
 
-return { in_line, by_score('inprog'), by_score('delayed') }
+return { ready, by_score('inprog'), by_score('delayed') }

@@ -1,12 +1,12 @@
---! reap: give back the tasks of one queue whose lease is over.
+--! reap: end the attempts of one queue whose lease has expired.
 --! KEYS    due waiting woken events expiry
 --! ARGV    root queue limit seed default_backoff dead_retention_ms clock
 --! RETURNS expired dead next_due_ms
 --! EFFECTS inprog -n; delayed +n or dlq +n; attempts +1 each; events +n
---! COST    O(expired · log n), whatever is in progress
+--! COST    O(expired · log n)
 --! FLAGS   allow-oom
---@ include keys, write, now, due, wake, lease, ended, give_back, reap
+--@ include keys, write, now, due, wake, lease, events, end_attempt, reap
 local now = now_ms()
 math.randomseed(tonumber(seed))
 local expired, dead = reap_expired(queue, now, limit)
-return { expired, dead, reschedule(queue) or 0 }
+return { expired, dead, refresh_due(queue) or 0 }

@@ -1,22 +1,23 @@
---! recall: take back what a job has replayed and nobody has claimed since: dead letters again, with their attempts used up.
+--! recall: make the replayed tasks of a bulk job dead letters again, without attempts left, unless claimed since.
 --! KEYS    ghosts events expiry
 --! ARGV    root tid job dead_retention_ms clock {id}*
---! RETURNS {OK | NOT_FOUND | CONFLICT}*    OK again for what it has taken back; CONFLICT: claimed, or not by that job
---! EFFECTS dlq +n, expiry +n; an id in a ready list stays as a ghost, is counted and noted; task PENDING -> FAILED; events +n
+--! RETURNS {OK | NOT_FOUND | CONFLICT}*    OK also if recalled before; CONFLICT: claimed, or not replayed by that job
+--! EFFECTS dlq +n, expiry +n; the id stays in its ready list as a ghost, counted and marked on the task;
+--! EFFECTS task PENDING -> FAILED; events +n
 --! COST    O(n · log dlq)
 --! FLAGS   allow-oom
---@ include keys, write, now, lease, ended, task
-local WRITTEN = { 'status', 'attempts', 'past', 'updated', 'job', 'ghost' }
-local now, undone = now_ms(), 'not ' .. job
+--@ include keys, write, now, lease, events, task
+local WRITTEN_FIELDS = { 'status', 'attempts', 'past', 'updated', 'job', 'ghost' }
+local now, recalled_job = now_ms(), 'not ' .. job
 local reply, accepted, seen = {}, {}, {}
 for i = args_from, #ARGV do
   local id = ARGV[i]
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'past', 'updated', 'job', 'ghost', 'queue', 'priority', 'max',
     'created')
   local answer = 'CONFLICT'
-  if not is_of_tenant(task[7]) then
+  if not belongs_to_tenant(task[7]) then
     answer = 'NOT_FOUND'
-  elseif task[5] == undone or seen[id] then
+  elseif task[5] == recalled_job or seen[id] then
     answer = 'OK'
   elseif task[5] == job and task[1] == 'PENDING' and tonumber(task[2] or 0) == 0 then
     answer, seen[id] = 'OK', true
@@ -25,19 +26,19 @@ for i = args_from, #ARGV do
   reply[#reply + 1] = { answer }
 end
 -- decided; only writes below
-local graves, ends = {}, {}
+local dead_entries, expiries = {}, {}
 for _, item in ipairs(accepted) do
   local id, task = unpack(item)
-  local queue, priority, most = task[7], task[8], tonumber(task[9])
-  hash_set(task_key(id), WRITTEN, task, 'status', 'FAILED', 'attempts', most, 'past', (task[3] or 0) - most, 'updated', now,
-    'job', undone, 'ghost', 1)
+  local queue, priority, max_attempts = task[7], task[8], tonumber(task[9])
+  hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', 'FAILED', 'attempts', max_attempts,
+    'past', (task[3] or 0) - max_attempts, 'updated', now, 'job', recalled_job, 'ghost', 1)
   count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
-  record(id, queue, 0, 'RECALLED', 'DEAD', most, priority, nil, task[10], now, now)
-  local grave = graves[queue] or {}
-  graves[queue] = grave
-  grave[#grave + 1], grave[#grave + 2] = now, id
-  ends[#ends + 1], ends[#ends + 2] = now + dead_retention_ms, id
+  record_event(id, queue, 0, 'RECALLED', 'DEAD', max_attempts, priority, nil, task[10], now, now)
+  local entries = dead_entries[queue] or {}
+  dead_entries[queue] = entries
+  entries[#entries + 1], entries[#entries + 2] = now, id
+  expiries[#expiries + 1], expiries[#expiries + 2] = now + dead_retention_ms, id
 end
-for queue, grave in pairs(graves) do zset_add(queue_key(queue, 'dlq'), grave) end
-if #ends > 0 then zset_add(expiry, ends) end
+for queue, entries in pairs(dead_entries) do zset_add(queue_key(queue, 'dlq'), entries) end
+if #expiries > 0 then zset_add(expiry, expiries) end
 return reply

@@ -1,4 +1,4 @@
---! resume: the queue is open to claims again, and a long poll that waits for it looks again.
+--! resume: allow claims from a queue again, and wake a long poll that waits for it.
 --! KEYS    queues tenants waiting woken
 --! ARGV    root tid queue command clock
 --! RETURNS 1
@@ -8,7 +8,7 @@
 --@ include now, wake
 local now = now_ms()
 call('SADD', tenants, tid)
-woke(queue, now)
+wake_waiters(queue, now)
 local consumers = string.match(call('HGET', queues, command) or '', ' %d+$') or ''
 call('HSET', queues, command, 'active' .. consumers)
 return 1

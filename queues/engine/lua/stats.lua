@@ -1,9 +1,9 @@
---! stats: count what the queues of a tenant hold.
+--! stats: count the tasks in queues of a tenant by state.
 --! KEYS    queues ghosts
 --! ARGV    root tid {command}*
 --! RETURNS {command, state, delayed, inprog, dlq, oldest_ready_ms, ready by priority 0..9…}*
 --! EFFECTS none
---! COST    O(queues asked); all queues of the tenant when none is named
+--! COST    O(queues); without a command, all queues of the tenant
 --! FLAGS   no-writes
 --@ include keys
 local commands = { unpack(ARGV, args_from) }
@@ -11,7 +11,7 @@ if #commands == 0 then commands = call('HKEYS', queues) end
 local reply = {}
 for _, command in ipairs(commands) do
   local queue = tid .. ':' .. command
-  local line = { command, call('HGET', queues, command) or '', call('ZCARD', queue_key(queue, 'delayed')),
+  local row = { command, call('HGET', queues, command) or '', call('ZCARD', queue_key(queue, 'delayed')),
     call('ZCARD', queue_key(queue, 'inprog')), call('ZCARD', queue_key(queue, 'dlq')), 0 }
   local oldest
   for priority = 0, 9 do
@@ -23,9 +23,9 @@ for _, command in ipairs(commands) do
       local since = tonumber(head[1] or head[2] or nil)
       if since and (not oldest or since < oldest) then oldest = since end
     end
-    line[#line + 1] = length
+    row[#row + 1] = length
   end
-  line[6] = oldest or 0
-  reply[#reply + 1] = line
+  row[6] = oldest or 0
+  reply[#reply + 1] = row
 end
 return reply

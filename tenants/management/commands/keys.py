@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from tenants import keys
+from tenants.auth import installation_keys
 from tenants.models import InstallationKey
 
 
@@ -25,7 +25,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, action: str, kid: str = "", **options: Any) -> None:
         if action == "rotate":
-            self.stdout.write(keys.rotate())
+            self.stdout.write(installation_keys.rotate())
             return
         rows = list(InstallationKey.objects.all())
         if action == "list":
@@ -36,7 +36,7 @@ class Command(BaseCommand):
             raise CommandError(f"There is no key {kid}: `manage.py keys list` shows them.")
         if kid == rows[0].kid:
             raise CommandError("This is the key that signs: `manage.py keys rotate` first.")
-        keys.retire(kid)
+        installation_keys.retire(kid)
 
 
 def _use(row: InstallationKey, rows: list[InstallationKey]) -> str:

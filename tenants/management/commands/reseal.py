@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from tenants import sealing
+from tenants import secret_encryption
 
 
 class Command(BaseCommand):
@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         done: Counter[str] = Counter()
         closed: Counter[str] = Counter()
-        for column, is_open in sealing.reseal():
+        for column, is_open in secret_encryption.reencrypt():
             (done if is_open else closed)[column] += 1
         for column, count in sorted(done.items()):
             self.stdout.write(f"{column}: {count} sealed anew")

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from codeq_site.errors import CodeqError, ConfigError
+from core.errors import CodeqError, ConfigError
 from tenants import services
 
 

@@ -13,21 +13,22 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives import serialization
 
-from codeq_site import offloop
 from codeq_site.asgi import application
-from queues import waiting
+from core import threadpool
+from queues import long_poll
 from queues.models import Attempt, AuditedResult, BulkJob, QueuePolicy
-from tenants import keys, models, sealing, services
-from tenants.directory import directory
+from tenants import models, secret_encryption, services
+from tenants.auth import installation_keys
+from tenants.auth.verifier import verifier
+from tenants.cache import tenant_cache
 from tenants.tenant import WORKER_SCOPES, Tenant
-from tenants.verifier import verifier
 from tests.queues.api.asgi_client import Client
 from webhooks.models import Delivery, Subscription
 
 NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
 TASKS = "/v1/codeq/tasks"
 Configure = Callable[..., None]
-# This installation's key while the tests of a module run: signing by `tenants.keys` would ask the database.
+# This installation's key while the tests of a module run: signing by `tenants.auth.installation_keys` would ask the database.
 SIGNER: dict[str, Any] = {}
 
 
@@ -50,14 +51,14 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
     with django_db_blocker.unblock():
         for slug in (NORTH, SOUTH):
             services.create_tenant(slug)
-        keys.rotate()
+        installation_keys.rotate()
         row = models.InstallationKey.objects.get()
-        SIGNER.update(kid=row.kid, key=serialization.load_pem_private_key(sealing.unseal(row.sealed), None))
+        SIGNER.update(kid=row.kid, key=serialization.load_pem_private_key(secret_encryption.decrypt(row.sealed), None))
         yield
         verifier.stop()
-        directory.stop()
-        offloop.stop()
-        keys.retire(row.kid)
+        tenant_cache.stop()
+        threadpool.stop_pools()
+        installation_keys.retire(row.kid)
         forget_rows()
         models.Tenant.objects.filter(slug__in=[NORTH, SOUTH]).delete()
 
@@ -65,7 +66,7 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def _room(_database: None) -> AsyncIterator[None]:
     yield
-    await waiting.room().close()
+    await long_poll.registry().close()
 
 
 def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
@@ -86,7 +87,7 @@ def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
         said |= {"role": "ADMIN", "scope": "codeq:admin codeq:operator"}
     said |= claims
     given = {name: value for name, value in said.items() if value is not None}
-    return jwt.encode(given, SIGNER["key"], keys.ALGORITHM, headers={"kid": SIGNER["kid"]})
+    return jwt.encode(given, SIGNER["key"], installation_keys.ALGORITHM, headers={"kid": SIGNER["kid"]})
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def stranger(client: Callable[..., Client]) -> Client:
 
 @pytest.fixture
 def tenant(_room: None) -> Tenant:
-    found = directory.find(NORTH)
+    found = tenant_cache.find(NORTH)
     assert found is not None
     return found
 
@@ -142,10 +143,10 @@ def configure_tenant(tenant: Tenant) -> Iterator[Configure]:
     """`configure_tenant(payload_bytes=10)`: these limits for the first tenant until the test ends."""
 
     def change(**fields: Any) -> None:
-        with directory._lock:
-            entry = directory._by_slug[NORTH]
+        with tenant_cache._lock:
+            entry = tenant_cache._by_slug[NORTH]
             changed = msgspec.structs.replace(entry.tenant, **fields)
-            directory._by_slug[NORTH] = msgspec.structs.replace(entry, tenant=changed)
+            tenant_cache._by_slug[NORTH] = msgspec.structs.replace(entry, tenant=changed)
 
     yield change
     change(**{name: getattr(tenant, name) for name in tenant.__struct_fields__})

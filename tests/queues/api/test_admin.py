@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from codeq_site import offloop
-from queues import beat, pieces
+from core import threadpool
+from queues import periodic_tasks
+from queues.deadletters import bulk_runner
 from queues.models import BulkJob
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
@@ -22,11 +23,11 @@ MakeClient = Callable[..., Client]
 @pytest.fixture(autouse=True)
 async def _no_rows_left(_room: None) -> AsyncIterator[None]:
     yield
-    await offloop.run(forget_rows)
+    await threadpool.run_db(forget_rows)
 
 
 async def drained() -> None:
-    await offloop.run(beat.run_drain, lambda: True)
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
 
 
 async def dead(producer: Client, worker: Client, count: int = 1, error: str = "disk full", **said: Any) -> list[str]:
@@ -94,7 +95,7 @@ async def test_a_moment_may_be_of_any_zone(producer: Client, admin: Client, mome
         assert (answer.status, answer.json) == (200, {"count": 0, "sample": []})
         job = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}})
         assert job.status == 202
-    await offloop.run(pieces.run, lambda: True, seconds=2)
+    await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     assert (await admin.get(job.headers["location"])).json["state"] == "done"
     assert (await admin.post(f"{ADMIN}/tasks/cleanup", {"before": moment})).json["deleted"] == 0
 
@@ -117,7 +118,7 @@ async def test_replaying_what_a_filter_means(producer: Client, worker: Client, a
     assert (started.status, started.json["state"], started.json["done"]) == (202, "running", 0)
     path = started.headers["location"]
     assert path == f"{ADMIN}/bulk/{started.json['id']}"
-    await offloop.run(pieces.run, lambda: True, seconds=2)
+    await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     job = (await admin.get(path)).json
     assert (job["state"], job["total"], job["done"], job["reason"]) == ("done", 3, 3, "it is larger now")
     found = set()
@@ -133,7 +134,7 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
     stopped = await admin.delete(started.headers["location"])
     assert (stopped.status, stopped.json["state"]) == (200, "cancelled")
     again = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [second]})
-    await offloop.run(pieces.run, lambda: True, seconds=2)
+    await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     assert (await admin.get(again.headers["location"])).json["done"] == 1
     assert (await claimed(worker))["id"] == second
 
@@ -157,7 +158,7 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
 async def test_a_replay_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
-    assert await offloop.run(BulkJob.objects.count) == 0
+    assert await threadpool.run_db(BulkJob.objects.count) == 0
 
 
 async def test_no_job_is_a_404(admin: Client) -> None:

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from django.core.files.storage import FileSystemStorage
 
-from codeq_site import offloop
-from queues import artifacts, beat
-from queues.api import translate
+from core import threadpool
+from queues import artifacts, periodic_tasks
+from queues.api import conversion
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.test_tasks import made
@@ -162,8 +162,8 @@ async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, 
 async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
     producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = msgspec.structs.replace(translate.LIMITS, artifact_bytes=1000)
-    monkeypatch.setattr(translate, "LIMITS", limits)
+    limits = msgspec.structs.replace(conversion.LIMITS, artifact_bytes=1000)
+    monkeypatch.setattr(conversion, "LIMITS", limits)
     task = await made(producer)
     await claimed(worker)
     path = f"{TASKS}/{task['id']}/result"
@@ -232,8 +232,8 @@ async def test_after_redis_the_audit_answers(producer: Client, stranger: Client,
     await worker.post(f"{TASKS}/{task['id']}/result", result(inline()) | {"result": {"ok": 1}})
     path = f"{TASKS}/{task['id']}"
     live, answered = (await producer.get(path)).json, (await producer.get(f"{path}/result")).json
-    await offloop.run(beat.run_drain, lambda: True)
-    from codeq_site.redis import client as redis_client
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
+    from core.redis.connections import client as redis_client
 
     redis_client().flushall()
     from queues.filters import filters

@@ -19,11 +19,11 @@ import pytest
 import pytest_asyncio
 from django.core.files.storage import FileSystemStorage
 
-from codeq_site import offloop
-from codeq_site.conf import conf
-from codeq_site.errors import ConfigError
-from codeq_site.redis import client as redis_client
-from queues import artifacts, beat, upkeep
+from core import threadpool
+from core.conf import conf
+from core.errors import ConfigError
+from core.redis.connections import client as redis_client
+from queues import artifacts, maintenance, periodic_tasks
 from queues.models import AuditedResult
 from tests.conftest import free_port
 from tests.queues.api.asgi_client import Client
@@ -200,7 +200,7 @@ async def test_a_storage_that_hangs_holds_up_nobody_else(
 ) -> None:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 20)
     use(address(s3.url))
-    paths = [await in_progress(producer, worker) for _ in range(2 * offloop.THREADS)]
+    paths = [await in_progress(producer, worker) for _ in range(2 * threadpool.POOL_THREADS)]
     s3.hang()
     handed_in = [worker.start("POST", f"{path}/result", result(inline())) for path in paths]
     async with asyncio.timeout(15):
@@ -216,8 +216,8 @@ async def test_a_storage_that_hangs_holds_up_nobody_else(
 
 
 async def cleaned_up() -> int:
-    await offloop.run(beat.run_drain, lambda: True)
-    return await offloop.run(upkeep.cleanup, lambda: True)
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
+    return await threadpool.run_db(maintenance.cleanup, lambda: True)
 
 
 @pytest.mark.spec("CLN-1", "The artifacts of a task go with it, from a directory and from a bucket; others stay")
@@ -273,13 +273,13 @@ async def test_cleanup_goes_on_while_the_storage_is_away(
     assert await cleaned_up() == 0
     assert not [key for key in redis_client().keys("*") if b":task:" in key]
     ids = [path.rpartition("/")[2] for path in with_files + without]
-    assert await offloop.run(AuditedResult.objects.filter(pk__in=ids).count) == 6
+    assert await threadpool.run_db(AuditedResult.objects.filter(pk__in=ids).count) == 6
 
 
 async def test_an_outage_does_not_fill_redis(
     producer: Client, worker: Client, s3: S3, configure_tenant: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "HELD_AT_MOST", 1)
+    monkeypatch.setattr(maintenance, "HELD_AT_MOST", 1)
     configure_tenant(retention_ms=0)
     for _ in range(3):
         path = await in_progress(producer, worker)
@@ -296,7 +296,7 @@ async def test_an_administrators_cleanup_takes_them_too(
     for _ in range(2):
         path = await in_progress(producer, worker)
         assert (await worker.post(f"{path}/result", result(inline()))).status == 200
-    await offloop.run(beat.run_drain, lambda: True)
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     assert (await admin.post("/v1/codeq/admin/tasks/cleanup", {"limit": 1})).json["deleted"] == 1
     assert len(s3.names()) == 1
     assert (await admin.post("/v1/codeq/admin/tasks/cleanup")).json["deleted"] == 1

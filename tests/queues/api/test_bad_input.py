@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client as redis_client
+from core.redis.connections import client as redis_client
 from tenants.tenant import Tenant
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS

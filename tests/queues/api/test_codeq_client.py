@@ -32,8 +32,8 @@ from codeq_client import (
     Unavailable,
     Worker,
 )
-from codeq_site.conf import conf
-from codeq_site.redis import client
+from core.conf import conf
+from core.redis.connections import client
 from queues.engine import keys
 from tests.queues.api.conftest import NORTH, SOUTH, make_token
 from tests.queues.api.test_network import Web

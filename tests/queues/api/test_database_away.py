@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.conf import settings
 
-from codeq_site import offloop
+from core import threadpool
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import SIGNER, TASKS, make_token
 from tests.queues.api.test_isolation import ABSENT, GUARDED, with_id
@@ -90,11 +90,11 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
 
 @pytest.mark.spec("ADM-5", "A database that hangs holds nobody's answer for ever")
 async def test_a_database_that_hangs_is_a_503(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloop, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.3)
     known = settings.DATABASES["default"]
     with psycopg.connect(host=known["OPTIONS"]["host"], user="postgres", dbname=known["NAME"]) as connection:
         connection.execute("LOCK TABLE queues_queuepolicy IN ACCESS EXCLUSIVE MODE")
-        for _ in range(2 * offloop.THREADS):
+        for _ in range(2 * threadpool.POOL_THREADS):
             answer = await admin.get("/v1/codeq/admin/topics")
             assert (answer.status, answer.code) == (503, "unavailable")
     monkeypatch.undo()

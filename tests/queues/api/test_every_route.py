@@ -16,10 +16,10 @@ import pytest
 from django.db import connection
 from django.urls import get_resolver
 
-from codeq_site import offloop
-from codeq_site.redis import client as redis_client
+from core import threadpool
+from core.http.api_view import METHODS, Operation
+from core.redis.connections import client as redis_client
 from queues.api.examples import EXAMPLES, ID, TOKEN
-from queues.api.view import METHODS, Operation
 from queues.engine.keys import COMMAND
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
@@ -85,7 +85,7 @@ async def world(client: MakeClient) -> AsyncIterator[World]:
         "artifact_id": "0" * 64,
     }  # fmt: skip
     yield World(task_id=task["id"], lease_token=task["leaseToken"], ids=ids, callers=callers)
-    await offloop.run(forget_rows)
+    await threadpool.run_db(forget_rows)
 
 
 async def everything() -> Any:
@@ -100,7 +100,7 @@ async def everything() -> Any:
             return found
 
     keys = {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
-    return keys, await offloop.run(rows)
+    return keys, await threadpool.run_db(rows)
 
 
 def body_of(route: Route, world: World) -> Any:

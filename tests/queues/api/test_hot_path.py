@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from codeq_site.redis import client as redis_client
+from core.redis.connections import client as redis_client
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.test_tasks import made

@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 from django.db import connection
 
-from codeq_site import offloop
+from core import threadpool
 from pipeline.models import MARTS, Failure, Latency, LeaseAdvice, Mart
 from pipeline.selectors import MAX_DAYS
-from tenants.directory import directory
+from tenants.cache import tenant_cache
 from tests.pipeline import rows
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH
@@ -28,7 +28,7 @@ CANARY = "kanarie"
 
 
 def tid(slug: str) -> str:
-    tenant = directory.find(slug)
+    tenant = tenant_cache.find(slug)
     assert tenant is not None
     return tenant.tid
 
@@ -45,9 +45,9 @@ async def write(_room: None) -> AsyncIterator[Callable[..., Any]]:
         for each in new:
             each.save()
 
-    yield lambda *rows: offloop.run(create, list(rows))
+    yield lambda *rows: threadpool.run_db(create, list(rows))
     for mart in MARTS.values():
-        await offloop.run(mart._default_manager.all().delete)
+        await threadpool.run_db(mart._default_manager.all().delete)
 
 
 async def ask(client: Client, mart: str, **asked: Any) -> Any:
@@ -226,7 +226,7 @@ async def test_a_page_is_found_by_the_keys_index(producer: Client, write: Any, c
             )  # fmt: skip
         return "\n".join(seen)
 
-    await offloop.run(fill)
-    found = await offloop.run(plan)
+    await threadpool.run_db(fill)
+    found = await threadpool.run_db(plan)
     assert "latency_key" in found or "latency_day" in found, found
     assert "Seq Scan" not in found, found

@@ -16,8 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from codeq_site.redis import client as redis_client
-from queues.api.view import ApiView
+from core.http.api_view import ApiView
+from core.redis.connections import client as redis_client
 from tenants.tenant import WORKER_SCOPES
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH, TASKS

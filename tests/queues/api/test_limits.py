@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from codeq_site import metrics
+from core import metrics
 from tenants.tenant import Rates
 from tests.queues.api.asgi_client import Answer, Client
 from tests.queues.api.conftest import TASKS, Configure

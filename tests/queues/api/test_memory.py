@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from codeq_site.conf import conf
+from core.conf import conf
 from tests.queues.api.conftest import TASKS, make_token
 from tests.queues.api.test_network import Web
 

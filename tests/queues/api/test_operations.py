@@ -12,11 +12,14 @@ import msgspec
 import pytest
 import redis
 
-from codeq_site import errors, health, offloop
-from codeq_site.conf import conf
-from codeq_site.redis import client as redis_client
-from queues import beat
-from queues.engine import keys
+from codeq_site import views as site_views
+from core import errors, threadpool
+from core.conf import conf
+from core.http import health
+from core.redis.connections import client as redis_client
+from core.redis.partitions import PARTITIONS_KEY
+from queues import periodic_tasks
+from queues import readiness as redis_readiness
 from tenants.tenant import Tenant
 from tests.conftest import ValkeyFactory
 from tests.queues.api.asgi_client import Client
@@ -41,7 +44,7 @@ def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFac
 
     def use(**config: str) -> Any:
         server = valkey_server(**config)
-        monkeypatch.setattr(health, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
+        monkeypatch.setattr(redis_readiness, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
         monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
         return server
 
@@ -79,7 +82,8 @@ async def test_a_relaxed_installation_says_so(
 ) -> None:
     redis_of_readiness(appendfsync="everysec")
     relaxed = msgspec.structs.replace(conf(), queues=msgspec.structs.replace(conf().queues, durability="relaxed"))
-    monkeypatch.setattr(health, "conf", lambda: relaxed)
+    for module in (health, redis_readiness):
+        monkeypatch.setattr(module, "conf", lambda: relaxed)
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["durability"]) == (200, "relaxed")
 
@@ -92,7 +96,7 @@ async def test_a_database_that_is_down_is_named(
     def down() -> str:
         return "database: does not answer"
 
-    monkeypatch.setattr(health, "readiness", health.Readiness(health.redis_is_missing, down))
+    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.redis_is_missing, down))
     assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
 
 
@@ -111,8 +115,8 @@ async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
     server = redis_of_readiness()
     assert (await anonymous.get("/readyz")).status == 200
     with redis.Redis.from_url(server.url) as store:
-        assert store.get(keys.PARTITIONS) == b"16"  # the first look has settled it
-        store.set(keys.PARTITIONS, 8)
+        assert store.get(PARTITIONS_KEY) == b"16"  # the first look has settled it
+        store.set(PARTITIONS_KEY, 8)
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["detail"].partition(".")[0]) == (
         503,
@@ -134,7 +138,7 @@ async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for
 
     readiness = health.Readiness(lambda: None, frozen)
     try:
-        for _ in range(2 * offloop.THREADS):
+        for _ in range(2 * threadpool.POOL_THREADS):
             assert await readiness.missing() == ["a check did not end in time"]
         assert begun == [1]
     finally:
@@ -149,28 +153,28 @@ async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for
 async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offloop, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.2)
     thawed = threading.Event()
     try:
-        asked = [offloop.run(thawed.wait, 10) for _ in range(3 * offloop.THREADS)]
+        asked = [threadpool.run_db(thawed.wait, 10) for _ in range(3 * threadpool.POOL_THREADS)]
         answers = asyncio.gather(*asked, return_exceptions=True)
-        assert await offloop.store(lambda: "stored") == "stored"
+        assert await threadpool.run_storage(lambda: "stored") == "stored"
         assert {type(answer) for answer in await answers} == {errors.Unavailable}
     finally:
         thawed.set()
-    assert await offloop.run(lambda: "back") == "back"
+    assert await threadpool.run_db(lambda: "back") == "back"
 
 
 async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
     thawed, begun = threading.Event(), []
-    busy = [asyncio.ensure_future(offloop.run(thawed.wait, 10)) for _ in range(offloop.THREADS)]
-    gone = asyncio.ensure_future(offloop.run(begun.append, 1))
+    busy = [asyncio.ensure_future(threadpool.run_db(thawed.wait, 10)) for _ in range(threadpool.POOL_THREADS)]
+    gone = asyncio.ensure_future(threadpool.run_db(begun.append, 1))
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.wait([gone])
     thawed.set()
     await asyncio.gather(*busy)
-    assert await offloop.run(lambda: "after it") == "after it"
+    assert await threadpool.run_db(lambda: "after it") == "after it"
     assert begun == []
 
 
@@ -196,9 +200,9 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     left = await claimed(worker)
     await producer.delete(f"{TASKS}/{left['id']}")
     await producer.get(f"{TASKS}/{left['id']}x")
-    from codeq_site import offloop
+    from core import threadpool
 
-    await offloop.run(beat.run_drain, lambda: True)
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     after = await scraped()
     assert grown(after, "codeq_task_created_total", command="METERED") == 5
     assert grown(after, "codeq_task_claimed_total", command="METERED") == 3
@@ -239,7 +243,7 @@ async def test_metrics_name_no_tenant_and_can_be_closed(
         assert secret not in text
     closed = msgspec.structs.replace(conf(), web=msgspec.structs.replace(conf().web, metrics="operator"))
     for settings in (closed, msgspec.structs.replace(conf(), production=True)):
-        monkeypatch.setattr(health, "conf", lambda settings=settings: settings)
+        monkeypatch.setattr(site_views, "conf", lambda settings=settings: settings)
         assert (await anonymous.get("/metrics")).status == 401
         assert (await admin.get("/metrics")).status == 403
         assert (await client("operator").get("/metrics")).status == 200
@@ -248,7 +252,7 @@ async def test_metrics_name_no_tenant_and_can_be_closed(
 async def test_a_thousand_commands_are_not_a_thousand_series(
     producer: Client, anonymous: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from codeq_site import metrics
+    from core import metrics
 
     monkeypatch.setattr(metrics, "LABELS", len(metrics._known) + 3)
     for number in range(10):
@@ -308,7 +312,7 @@ async def test_pause_and_resume(producer: Client, worker: Client, admin: Client)
 @pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
 @pytest.mark.spec("CLN-2", "Live work is never removed")
 async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: Tenant) -> None:
-    from codeq_site import offloop
+    from core import threadpool
 
     for _ in range(3):
         task = await made(producer)
@@ -321,7 +325,7 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
             redis_client().zincrby(key, -tenant.retention_ms, member)
     unaudited = await admin.post(f"{ADMIN}/tasks/cleanup", {})
     assert unaudited.json["deleted"] == 0
-    await offloop.run(beat.run_drain, lambda: True)
+    await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     first = await admin.post(f"{ADMIN}/tasks/cleanup", {"limit": 2})
     assert (first.status, first.json["deleted"], first.json["limit"]) == (200, 2, 2)
     rest = await admin.post(f"{ADMIN}/tasks/cleanup")

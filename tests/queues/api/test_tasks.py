@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from codeq_site.redis import client
+from core.redis.connections import client
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS, Configure
 from tests.waiting import until_async

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from django.conf import settings
 
-from codeq_site import tracing
-from codeq_site.conf import Tracing, conf
+from core import tracing
+from core.conf import Tracing, conf
 from tests.collector import PARENT, SAMPLED, TRACE, UNSAMPLED, Collector
 from tests.queues.api.conftest import NORTH, TASKS, make_token
 from tests.queues.api.test_network import Web
@@ -116,9 +116,9 @@ def test_a_collector_that_is_away(web: Callable[..., Web]) -> None:
 OFF = """
 import sys
 from codeq_site.asgi import application
-from codeq_site.front import Front
-import webhooks.beat, queues.beat
-assert type(application) is Front, application
+from core.http.router import Router
+import webhooks.periodic_tasks, queues.periodic_tasks
+assert type(application) is Router, application
 # Other packages may import what they find of it, to see whether there is something to do.
 assert not [name for name in sys.modules if name.startswith("opentelemetry.exporter")]
 """

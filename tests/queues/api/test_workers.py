@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queues import selectors
-from queues.api import claiming
+from queues.api import claim_request
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, Configure
 from tests.queues.api.test_tasks import made
@@ -74,8 +74,8 @@ async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
     counted = []
     count = selectors.queues
     monkeypatch.setattr(selectors, "queues", lambda tenant: counted.append(tenant.tid) or count(tenant))
-    monkeypatch.setattr(claiming, "_names", claiming._Names())
-    monkeypatch.setattr(claiming, "REMEMBERED_SECONDS", 60.0)
+    monkeypatch.setattr(claim_request, "_queue_names", claim_request.QueueNames())
+    monkeypatch.setattr(claim_request, "REMEMBERED_SECONDS", 60.0)
     for start in (0, 75):
         tasks = [{"command": f"D{number}", "payload": 1} for number in range(start, start + 75)]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})

@@ -1,1 +1,1 @@
-"""The engine proved against a model and at every error point; `world.py` serves concurrency and faults too."""
+"""Tests of the engine against a model and at every error point."""

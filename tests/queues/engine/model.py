@@ -1,4 +1,4 @@
-"""What a queue is, said without Redis, in plain Python: `test_model.py` holds the engine to it."""
+"""A model of queues in plain Python, with which `test_model.py` compares the engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from codeq_site import errors
+from core import errors
+from queues.domain import NewResult, NewTask, Status
 from queues.engine.options import Options
-from queues.task import NewResult, NewTask, Status
 
 Refusal = type[errors.CodeqError]
 Queue = tuple[str, str]
@@ -22,7 +22,7 @@ class Job:
     command: str
     priority: int
     max: int
-    asked: NewTask
+    request: NewTask
     created: int
     visible: int
     place: str = "ready"  # delayed inprog dlq terminal gone
@@ -39,8 +39,8 @@ class Job:
     ended: int = 0
     expires: int = 0
     dead_since: int = 0
-    replayed_by: str = ""  # the bulk job that did it last
-    has_moved_on: bool = False  # to the queue that takes the dead of its own
+    replayed_by: str = ""  # the bulk job of the last replay
+    was_forwarded: bool = False  # to the dead letter queue
     events: list[tuple[int, str, str, int, str, str]] = field(default_factory=list)
 
     @property
@@ -65,7 +65,7 @@ class Model:
         self.idem: dict[tuple[str, str], str] = {}
         self.paused: dict[Queue, bool] = {}
         self.policies: dict[Queue, tuple[str, int, int, str]] = {}
-        self.most: dict[Queue, int] = {}  # that may be in progress at once, where there is a limit
+        self.max_consumers: dict[Queue, int] = {}  # only of queues with a limit
 
     # Reads
 
@@ -77,30 +77,28 @@ class Model:
         return [job for job in self.jobs.values() if job.queue == queue and job.place == place]
 
     def first_due(self, queue: Queue) -> int | None:
-        moments = [job.visible for job in self.of(queue, "delayed")] + [
-            job.deadline for job in self.of(queue, "inprog")
-        ]
-        return min(moments, default=None)
+        times = [job.visible for job in self.of(queue, "delayed")] + [job.deadline for job in self.of(queue, "inprog")]
+        return min(times, default=None)
 
-    # What a producer does
+    # Producers
 
-    def enqueue(self, tid: str, asked: Sequence[NewTask], ids: Sequence[str], now: int) -> list[Any]:
-        """An answer each: the id and whether it was there before and differs, or a refusal."""
-        answers: list[Any] = [None] * len(asked)
+    def enqueue(self, tid: str, tasks: Sequence[NewTask], ids: Sequence[str], now: int) -> list[Any]:
+        """Return (id, existed, differs) or an error class for each task."""
+        answers: list[Any] = [None] * len(tasks)
         seen: dict[str, int] = {}
         order = []
-        for at, new in enumerate(asked):
+        for at, new in enumerate(tasks):
             key = new.idempotency_key
             repeat = seen[key] = seen.get(key, -1) + 1 if key else 0  # type: ignore[index]
             order.append((repeat, at))
         for _, at in sorted(order):
-            answers[at] = self._enqueue_one(tid, asked[at], ids[at], now)
+            answers[at] = self._enqueue_one(tid, tasks[at], ids[at], now)
         return answers
 
     def _enqueue_one(self, tid: str, new: NewTask, task_id: str, now: int) -> Any:
-        known = self.idem.get((tid, new.idempotency_key)) if new.idempotency_key else None
-        if known and known != task_id:
-            return known, True, self.jobs[known].asked != new
+        existing_id = self.idem.get((tid, new.idempotency_key)) if new.idempotency_key else None
+        if existing_id and existing_id != task_id:
+            return existing_id, True, self.jobs[existing_id].request != new
         if task_id in self.jobs:
             return task_id, False, False
         visible = max(now, new.run_at_ms or now + new.delay_ms)
@@ -112,7 +110,7 @@ class Model:
             command=new.command,
             priority=new.priority,
             max=new.max_attempts or self.options.max_attempts,
-            asked=new,
+            request=new,
             created=now,
             visible=visible,
         )
@@ -122,7 +120,7 @@ class Model:
         if visible > now:
             job.place = "delayed"
         else:
-            self._stand_in_line(job)
+            self._make_ready(job)
         return task_id, False, False
 
     def cancel(self, tid: str, task_id: str, now: int) -> Refusal | None:
@@ -136,30 +134,30 @@ class Model:
         attempt = job.past + job.attempts + 1 if job.status is Status.IN_PROGRESS else 0
         self._leave(job)
         job.place, job.status, job.ended, job.expires = "terminal", Status.CANCELLED, now, now + self.retention_ms
-        self._tell(job, attempt, "CANCELLED", job.worker if attempt else "", "")
+        self._record_event(job, attempt, "CANCELLED", job.worker if attempt else "", "")
         return None
 
-    # What a worker does
+    # Workers
 
     def claim(self, tid: str, commands: Sequence[str], limit: int, now: int) -> list[Job]:
-        """Who is taken, in order; `lease` then opens the lease."""
-        open_ = [command for command in commands if self.paused.get((tid, command)) is False]
+        """Return the claimed jobs in order; `lease` then sets their leases."""
+        active = [command for command in commands if self.paused.get((tid, command)) is False]
         budget = self.options.inspect_limit
-        room: dict[str, float] = {}
-        for command in open_:
+        free_slots: dict[str, float] = {}
+        for command in active:
             queue = (tid, command)
             if budget > 0:
-                moved = self.promote(queue, budget, now)
+                promoted = self.promote(queue, budget, now)
                 reaped, _ = self.reap(queue, budget, now)
-                budget -= max(moved, reaped)
-            room[command] = self.most.get(queue, float("inf")) - len(self.of(queue, "inprog"))
+                budget -= max(promoted, reaped)
+            free_slots[command] = self.max_consumers.get(queue, float("inf")) - len(self.of(queue, "inprog"))
         taken: list[Job] = []
         for priority in range(9, -1, -1):
-            for command in open_:
+            for command in active:
                 line = self.lines[tid, command, priority]
-                while line and len(taken) < limit and room[command] > 0:
+                while line and len(taken) < limit and free_slots[command] > 0:
                     taken.append(self.jobs[line.pop(0)])
-                    room[command] -= 1
+                    free_slots[command] -= 1
         return taken
 
     def lease(self, job: Job, worker: str, token: str, now: int, lease_ms: int) -> None:
@@ -192,7 +190,7 @@ class Model:
         return job.deadline
 
     def submit(self, tid: str, worker: str, results: Sequence[NewResult], now: int) -> list[Any]:
-        """Who may answer is decided before the first answer of the batch is stored."""
+        """Store results. All leases of the batch are checked before the first result is stored."""
         refused = [self.refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
         return [self._submit_one(worker, new, why, now) for new, why in zip(results, refused, strict=True)]
 
@@ -209,50 +207,50 @@ class Model:
         job.attempts += new.status is Status.FAILED
         job.place, job.status, job.error, job.answer = "terminal", new.status, new.error or "", answer
         job.ended, job.expires = now, now + self.retention_ms
-        self._tell(job, attempt, new.status.value, worker, new.error or "")
+        self._record_event(job, attempt, new.status.value, worker, new.error or "")
         return now, job.attempts
 
     def nack(self, lease: Lease, token: str, delay_ms: int | None, reason: str, now: int) -> Any:
         refused = self.refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._give_back(self.jobs[lease.id], "NACKED", reason, delay_ms, now)
+        return refused or self._end_attempt(self.jobs[lease.id], "NACKED", reason, delay_ms, now)
 
     def abandon(self, lease: Lease, token: str, now: int) -> Any:
         refused = self.refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._give_back(self.jobs[lease.id], "ABANDONED", "", 0, now)
+        return refused or self._end_attempt(self.jobs[lease.id], "ABANDONED", "", 0, now)
 
-    def _give_back(self, job: Job, outcome: str, reason: str, delay_ms: int | None, now: int) -> tuple[bool, int]:
-        """Whether it died of that, and how long it waits."""
-        cause = reason or ("LEASE_EXPIRED" if outcome == "EXPIRED" else "")
+    def _end_attempt(self, job: Job, outcome: str, reason: str, delay_ms: int | None, now: int) -> tuple[bool, int]:
+        """End an attempt without success; return whether the job is dead, and its delay."""
+        own_error = reason or ("LEASE_EXPIRED" if outcome == "EXPIRED" else "")
         job.attempts += 1
         attempt = job.past + job.attempts
         worker = job.worker
-        if job.attempts >= job.max and self._move_on(job, outcome, cause, now):
+        if job.attempts >= job.max and self._forward_dead(job, outcome, own_error, now):
             return False, 0
         if job.attempts >= job.max:
-            job.place, job.status, job.error = "dlq", Status.FAILED, cause or "MAX_ATTEMPTS"
+            job.place, job.status, job.error = "dlq", Status.FAILED, own_error or "MAX_ATTEMPTS"
             job.dead_since, job.expires = now, now + self.dead_retention_ms
-            self._tell(job, attempt, outcome, worker, cause)
+            self._record_event(job, attempt, outcome, worker, own_error)
             return True, 0
         if delay_ms is None:
             delay_ms = self.backoff_ms(job)
-        job.status, job.visible, job.error = Status.PENDING, now + delay_ms, cause or job.error
-        self._tell(job, attempt, outcome, worker, cause)
+        job.status, job.visible, job.error = Status.PENDING, now + delay_ms, own_error or job.error
+        self._record_event(job, attempt, outcome, worker, own_error)
         if delay_ms > 0:
             job.place = "delayed"
         else:
-            self._stand_in_line(job)
+            self._make_ready(job)
         return False, delay_ms
 
-    def _move_on(self, job: Job, outcome: str, cause: str, now: int) -> bool:
-        """Dead here, and in line with fresh attempts where the queue's policy sends its dead; once in a life."""
+    def _forward_dead(self, job: Job, outcome: str, own_error: str, now: int) -> bool:
+        """Move a dead job to its dead letter queue, with all its attempts; once per job."""
         topic = self._policy(job.queue)[3]
-        if not topic or job.has_moved_on:
+        if not topic or job.was_forwarded:
             return False
         job.past, job.attempts, attempt = job.past + job.attempts, 0, job.past + job.attempts
-        job.status, job.visible, job.error = Status.PENDING, now, cause or "MAX_ATTEMPTS"
-        self._tell(job, attempt, outcome, job.worker, cause)
-        job.command, job.has_moved_on = topic, True
-        self._stand_in_line(job)
+        job.status, job.visible, job.error = Status.PENDING, now, own_error or "MAX_ATTEMPTS"
+        self._record_event(job, attempt, outcome, job.worker, own_error)
+        job.command, job.was_forwarded = topic, True
+        self._make_ready(job)
         return True
 
     def _policy(self, queue: Queue) -> tuple[str, int, int, str]:
@@ -260,23 +258,23 @@ class Model:
         return self.policies.get(queue, (options.backoff, options.backoff_base_ms, options.backoff_cap_ms, ""))
 
     def backoff_ms(self, job: Job) -> int:
-        """Of the policies without dice."""
+        """Return the delay of a policy without jitter."""
         policy, base, cap, _ = self._policy(job.queue)
         factor = {"fixed": 1, "linear": job.attempts, "exponential": 2 ** (job.attempts - 1)}[policy]
         return int(min(base * factor, cap))
 
-    # What time and operators do
+    # Periodic tasks and operators
 
     def promote(self, queue: Queue, limit: int, now: int) -> int:
         due = sorted((job.visible, job.id) for job in self.of(queue, "delayed") if job.visible <= now)[:limit]
         for _, task_id in due:
-            self._stand_in_line(self.jobs[task_id])
+            self._make_ready(self.jobs[task_id])
         return len(due)
 
     def reap(self, queue: Queue, limit: int, now: int) -> tuple[int, int]:
-        over = sorted((job.deadline, job.id) for job in self.of(queue, "inprog") if job.deadline <= now)[:limit]
-        dead = [self._give_back(self.jobs[task_id], "EXPIRED", "", None, now)[0] for _, task_id in over]
-        return len(over), sum(dead)
+        expired = sorted((job.deadline, job.id) for job in self.of(queue, "inprog") if job.deadline <= now)[:limit]
+        dead = [self._end_attempt(self.jobs[task_id], "EXPIRED", "", None, now)[0] for _, task_id in expired]
+        return len(expired), sum(dead)
 
     def replay(self, tid: str, task_ids: Sequence[str], now: int) -> list[Refusal | None]:
         return [self._replay_one(tid, task_id, now) for task_id in task_ids]
@@ -295,12 +293,12 @@ class Model:
             0,
         )
         job.replayed_by = ""
-        self._tell(job, 0, "REPLAYED", "", "")
-        self._stand_in_line(job)
+        self._record_event(job, 0, "REPLAYED", "", "")
+        self._make_ready(job)
         return None
 
     def replay_for(self, tid: str, task_ids: Sequence[str], job_id: str, now: int) -> list[Refusal | None]:
-        """A job that asks again is told that it is done."""
+        """Replay for a bulk job, which may repeat the call."""
         answers = []
         for task_id in task_ids:
             job = self.find(tid, task_id)
@@ -324,21 +322,21 @@ class Model:
         return answers
 
     def purge(self, tid: str, task_ids: Sequence[str], before_ms: int | None = None) -> list[bool]:
-        went = []
+        deleted = []
         for task_id in task_ids:
             job = self.find(tid, task_id)
-            goes = bool(job and job.status.is_terminal and (before_ms is None or job.expires <= before_ms))
-            went.append(goes)
-            if job and goes:
+            is_deleted = bool(job and job.status.is_terminal and (before_ms is None or job.expires <= before_ms))
+            deleted.append(is_deleted)
+            if job and is_deleted:
                 if job.place == "dlq":
                     job.events.append((0, "PURGED", "GONE", job.attempts, "", ""))
                 job.place = "gone"
-                key = job.asked.idempotency_key
+                key = job.request.idempotency_key
                 if key and self.idem.get((tid, key)) == task_id:
                     del self.idem[tid, key]
-        return went
+        return deleted
 
-    def _stand_in_line(self, job: Job) -> None:
+    def _make_ready(self, job: Job) -> None:
         job.place = "ready"
         self.lines[job.tid, job.command, job.priority].append(job.id)
 
@@ -346,5 +344,5 @@ class Model:
         if job.place == "ready":
             self.lines[job.tid, job.command, job.priority].remove(job.id)
 
-    def _tell(self, job: Job, attempt: int, outcome: str, worker: str, error: str) -> None:
+    def _record_event(self, job: Job, attempt: int, outcome: str, worker: str, error: str) -> None:
         job.events.append((attempt, outcome, job.status.value, job.attempts, worker, error))

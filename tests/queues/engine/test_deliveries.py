@@ -1,4 +1,4 @@
-"""How often a task is delivered: every way of failing, in every order, counts one attempt."""
+"""Number of deliveries: every kind of failure, in every order, counts one attempt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 import redis
 
-from codeq_site import errors
-from codeq_site.embedded import Valkey
-from queues.task import Task
+from codeq_site.devserver.embedded import Valkey
+from core import errors
+from queues.domain import Task
+from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
 
 FAILURES = ("nack", "abandon", "expire", "expire in a claim")
@@ -27,111 +28,115 @@ def world(valkey: Valkey, clock: Clock) -> Iterator[World]:
         yield World(client, clock=clock, partitions=1, backoff="fixed", backoff_base_ms=1_000)
 
 
-def fail(world: World, clock: Clock, task: Task, how: str) -> None:
+def fail_attempt(world: World, clock: Clock, task: Task, how: str) -> None:
     engine = world.engine
     if how == "nack":
-        engine.nack(TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS).now()
+        worker_commands.nack(
+            engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
+        ).run_sync()
     elif how == "abandon":
-        engine.abandon(TID, task.id, "w1", token="", dead_retention_ms=DAY_MS).now()
+        worker_commands.abandon(engine, TID, task.id, "w1", token="", dead_retention_ms=DAY_MS).run_sync()
     else:
         clock.advance(10)
         if how == "expire":
-            engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()
+            maintenance_commands.reap(engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()
         else:
-            engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now()
+            worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync()
     clock.advance(5)
 
 
-@pytest.mark.spec("RET-1", "maxAttempts is exactly how often a task is delivered, however its attempts end")
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_a_task_is_delivered_as_often_as_it_may_fail(world: World, clock: Clock, most: int) -> None:
-    for failures in product(FAILURES, repeat=most):
+@pytest.mark.spec("RET-1", "A task is delivered exactly maxAttempts times, regardless of how its attempts end")
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+def test_task_is_delivered_max_attempts_times(world: World, clock: Clock, max_attempts: int) -> None:
+    for failures in product(FAILURES, repeat=max_attempts):
         world.client.flushall()
-        [made] = world.engine.enqueue(TID, "acme", [new(max_attempts=most)], retention_ms=DAY_MS).now()
+        [made] = producer_commands.enqueue(
+            world.engine, TID, "acme", [new(max_attempts=max_attempts)], retention_ms=DAY_MS
+        ).run_sync()
         assert not isinstance(made, Exception)
         for delivered, how in enumerate(failures):
-            [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+            [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
             assert task.attempts == delivered
-            fail(world, clock, task, how)
-        assert world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks == []
-        found = world.check()
-        assert found.places[made.task.id] == {"dlq": 1}
-        told = [(entry["attempt"], entry["outcome"], entry["status"]) for entry in found.events[made.task.id]]
+            fail_attempt(world, clock, task, how)
+        assert worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks == []
+        snapshot = world.check()
+        assert snapshot.places[made.task.id] == {"dlq": 1}
+        events = [(entry["attempt"], entry["outcome"], entry["status"]) for entry in snapshot.events[made.task.id]]
         words = {"nack": "NACKED", "abandon": "ABANDONED"}
-        assert told == [
-            (f"{n + 1}", words.get(how, "EXPIRED"), "FAILED" if n + 1 == most else "PENDING")
+        assert events == [
+            (f"{n + 1}", words.get(how, "EXPIRED"), "FAILED" if n + 1 == max_attempts else "PENDING")
             for n, how in enumerate(failures)
         ]
 
 
-@pytest.mark.spec(
-    "RET-4", "A dead letter that is replayed has all its attempts again, and its history goes on counting"
-)
-def test_a_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) -> None:
-    [made] = world.engine.enqueue(TID, "acme", [new(max_attempts=2)], retention_ms=DAY_MS).now()
+@pytest.mark.spec("RET-4", "A replayed dead letter has all its attempts again, and its history keeps counting")
+def test_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) -> None:
+    [made] = producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=2)], retention_ms=DAY_MS).run_sync()
     assert not isinstance(made, Exception)
     for life in range(3):
         for _ in range(2):
-            [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
-            fail(world, clock, task, "nack")
-        found = world.check()
-        assert found.places[made.task.id] == {"dlq": 1}
-        numbers = [entry["attempt"] for entry in found.events[made.task.id] if entry["attempt"] != "0"]
+            [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
+            fail_attempt(world, clock, task, "nack")
+        snapshot = world.check()
+        assert snapshot.places[made.task.id] == {"dlq": 1}
+        numbers = [entry["attempt"] for entry in snapshot.events[made.task.id] if entry["attempt"] != "0"]
         assert numbers == [f"{n}" for n in range(1, 2 * life + 3)]
-        world.engine.replay(TID, [made.task.id]).now()
+        dead_letter_commands.replay(world.engine, TID, [made.task.id]).run_sync()
 
 
-@pytest.mark.spec(
-    "CLM-4", "A claim that walks past ghosts repairs no more leases than its limit, in however many scripts"
-)
-def test_a_claim_past_ghosts_repairs_no_more_than_its_limit(valkey: Valkey, clock: Clock) -> None:
+@pytest.mark.spec("CLM-4", "A claim that skips ghosts repairs at most its limit of leases, over all its scripts")
+def test_claim_past_ghosts_repairs_at_most_its_limit(valkey: Valkey, clock: Clock) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         world = World(client, clock=clock, partitions=1, inspect_limit=3, backoff="fixed", backoff_base_ms=60_000)
         engine = world.engine
-        made = engine.enqueue(TID, "acme", [new()] * 5, retention_ms=DAY_MS).now()
-        engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=4).now()
+        made = producer_commands.enqueue(engine, TID, "acme", [new()] * 5, retention_ms=DAY_MS).run_sync()
+        worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=4).run_sync()
         last = made[-1]
         assert not isinstance(last, Exception)
-        engine.cancel(TID, last.task.id, retention_ms=DAY_MS).now()
+        producer_commands.cancel(engine, TID, last.task.id, retention_ms=DAY_MS).run_sync()
         clock.advance(1)
-        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1).now()
+        claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=1).run_sync()
         assert (claimed.tasks, claimed.expired) == ([], 3)
-        assert claimed.next_due_ms == clock.now_ms  # one is left: look again at once
-        assert engine.claim(TID, ["send"], "w1", lease_ms=1_000, limit=1).now().expired == 1
+        assert claimed.next_due_ms == clock.now_ms  # one expired lease is left: claim again at once
+        assert worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=1).run_sync().expired == 1
         world.check()
 
 
 Verb = Callable[[World, Task], object]
 LATE: dict[str, Verb] = {
-    "heartbeat": lambda w, t: w.engine.heartbeat(
-        TID, t.id, "w1", extend_ms=1, token=t.lease_token or "", progress=""
-    ).now(),
-    "nack": lambda w, t: w.engine.nack(
-        TID, t.id, "w1", token=t.lease_token or "", delay_ms=0, reason="", dead_retention_ms=1
-    ).now(),
-    "abandon": lambda w, t: w.engine.abandon(TID, t.id, "w1", token=t.lease_token or "", dead_retention_ms=1).now(),
+    "heartbeat": lambda w, t: worker_commands.heartbeat(
+        w.engine, TID, t.id, "w1", extend_ms=1, token=t.lease_token or "", progress=""
+    ).run_sync(),
+    "nack": lambda w, t: worker_commands.nack(
+        w.engine, TID, t.id, "w1", token=t.lease_token or "", delay_ms=0, reason="", dead_retention_ms=1
+    ).run_sync(),
+    "abandon": lambda w, t: worker_commands.abandon(
+        w.engine, TID, t.id, "w1", token=t.lease_token or "", dead_retention_ms=1
+    ).run_sync(),
 }
 MEANWHILE: dict[str, Callable[[World, Clock], object]] = {
     "nothing": lambda w, c: None,
-    "reaped": lambda w, c: w.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now(),
-    "claimed by the same worker": lambda w, c: again(w, c, "w1"),
-    "claimed by another": lambda w, c: again(w, c, "w2"),
+    "reaped": lambda w, c: maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync(),
+    "claimed by the same worker": lambda w, c: claim_again(w, c, "w1"),
+    "claimed by another": lambda w, c: claim_again(w, c, "w2"),
 }
 
 
-def again(world: World, clock: Clock, worker: str) -> None:
-    world.engine.reap(TID, "send", dead_retention_ms=DAY_MS).now()
+def claim_again(world: World, clock: Clock, worker: str) -> None:
+    maintenance_commands.reap(world.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()
     clock.advance(2)
-    assert world.engine.claim(TID, ["send"], worker, lease_ms=10_000, limit=1).now().tasks
+    assert worker_commands.claim(world.engine, TID, ["send"], worker, lease_ms=10_000, limit=1).run_sync().tasks
 
 
-@pytest.mark.spec("CLM-7", "A late holder is refused, also when it holds the task anew and speaks of its lost lease")
+@pytest.mark.spec(
+    "CLM-7", "A late holder is refused, even if it has claimed the task again and sends the token of the lost lease"
+)
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("verb", LATE)
-def test_a_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile: str) -> None:
-    world.engine.enqueue(TID, "acme", [new(max_attempts=9)], retention_ms=DAY_MS).now()
-    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
-    clock.advance(10)  # to the millisecond at which it is over
+def test_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile: str) -> None:
+    producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=9)], retention_ms=DAY_MS).run_sync()
+    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
+    clock.advance(10)  # to the millisecond at which the lease expires
     MEANWHILE[meanwhile](world, clock)
     before = world.check().keyspace
     with pytest.raises((errors.LeaseLost, errors.NotLeaseOwner)):
@@ -139,8 +144,8 @@ def test_a_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhi
     assert world.check().keyspace == before
 
 
-def test_one_millisecond_earlier_it_is_not_late(world: World, clock: Clock) -> None:
-    world.engine.enqueue(TID, "acme", [new()], retention_ms=DAY_MS).now()
-    [task] = world.engine.claim(TID, ["send"], "w1", lease_ms=10_000, limit=1).now().tasks
+def test_holder_is_accepted_one_millisecond_before_the_deadline(world: World, clock: Clock) -> None:
+    producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(9.999)
     LATE["heartbeat"](world, task)

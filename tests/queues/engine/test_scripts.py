@@ -1,4 +1,4 @@
-"""The loader, and what every script keeps to: its header is true, its names are used, it does nothing it must not."""
+"""The script loader, and the rules that every script keeps: header, names, and commands."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 import redis
 
-from codeq_site.embedded import Valkey
-from queues.engine import keys, scripts
+from codeq_site.devserver.embedded import Valkey
+from queues.domain import NewResult, Status
+from queues.engine import (
+    dead_letter_commands,
+    keys,
+    maintenance_commands,
+    producer_commands,
+    script_loader,
+    worker_commands,
+)
 from queues.engine.options import CHUNK
-from queues.engine.scripts import LUA, SECTIONS, Script, ScriptError, parse
-from queues.task import NewResult, Status
+from queues.engine.script_loader import DIRECTORIES, SECTIONS, Script, ScriptError, parse
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
 
-ALL = scripts.everything()
+ALL = script_loader.everything()
 BUILT_IN = {
     *("redis", "KEYS", "ARGV", "math", "string", "table"),
     *("tonumber", "tostring", "ipairs", "pairs", "unpack", "pcall", "type"),
@@ -37,7 +44,7 @@ HEADER = """\
 
 
 def words_of(source: str) -> list[str]:
-    """The words of a Lua text, without its comments; a string is one empty word."""
+    """Return the words of a Lua text without comments; a string becomes one empty word."""
     bare = re.sub(r"--[^\n]*|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|^#![^\n]*", " '' ", source, flags=re.M)
     return re.findall(r"\w+|\.\.|[^\w\s]", bare)
 
@@ -47,9 +54,9 @@ def is_name(word: str) -> bool:
 
 
 def unknown_names(source: str) -> set[str]:
-    """Names used before anything of theirs was declared: what Lua would look for among the globals."""
+    """Return names that are used before their declaration: Lua looks them up as globals."""
     words = ["", *words_of(source), ""]
-    known, unknown = set(BUILT_IN), set()
+    declared, unknown = set(BUILT_IN), set()
     declares_until = 0
     for at, (before, word, after) in enumerate(zip(words, words[1:], words[2:], strict=False), 1):
         if word == "function":
@@ -57,32 +64,32 @@ def unknown_names(source: str) -> set[str]:
         elif word == "for":
             declares_until = min(words.index(end, at) for end in ("=", "in") if end in words[at:])
         elif word == "local" and after != "function":
-            # `local a, b =`: as long as commas follow.
+            # `local a, b =`: the names end where no comma follows.
             declares_until = at + 1
             while words[declares_until + 1] == ",":
                 declares_until += 2
         if not is_name(word) or before in (".", ":") or (before in ("{", ",") and after == "=" and at > declares_until):
             continue
         if at <= declares_until:
-            known.add(word)
-        elif word not in known:
+            declared.add(word)
+        elif word not in declared:
             unknown.add(word)
     return unknown
 
 
 @every_script
-def test_a_script_uses_all_that_its_header_names(script: Script) -> None:
+def test_script_uses_every_name_of_its_header(script: Script) -> None:
     used = words_of(script.source)
     for name in [*script.names, "keys_from" * bool(script.keys.repeated), "args_from" * bool(script.args.repeated)]:
         assert not name or used.count(name) > 1, f"{name} is declared and not used"
 
 
 @every_script
-def test_a_script_uses_nothing_that_is_not_declared(script: Script) -> None:
+def test_script_uses_no_undeclared_name(script: Script) -> None:
     assert unknown_names(script.source) == set()
 
 
-def test_an_undeclared_name_is_found() -> None:
+def test_undeclared_names_are_detected() -> None:
     script = parse(
         HEADER + "local function f(a)\n  return a + b\nend\nreturn { f(now), c = ready[1].d, worker, inprog }"
     )
@@ -95,24 +102,24 @@ def test_an_undeclared_name_is_found() -> None:
 
 
 @every_script
-def test_a_header_has_every_section_and_bounds_what_is_refused_for_lack_of_memory(script: Script) -> None:
+def test_header_is_complete_and_only_enqueue_needs_memory(script: Script) -> None:
     assert set(SECTIONS) <= script.sections.keys()
     assert script.summary
     flags = script.sections.get("FLAGS")
-    # A full server must be able to drain: only what adds tasks may be refused.
+    # A full server must be able to drain: it may refuse only scripts that add tasks.
     assert (flags is None) == (script.name in ("enqueue", "ranked_enqueue"))
     assert flags in (None, "allow-oom", "no-writes")
 
 
 @every_script
-def test_a_script_does_nothing_that_costs_or_differs_without_bound(script: Script) -> None:
+def test_script_calls_no_unbounded_or_nondeterministic_command(script: Script) -> None:
     called = set(re.findall(r"\bcall\('(\w+)'", script.source)) | set(re.findall(r"{ call, '(\w+)'", script.source))
     assert called.isdisjoint({"KEYS", "SCAN", "HGETALL", "SMEMBERS", "SORT", "FLUSHDB", "FLUSHALL", "RANDOMKEY"})
-    assert "LRANGE" not in called or script.name in ("peek", "scan")  # of a line, the piece that was asked for
+    assert "LRANGE" not in called or script.name in ("peek", "scan")  # a bounded part of a list
     assert script.source.count("redis.call") == 1  # the one line that error injection replaces
     assert not re.search(r"\b(cjson|cmsgpack|loadstring|os\.)", script.source)
-    # Redis seeds every script alike: dice without a seed of ours would fall the same way each time.
-    # (An abandoned task is back at once, and asks no dice.)
+    # Redis seeds every script with the same number, so jitter needs a seed from the caller. `abandon` includes the code
+    # of the jitter, but sets the delay to 0.
     if "math.random()" in script.source and script.name != "abandon":
         assert "math.randomseed(tonumber(seed))" in script.source
     assert script.source.count("math.randomseed(") == script.source.count("math.randomseed(tonumber(seed))")
@@ -120,32 +127,36 @@ def test_a_script_does_nothing_that_costs_or_differs_without_bound(script: Scrip
 
 
 @every_script
-def test_a_script_carries_no_function_that_it_does_not_use(script: Script) -> None:
+def test_script_contains_no_unused_function(script: Script) -> None:
     words = words_of(script.source)
     for name in re.findall(r"local function (\w+)", script.source):
         assert words.count(name) > 1, f"{name} is shipped and not called"
 
 
-def test_every_library_function_is_used_by_some_script() -> None:
+def test_every_library_function_is_used() -> None:
     shipped = {name for script in ALL for name in re.findall(r"local function (\w+)", script.source)}
-    texts = [key_scripts.read_text(encoding="utf-8") for key_scripts in (LUA / "lib").glob("*.lua")]
+    texts = [
+        key_scripts.read_text(encoding="utf-8")
+        for directory in DIRECTORIES
+        for key_scripts in (directory / "lib").glob("*.lua")
+    ]
     written = {name for text in [*texts, keys.LUA] for name in re.findall(r"^local function (\w+)", text, re.M)}
     assert written <= shipped
 
 
-def test_the_sha_is_the_servers(valkey: Valkey) -> None:
+def test_sha_equals_that_of_the_server(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
         assert [client.script_load(script.source) for script in ALL] == [script.sha for script in ALL]
     assert len({script.sha for script in ALL}) == len(ALL)
 
 
-def test_names_become_positions() -> None:
+def test_bind_maps_names_to_positions() -> None:
     script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from] }")
     bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
     assert bound == (script.sha, 4, "r0", "r1", "p", "k", "w", 7, "a", "b")
 
 
-def test_the_script_sees_what_python_names(valkey: Valkey) -> None:
+def test_script_receives_the_bound_values(valkey: Valkey) -> None:
     script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from + 1] }")
     bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
@@ -155,7 +166,7 @@ def test_the_script_sees_what_python_names(valkey: Valkey) -> None:
 @pytest.mark.parametrize(
     "named", [{}, {"inprog": "p", "worker": "w", "now": 1}, {"typo": 1}], ids=["none", "few", "typo"]
 )
-def test_a_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
+def test_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
     script = parse(HEADER + "return { ready, inprog, worker, now }")
     right = {"ready": ["a", "b"], "inprog": "p", "worker": "w", "now": 1}
     with pytest.raises(TypeError):
@@ -163,7 +174,7 @@ def test_a_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
     with pytest.raises(TypeError):
         script.bind(**right, more=1)
     with pytest.raises(TypeError):
-        script.bind(**{**right, "nwo": right.pop("now")})
+        script.bind(**{**right, "typo": right.pop("now")})
 
 
 @pytest.mark.parametrize(
@@ -174,68 +185,77 @@ def test_a_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
         HEADER.replace("worker now", "worker Now"),
         HEADER.replace("{item}*", "{item}"),
         HEADER + "--! not a header line\n",
-        HEADER + "--@ inlcude now\n",
+        HEADER + "--@ includes now\n",
     ],
-    ids=["no cost", "no name", "not a name", "open group", "odd line", "typo in include"],
+    ids=["no cost", "no name", "not a name", "open group", "odd line", "wrong directive"],
 )
-def test_a_broken_header_stops_the_loader(text: str) -> None:
+def test_invalid_header_is_an_error(text: str) -> None:
     with pytest.raises(ScriptError):
         parse(text + "return 1")
 
 
-def test_an_unknown_library_stops_the_loader() -> None:
-    with pytest.raises(FileNotFoundError):
+def test_unknown_library_is_an_error() -> None:
+    with pytest.raises(ScriptError, match="nothing_of_that_name"):
         parse(HEADER + "--@ include nothing_of_that_name\nreturn 1")
 
 
-def test_a_file_must_bear_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_must_have_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.lua").write_text(HEADER + "return 1")
-    monkeypatch.setattr(scripts, "LUA", tmp_path)
-    scripts.load.cache_clear()
+    monkeypatch.setattr(script_loader, "DIRECTORIES", [tmp_path])
+    script_loader.load.cache_clear()
     try:
         with pytest.raises(ScriptError, match="calls itself claim"):
-            scripts.load("other")
+            script_loader.load("other")
     finally:
-        scripts.load.cache_clear()
+        script_loader.load.cache_clear()
 
 
-def test_a_change_of_one_byte_is_another_version() -> None:
+def test_change_of_one_byte_changes_the_sha() -> None:
     one, other = parse(HEADER + "return 1"), parse(HEADER + "return  1")
     assert one.sha != other.sha
 
 
-@pytest.mark.spec("CLM-5", "A thousand tasks go through every verb in one script each")
-def test_a_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
+@pytest.mark.spec("CLM-5", "Every operation handles a thousand tasks in one script")
+def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         world = World(client, clock=Clock(), backoff="fixed")
         engine = world.engine
-        made = engine.enqueue(TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS).now()
+        made = producer_commands.enqueue(
+            engine, TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
+        ).run_sync()
         assert len(made) == CHUNK
-        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
+        claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
         assert len(claimed) == CHUNK
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in claimed]
         assert not [
-            one for one in engine.submit(TID, "w1", results, retention_ms=1).now() if isinstance(one, Exception)
+            one
+            for one in worker_commands.submit(engine, TID, "w1", results, retention_ms=1).run_sync()
+            if isinstance(one, Exception)
         ]
-        assert all(engine.purge(TID, [task.id for task in claimed]).now())
+        assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
         world.check()
 
-        later = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
-        engine.enqueue(TID, "acme", later, retention_ms=DAY_MS).now()
-        assert all(engine.known(TID, later).now())
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        assert engine.promote(TID, "send", CHUNK).now() == (CHUNK, 0)
-        claimed = engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now().tasks
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        assert engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()[:2] == (CHUNK, CHUNK)
+        delayed = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
+        producer_commands.enqueue(engine, TID, "acme", delayed, retention_ms=DAY_MS).run_sync()
+        assert all(producer_commands.find_by_idempotency_key(engine, TID, delayed).run_sync())
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        assert maintenance_commands.promote(engine, TID, "send", CHUNK).run_sync() == (CHUNK, 0)
+        claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        assert maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()[:2] == (
+            CHUNK,
+            CHUNK,
+        )
         ids = [task.id for task in claimed]
-        assert not [one for one in engine.replay(TID, ids).now() if isinstance(one, Exception)]
+        assert not [
+            one for one in dead_letter_commands.replay(engine, TID, ids).run_sync() if isinstance(one, Exception)
+        ]
         world.check()
-        engine.claim(TID, ["send"], "w1", lease_ms=1, limit=CHUNK).now()
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        engine.reap(TID, "send", CHUNK, dead_retention_ms=1).now()
-        world.engine._clock.advance(1)  # type: ignore[union-attr]
-        now_ms, over = engine.expired(TID, limit=CHUNK).now()
-        assert len(over) == CHUNK
-        assert all(engine.purge(TID, over, before_ms=now_ms).now())
+        worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync()
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()
+        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        now_ms, expired = maintenance_commands.expired(engine, TID, limit=CHUNK).run_sync()
+        assert len(expired) == CHUNK
+        assert all(maintenance_commands.purge(engine, TID, expired, before_ms=now_ms).run_sync())
         assert not world.check().tasks

@@ -1,6 +1,6 @@
-"""An engine on a real Valkey, and `places`: one read-only pass over its whole keyspace that says what is wrong in it.
+"""An engine on a real Valkey, and a checker that reads its whole keyspace.
 
-The checker knows the legend of `queues.engine.keys` and nothing of how the scripts work.
+The checker relies on the keys documented in `queues.engine.keys`, but not on how the scripts work.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 import redis
 
-from queues.engine import Engine, Options, keys
-from queues.engine.call import Runner
-from queues.engine.cluster import Cluster
-from queues.engine.runner import ClusterRunner, SyncRunner
-from queues.task import TERMINAL, Location, NewTask, QueueStats
-from tests.queues.conftest import Clock
+from core.redis.cluster import ClusterClient
+from core.redis.runners import ClusterRunner, SyncRunner
+from core.redis.script_call import Runner
+from queues.domain import TERMINAL, Location, NewTask, QueueStats
+from queues.engine import Engine, Options, keys, queries
+from tests.fixtures.queues import Clock
 
-# `make test-long`: the same proofs, more of them.
+# `make test-long`: the same tests with more repetitions.
 LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
 DAY_MS = 86_400_000
 TID, OTHER_TID = "acme0001", "zeta0002"
 
-# One snapshot, taken while nobody else runs. Plain EVAL on purpose: `#!lua` would want every key declared.
+# A snapshot, taken by one script. It has no `#!lua`, with which every key would have to be declared.
 _DUMP = """
-local found = {}
+local dump = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local type, value = redis.call('TYPE', key).ok, false
   if type == 'hash' then value = redis.call('HGETALL', key)
@@ -36,9 +36,9 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   elseif type == 'set' then value = redis.call('SMEMBERS', key)
   elseif type == 'stream' then value = redis.call('XRANGE', key, '-', '+')
   elseif type == 'string' then value = redis.call('GET', key) end
-  found[#found + 1] = { key, type, value }
+  dump[#dump + 1] = { key, type, value }
 end
-return found
+return dump
 """
 
 Fields = dict[str, bytes]
@@ -64,46 +64,46 @@ def _decoded(kind: str, value: Any) -> Any:
 
 
 def dump(client: redis.Redis) -> dict[str, Any]:
-    """Every key with its value. A stream without entries is no different from no stream."""
+    """Return every key with its value, except streams without entries."""
     nodes = [client]
-    if isinstance(client, Cluster):
+    if isinstance(client, ClusterClient):
         nodes = [client.nodes.client(address) for address in client.nodes.all()]
-    lines = [line for node in nodes for line in node.execute_command("EVAL", _DUMP, 0)]
-    found: dict[str, Any] = {}
-    for key, kind, value in lines:
+    entries = [entry for node in nodes for entry in node.execute_command("EVAL", _DUMP, 0)]
+    keyspace: dict[str, Any] = {}
+    for key, kind, value in entries:
         name = key.decode()
-        assert name not in found, f"{name} is on two nodes"
+        assert name not in keyspace, f"{name} is on two nodes"
         if kind != b"stream" or value:
-            found[name] = _decoded(kind.decode(), value)
-    return found
+            keyspace[name] = _decoded(kind.decode(), value)
+    return keyspace
 
 
 def lasting(keyspace: dict[str, Any]) -> dict[str, Any]:
-    """The keyspace without what is advisory: who waits, what was woken; and without who is known to have a queue."""
+    """Return the keyspace without the keys that are hints: `woken`, `waiting` and `tenants`."""
     return {name: value for name, value in keyspace.items() if not name.endswith(("}:woken", "}:waiting", "}:tenants"))}
 
 
 @dataclass
 class Places:
-    """What one pass found: where each task is, and everything that must not be."""
+    """The contents of a keyspace: the places of each task, and the inconsistencies."""
 
     keyspace: dict[str, Any]
     tasks: dict[str, Fields] = field(default_factory=dict)
     places: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    scores: dict[str, float] = field(default_factory=dict)  # of the index that a live or dead task is in
-    ready: dict[tuple[str, str, int], list[str]] = field(default_factory=dict)  # live ids, the next one first
+    scores: dict[str, float] = field(default_factory=dict)  # in the index of a live or dead task
+    ready: dict[tuple[str, str, int], list[str]] = field(default_factory=dict)  # live ids, next first
     ghosts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     expiry: dict[str, float] = field(default_factory=dict)
     idem: dict[tuple[str, str], str] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     _by_kind: dict[str, list[tuple[list[str], Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def status(self, task_id: str) -> str:
         return self.tasks[task_id]["status"].decode() if task_id in self.tasks else "GONE"
 
     def kinds(self, kind: str) -> list[tuple[list[str], Any]]:
-        """The words after the kind, and the value, of every key of one kind."""
+        """Return the words after the kind, and the value, of every key of one kind."""
         if not self._by_kind:
             for name, value in self.keyspace.items():
                 first, *words = name.partition("}:")[2].split(":")
@@ -112,173 +112,176 @@ class Places:
 
 
 def places(client: redis.Redis) -> Places:
-    """Read everything once and check what can be checked without knowing what was done."""
-    found = Places(dump(client))
-    wrong = found.wrong
-    wrong += [f"{name} is not in the legend" for name in found.keyspace if not keys.LEGEND.fullmatch(name)]
-    for (task_id,), task in found.kinds("task"):
-        found.tasks[task_id] = task
-    _read_indexes(found)
-    _check_tasks(found)
-    _check_ghosts(found)
-    _check_expiry(found)
-    _check_due(found)
-    _check_idempotency(found)
-    _check_events(found)
-    return found
+    """Read the keyspace and check its consistency."""
+    snapshot = Places(dump(client))
+    snapshot.problems += [
+        f"{name} is not a documented key" for name in snapshot.keyspace if not keys.LEGEND.fullmatch(name)
+    ]
+    for (task_id,), task in snapshot.kinds("task"):
+        snapshot.tasks[task_id] = task
+    _read_indexes(snapshot)
+    _check_tasks(snapshot)
+    _check_ghosts(snapshot)
+    _check_expiry(snapshot)
+    _check_due(snapshot)
+    _check_idempotency(snapshot)
+    _check_events(snapshot)
+    return snapshot
 
 
-def _read_indexes(found: Places) -> None:
-    for (tid, command, part, *rest), value in found.kinds("q"):
+def _read_indexes(snapshot: Places) -> None:
+    for (tid, command, part, *rest), value in snapshot.kinds("q"):
         queue = f"{tid}:{command}"
         if part == "ready":
-            line = found.ready[tid, command, int(rest[0])] = []
+            ready = snapshot.ready[tid, command, int(rest[0])] = []
             for task_id in reversed(value):
-                task = found.tasks.get(task_id)
+                task = snapshot.tasks.get(task_id)
                 if task is None or task["status"].decode() in TERMINAL:
-                    found.ghosts[tid, command, int(rest[0])] += 1
+                    snapshot.ghosts[tid, command, int(rest[0])] += 1
                     continue
-                line.append(task_id)
-                found.places[task_id][f"ready {rest[0]}"] += 1
+                ready.append(task_id)
+                snapshot.places[task_id][f"ready {rest[0]}"] += 1
                 if task["queue"].decode() != queue or int(task["priority"]) != int(rest[0]):
-                    found.wrong.append(f"{task_id} stands in the line of {queue} {rest[0]}, which is not its own")
+                    snapshot.problems.append(
+                        f"{task_id} is ready in {queue} {rest[0]}, which is not its queue and priority"
+                    )
             continue
         for task_id, score in value.items():
-            found.places[task_id][part] += 1
-            found.scores[task_id] = score
-            task = found.tasks.get(task_id)
+            snapshot.places[task_id][part] += 1
+            snapshot.scores[task_id] = score
+            task = snapshot.tasks.get(task_id)
             if task is None:
-                found.wrong.append(f"{part} of {queue} names {task_id}, which does not exist")
+                snapshot.problems.append(f"{part} of {queue} names {task_id}, which does not exist")
             elif task["queue"].decode() != queue:
-                found.wrong.append(f"{task_id} is in {part} of {queue}, which is not its own")
+                snapshot.problems.append(f"{task_id} is in {part} of {queue}, which is not its queue")
 
 
-def _check_tasks(found: Places) -> None:
-    queues = {(tid, command) for (tid,), hash_ in found.kinds("queues") for command in hash_}
-    known = {tid for _, tids in found.kinds("tenants") for tid in tids}
-    found.wrong += [f"tenant {tid} has a queue and is not listed" for tid in {tid for tid, _ in queues} - known]
-    for task_id, task in found.tasks.items():
-        where, status = found.places[task_id], task["status"].decode()
+def _check_tasks(snapshot: Places) -> None:
+    queues = {(tid, command) for (tid,), hash_ in snapshot.kinds("queues") for command in hash_}
+    listed = {tid for _, tids in snapshot.kinds("tenants") for tid in tids}
+    snapshot.problems += [f"tenant {tid} has a queue and is not listed" for tid in {tid for tid, _ in queues} - listed]
+    for task_id, task in snapshot.tasks.items():
+        where, status = snapshot.places[task_id], task["status"].decode()
         if status in TERMINAL and not where:
             where["terminal"] += 1
         if where.total() != 1:
-            found.wrong.append(f"{task_id} ({status}) is in {dict(where)}")
+            snapshot.problems.append(f"{task_id} ({status}) is in {dict(where)}")
         allowed = {
             "PENDING": where.keys() <= {"delayed", f"ready {int(task['priority'])}"},
             "IN_PROGRESS": where.keys() <= {"inprog"},
             "FAILED": where.keys() <= {"dlq", "terminal"},
         }.get(status, where.keys() <= {"terminal"})
         if not allowed:
-            found.wrong.append(f"{task_id} is {status} and in {dict(where)}")
-        attempts, most = int(task.get("attempts", 0)), int(task["max"])
-        if not 0 <= attempts <= most or ("dlq" in where and attempts != most):
-            found.wrong.append(f"{task_id} ({dict(where)}) has had {attempts} of {most} attempts")
+            snapshot.problems.append(f"{task_id} is {status} and in {dict(where)}")
+        attempts, max_attempts = int(task.get("attempts", 0)), int(task["max"])
+        if not 0 <= attempts <= max_attempts or ("dlq" in where and attempts != max_attempts):
+            snapshot.problems.append(f"{task_id} ({dict(where)}) has had {attempts} of {max_attempts} attempts")
         tid, _, command = task["queue"].decode().partition(":")
         if (tid, command) not in queues:
-            found.wrong.append(f"{task_id} is of {tid}:{command}, which is not among the queues")
+            snapshot.problems.append(f"{task_id} is of {tid}:{command}, which is not among the queues")
 
 
-def _check_ghosts(found: Places) -> None:
+def _check_ghosts(snapshot: Places) -> None:
     counted: Counter[tuple[str, str, int]] = Counter()
-    for (tid,), hash_ in found.kinds("ghosts"):
+    for (tid,), hash_ in snapshot.kinds("ghosts"):
         for name, count in hash_.items():
             command, _, priority = name.partition(":")
             counted[tid, command, int(priority)] = int(count)
-    if +counted != +found.ghosts or min(counted.values(), default=0) < 0:
-        found.wrong.append(f"ghosts: counted {dict(counted)}, there are {dict(found.ghosts)}")
+    if +counted != +snapshot.ghosts or min(counted.values(), default=0) < 0:
+        snapshot.problems.append(f"ghosts: counted {dict(counted)}, there are {dict(snapshot.ghosts)}")
 
 
-def _check_expiry(found: Places) -> None:
-    entries = Counter(task_id for _, zset in found.kinds("expiry") for task_id in zset)
-    ended = Counter(task_id for task_id, task in found.tasks.items() if task["status"].decode() in TERMINAL)
+def _check_expiry(snapshot: Places) -> None:
+    entries = Counter(task_id for _, zset in snapshot.kinds("expiry") for task_id in zset)
+    ended = Counter(task_id for task_id, task in snapshot.tasks.items() if task["status"].decode() in TERMINAL)
     if entries != ended:
-        found.wrong.append(f"expiry has {entries - ended} too much and lacks {ended - entries}")
-    for (tid,), zset in found.kinds("expiry"):
-        found.expiry.update(zset)
+        snapshot.problems.append(f"expiry has {entries - ended} too much and lacks {ended - entries}")
+    for (tid,), zset in snapshot.kinds("expiry"):
+        snapshot.expiry.update(zset)
         for task_id in zset:
-            task = found.tasks.get(task_id)
+            task = snapshot.tasks.get(task_id)
             if task and not task["queue"].startswith(f"{tid}:".encode()):
-                found.wrong.append(f"{task_id} is in the expiry of {tid}, which is not its tenant")
+                snapshot.problems.append(f"{task_id} is in the expiry of {tid}, which is not its tenant")
 
 
-def _check_due(found: Places) -> None:
-    due = {queue: moment for _, zset in found.kinds("due") for queue, moment in zset.items()}
-    for (tid, command, part, *_), value in found.kinds("q"):
+def _check_due(snapshot: Places) -> None:
+    due = {queue: moment for _, zset in snapshot.kinds("due") for queue, moment in zset.items()}
+    for (tid, command, part, *_), value in snapshot.kinds("q"):
         if part in ("delayed", "inprog"):
             queue, first = f"{tid}:{command}", min(value.values())
             if queue not in due or due[queue] > first:
-                found.wrong.append(f"due says {due.get(queue)} for {queue}, whose first {part} is at {first}")
+                snapshot.problems.append(f"due says {due.get(queue)} for {queue}, whose first {part} is at {first}")
 
 
-def _check_idempotency(found: Places) -> None:
-    for (tid, digest), task_id in found.kinds("idem"):
-        found.idem[tid, digest] = task_id.decode()
-        task = found.tasks.get(task_id.decode())
+def _check_idempotency(snapshot: Places) -> None:
+    for (tid, digest), task_id in snapshot.kinds("idem"):
+        snapshot.idem[tid, digest] = task_id.decode()
+        task = snapshot.tasks.get(task_id.decode())
         if task is None:
-            found.wrong.append(f"idempotency key {digest} maps to {task_id!r}, which does not exist")
+            snapshot.problems.append(f"idempotency key {digest} maps to {task_id!r}, which does not exist")
         elif task["idem"].decode() != digest or not task["queue"].startswith(f"{tid}:".encode()):
-            found.wrong.append(f"idempotency key {digest} of {tid} maps to {task_id!r}, which is not its own")
+            snapshot.problems.append(f"idempotency key {digest} of {tid} maps to {task_id!r}, which has another key")
 
 
-def _check_events(found: Places) -> None:
-    """One entry per ended attempt, numbered without gaps; the last one tells what the task is now."""
-    for _, entries in found.kinds("events"):
+def _check_events(snapshot: Places) -> None:
+    """Check for one entry per ended attempt, without gaps; the last one has the task's status."""
+    for _, entries in snapshot.kinds("events"):
         for entry in entries:
-            found.events[entry["id"]].append(entry)
-    for task_id, entries in found.events.items():
+            snapshot.events[entry["id"]].append(entry)
+    for task_id, entries in snapshot.events.items():
         numbers = [int(entry["attempt"]) for entry in entries if entry["attempt"] != "0"]
         if numbers != list(range(1, len(numbers) + 1)):
-            found.wrong.append(f"{task_id} has entries for attempts {numbers}")
+            snapshot.problems.append(f"{task_id} has entries for attempts {numbers}")
         final = [entry for entry in entries if entry["outcome"] in TERMINAL]
         if len(final) > 1 or (final and final[0] is not entries[-1]):
-            found.wrong.append(f"{task_id} went on after its end: {[entry['outcome'] for entry in entries]}")
-    for task_id, task in found.tasks.items():
-        entries, status = found.events.get(task_id, []), task["status"].decode()
+            snapshot.problems.append(f"{task_id} has events after its end: {[entry['outcome'] for entry in entries]}")
+    for task_id, task in snapshot.tasks.items():
+        entries, status = snapshot.events.get(task_id, []), task["status"].decode()
         ended = int(task.get("attempts", 0)) + int(task.get("past", 0))
         if status == "COMPLETED" or (status == "CANCELLED" and entries and entries[-1]["attempt"] != "0"):
             ended += 1
-        told = sum(entry["attempt"] != "0" for entry in entries)
-        if told != ended:
-            found.wrong.append(f"{task_id} has ended {ended} attempts and {told} entries say so")
+        recorded = sum(entry["attempt"] != "0" for entry in entries)
+        if recorded != ended:
+            snapshot.problems.append(f"{task_id} has ended {ended} attempts, but {recorded} entries")
         if status in TERMINAL and (not entries or entries[-1]["status"] != status):
-            found.wrong.append(f"{task_id} is {status} and its last entry is {entries[-1:]}")
+            snapshot.problems.append(f"{task_id} is {status} and its last entry is {entries[-1:]}")
 
 
-def stats_of(found: Places, tid: str, command: str) -> QueueStats:
-    """What `stats` must say of a queue: counted, not remembered."""
+def stats_of(snapshot: Places, tid: str, command: str) -> QueueStats:
+    """Return the expected `stats` of a queue, from the places of its tasks."""
     queue = f"{tid}:{command}"
-    mine = Counter(
+    counts = Counter(
         place
-        for task_id, where in found.places.items()
+        for task_id, where in snapshot.places.items()
         for place in where
-        if task_id in found.tasks and found.tasks[task_id]["queue"].decode() == queue
+        if task_id in snapshot.tasks and snapshot.tasks[task_id]["queue"].decode() == queue
     )
-    by_priority = [mine[f"ready {priority}"] for priority in keys.PRIORITIES]
-    states = {(name, command): state for (name,), hash_ in found.kinds("queues") for command, state in hash_.items()}
+    by_priority = [counts[f"ready {priority}"] for priority in keys.PRIORITIES]
+    states = {(name, command): state for (name,), hash_ in snapshot.kinds("queues") for command, state in hash_.items()}
     return QueueStats(
         command=command,
         ready=sum(by_priority),
-        delayed=mine["delayed"],
-        in_progress=mine["inprog"],
-        dlq=mine["dlq"],
+        delayed=counts["delayed"],
+        in_progress=counts["inprog"],
+        dlq=counts["dlq"],
         is_paused=states[tid, command].startswith(b"paused"),
         ready_by_priority=by_priority,
     )
 
 
 def checked(client: redis.Redis, engine: Engine) -> Places:
-    """The places, after asserting that nothing is wrong and that `stats` counts the same."""
-    found = places(client)
-    for (tid,), hash_ in found.kinds("queues"):
-        said = {stats.command: stats for stats in engine.stats(tid).now()}
+    """Return the places, after asserting that they are consistent and that `stats` is correct."""
+    snapshot = places(client)
+    for (tid,), hash_ in snapshot.kinds("queues"):
+        stats_by_command = {stats.command: stats for stats in queries.stats(engine, tid).run_sync()}
         for command in hash_:
-            expected, answer = stats_of(found, tid, command), said.pop(command, None)
-            # When the oldest came is said from the first in line, which may be a ghost: not counted here.
+            expected, answer = stats_of(snapshot, tid, command), stats_by_command.pop(command, None)
+            # The age of the oldest task is not compared: it is that of the first id, which may be a ghost.
             if answer is None or _counts(answer) != _counts(expected):
-                found.wrong.append(f"stats of {tid}:{command}: {answer} where {expected} is true")
-        found.wrong += [f"stats of {tid} tell of {command}, which it has not" for command in said]
-    assert not found.wrong, "\n".join(found.wrong)
-    return found
+                snapshot.problems.append(f"stats of {tid}:{command}: {answer}, expected {expected}")
+        snapshot.problems += [f"stats of {tid} contain {command}, which does not exist" for command in stats_by_command]
+    assert not snapshot.problems, "\n".join(snapshot.problems)
+    return snapshot
 
 
 def _counts(stats: QueueStats) -> tuple[Any, ...]:
@@ -288,7 +291,7 @@ def _counts(stats: QueueStats) -> tuple[Any, ...]:
 
 
 class World:
-    """An engine whose clock moves when told, on one server."""
+    """An engine with a clock that the test moves."""
 
     def __init__(
         self,
@@ -300,15 +303,15 @@ class World:
     ) -> None:
         self.client = client
         if runner is None:
-            runner = ClusterRunner(client) if isinstance(client, Cluster) else SyncRunner(client)
+            runner = ClusterRunner(client) if isinstance(client, ClusterClient) else SyncRunner(client)
         self.engine = Engine(runner, Options(**options), clock)
 
     def check(self) -> Places:
         return checked(self.client, self.engine)
 
 
-def new(command: str = "send", payload: str = "{}", **asked: Any) -> NewTask:
-    return NewTask(command=command, payload=payload, **asked)
+def new(command: str = "send", payload: str = "{}", **fields: Any) -> NewTask:
+    return NewTask(command=command, payload=payload, **fields)
 
 
 __all__ = [

@@ -1,14 +1,15 @@
--- A queue whose policy says how many of its tasks may be in progress at once has that number behind its state:
--- "active 20". Others do not pay for it: a claim has the state in hand.
-local function room_in(state, queue)
-  local most = state and string.match(state, '^active (%d+)$')
-  return most and math.max(0, most - call('ZCARD', queue_key(queue, 'inprog')))
+-- The limit on tasks in progress, which a queue's policy can set, follows the queue's state: "active 20". A claim reads
+-- the state anyway, so queues without a limit cost nothing.
+local function free_slots(state, queue)
+  local limit_text = state and string.match(state, '^active (%d+)$')
+  return limit_text and math.max(0, limit_text - call('ZCARD', queue_key(queue, 'inprog')))
 end
 
--- The most that may be taken at once, from whichever queue it will be.
-local function fewest(rooms, wanted)
-  for _, room in pairs(rooms) do
-    if room > 0 and room < wanted then wanted = room end
+-- LMPOP does not report in advance from which queue it takes, so the number of ids is capped by the smallest number of
+-- free slots of all queues that have one.
+local function cap_to_free_slots(slots, count)
+  for _, free in pairs(slots) do
+    if free > 0 and free < count then count = free end
   end
-  return wanted
+  return count
 end

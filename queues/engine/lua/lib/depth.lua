@@ -1,5 +1,6 @@
--- What waits in all queues of the tenant, ready or delayed. Asked only where a limit is set: it looks at every queue.
-local function waiting_tasks()
+-- Counts the ready and delayed tasks in all queues of the tenant. It reads every queue, so it runs only for a tenant
+-- with a limit.
+local function count_waiting_tasks()
   local count = 0
   for _, command in ipairs(call('HKEYS', queues)) do
     local name = tid .. ':' .. command

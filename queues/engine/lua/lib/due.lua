@@ -1,11 +1,11 @@
--- `due` promises, for every queue, a moment no later than the first one at which something in it needs a visit:
--- a delayed task to promote or a lease to reap. So one ZSCORE tells a claim that there is nothing to repair.
-local function visit_by(queue, moment)
+-- `due` holds a time for every queue that is not later than its next due task: a delayed task to promote or an expired
+-- lease to reap. With one ZSCORE, a claim finds out that a queue needs no maintenance.
+local function mark_due_by(queue, moment)
   local at = call('ZSCORE', due, queue)
   if not at or moment < tonumber(at) then zset_move(due, queue, at, moment) end
 end
 
-local function reschedule(queue)
+local function refresh_due(queue)
   local at = call('ZSCORE', due, queue)
   local delayed = call('ZRANGE', queue_key(queue, 'delayed'), 0, 0, 'WITHSCORES')[2]
   local leased = call('ZRANGE', queue_key(queue, 'inprog'), 0, 0, 'WITHSCORES')[2]

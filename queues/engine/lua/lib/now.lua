@@ -1,4 +1,4 @@
--- Redis is the clock: no caller's time decides anything about a task. Tests, and only tests, pass `clock`.
+-- Redis' time decides everything about a task, never a caller's. Only tests pass `clock`.
 local function now_ms()
   if clock ~= '' then return tonumber(clock) end
   local time = call('TIME')

@@ -1,18 +1,19 @@
--- The tasks of a queue whose lease is over are given back. Exact, by deadline: nothing is sampled.
+-- Ends the attempts of a queue whose lease has expired, oldest deadline first. Returns the number of these tasks, and
+-- how many of them are dead.
 local function reap_expired(queue, now, limit)
-  local found = call('ZRANGEBYSCORE', queue_key(queue, 'inprog'), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  local entries = call('ZRANGEBYSCORE', queue_key(queue, 'inprog'), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   local dead = 0
-  for i = 1, #found, 2 do
-    local id, deadline = found[i], found[i + 1]
-    local was = call('HMGET', task_key(id), unpack(HELD))
-    if was[1] == 'IN_PROGRESS' and was[11] == queue then
-      if give_back(id, was, deadline, now, 'EXPIRED', '') == 'FAILED' then dead = dead + 1 end
+  for i = 1, #entries, 2 do
+    local id, deadline = entries[i], entries[i + 1]
+    local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
+    if task[1] == 'IN_PROGRESS' and task[11] == queue then
+      if end_attempt(id, task, deadline, now, 'EXPIRED', '') == 'FAILED' then dead = dead + 1 end
     else
-      table.insert(moves_of(queue).leave, deadline)
-      table.insert(moves_of(queue).leave, id)
+      table.insert(changes_of(queue).ended, deadline)
+      table.insert(changes_of(queue).ended, id)
     end
   end
-  if #found > 0 then settle(now) end
-  moves = {}
-  return #found / 2, dead
+  if #entries > 0 then write_changes(now) end
+  changes = {}
+  return #entries / 2, dead
 end

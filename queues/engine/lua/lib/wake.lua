@@ -1,6 +1,6 @@
--- A ready list turned non-empty: worker notifications learn of it from `woken`, and a parked long poll, if there is
--- one, from the channel. Advisory both, so they are not taken back by `run`.
-local function woke(queue, now)
+-- Announces that a queue has ready tasks again: to worker notifications through `woken`, and to a long poll that waits
+-- for it through the channel. Both are hints that may be wrong, so they are not rolled back.
+local function wake_waiters(queue, now)
   call('SADD', woken, queue)
   local parked_until = call('ZSCORE', waiting, queue)
   if not parked_until then return end

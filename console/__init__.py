@@ -1,0 +1,1 @@
+"""The operators' console inside the Django admin: pages about queues, dead letters, deliveries and charts."""

@@ -1,0 +1,10 @@
+"""The app of the operators' console."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class ConsoleConfig(AppConfig):
+    name = "console"
+    verbose_name = "Console"

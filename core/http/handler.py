@@ -1,0 +1,271 @@
+"""The ASGI handler of the API: Django's URL resolver and views without the rest of a request's usual path.
+
+Django's own handler switches threads for every request and sends signals from another thread, which is most of the
+cost of a small request (docs/adr/0005). Without these signals nothing closes old database connections, so a view here
+uses the database only through `core.threadpool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import re
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from typing import Any
+
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import ResolverMatch, get_resolver
+
+from core import errors, problem_details, request_id
+from core.conf import conf
+
+Scope = Mapping[str, Any]
+Message = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+View = Callable[..., Awaitable[HttpResponseBase]]
+_find_uuid = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").search
+
+# The time a client has to send its body, so that slow clients do not occupy connections.
+BODY_SECONDS = 30.0
+# Read and discarded beyond the largest body, so that a client can finish sending and read the error.
+DRAIN_BYTES = 64 * 2**10
+DRAIN_SECONDS = 2.0
+NOSNIFF = (b"x-content-type-options", b"nosniff")
+NO_STORE = (b"cache-control", b"no-store")
+
+
+class ApiRequest(ASGIRequest):
+    """A request to the API. Django's `META` is built only when it is read."""
+
+    method: str
+    received: dict[bytes, bytes]
+    id: str
+    route: str = ""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.method = scope["method"]
+        self.path = self.path_info = scope["path"]
+        self.resolver_match = None
+        self.user: Any = None
+        self.auth: Any = None
+        headers = scope["headers"]
+        received = dict(headers)
+        if len(received) != len(headers):
+            # Repeated headers are joined, as Django does: otherwise a view might read the one that a proxy did not check.
+            received = {}
+            for name, value in headers:
+                received[name] = received[name] + b"," + value if name in received else value
+        self.received = received
+        self._receive = receive
+        length = received.get(b"content-length", b"0")
+        self.content_length = int(length) if length.isdigit() and len(length) < 16 else 1 << 60
+        self.is_body_read = self.content_length == 0 and b"transfer-encoding" not in received
+        self.received_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "META":
+            raise AttributeError(name)
+        match = self.resolver_match
+        ASGIRequest.__init__(self, self.scope, io.BytesIO())
+        self.resolver_match = match
+        return self.META
+
+    def header(self, name: bytes) -> str | None:
+        value = self.received.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def read_body(self, limit: int) -> bytes:
+        """Return the whole body.
+
+        Raises PayloadTooLarge, UnsupportedMediaType, RequestTimeout or, if the client disconnects, RequestAborted.
+        """
+        if self.is_body_read:
+            return b""
+        # A compressed body could expand to a thousand times its size.
+        if self.received.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise errors.UnsupportedMediaType
+        if self.content_length > limit:
+            raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
+        # Nearly every body has arrived by now, and a timeout would cost half as much as the whole request: run the first
+        # step by hand, and add the timeout only if it has to wait.
+        receiving = self._receive_chunk()
+        try:
+            awaited = receiving.send(None)
+        except StopIteration as taken:
+            body: bytes = taken.value
+        else:
+            body = await self._with_timeout(_resumed(receiving, awaited))
+        if not self.is_body_read and self.received_bytes <= limit:
+            body = await self._with_timeout(self._receive_rest(body, limit))
+        if self.received_bytes > limit:
+            raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
+        return body
+
+    async def _with_timeout(self, receiving: Awaitable[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await receiving
+        except TimeoutError as error:
+            raise errors.RequestTimeout from error
+
+    async def _receive_rest(self, first: bytes, limit: int) -> bytes:
+        chunks = [first]
+        while not self.is_body_read and self.received_bytes <= limit:
+            chunks.append(await self._receive_chunk())
+        return b"".join(chunks)
+
+    async def _receive_chunk(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise RequestAborted
+        self.is_body_read = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        self.received_bytes += len(chunk)
+        return chunk
+
+    @property
+    def is_body_withheld(self) -> bool:
+        """Whether the client waits for `100 Continue`, which reading the body would send."""
+        return not self.received_bytes and self.received.get(b"expect", b"").lower() == b"100-continue"
+
+    async def drain(self, limit: int) -> None:
+        """Discard the rest of the body, within limits. `is_body_read` says whether all of it came."""
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.is_body_read and self.received_bytes < limit:
+                    await self._receive_chunk()
+        except TimeoutError:
+            return
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the connection is closed. `disconnected` learns of it one turn of the event loop later.
+
+        Always False on servers that do not expose their transport as uvicorn does.
+        """
+        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        return transport is not None and bool(transport.is_closing())
+
+    async def disconnected(self) -> None:
+        """Return when the client disconnects. The body must have been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class ApiResponse(HttpResponse):
+    """A JSON response. It skips Django's constructor, which takes a tenth of a request's time."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        self.status_code = status
+        self.headers = {"Content-Type": "application/json"}  # type: ignore[assignment]
+        self.content = body
+
+    content = b""  # a plain attribute; HttpResponse joins chunks here
+
+
+@types.coroutine
+def _resumed(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[Any, Any, bytes]:
+    """Continue to await a coroutine whose first step was run by hand."""
+    while True:
+        try:
+            sent = yield awaited
+        except BaseException as error:  # noqa: BLE001 - handed on, a cancellation among them
+            step = functools.partial(coroutine.throw, error)
+        else:
+            step = functools.partial(coroutine.send, sent)
+        try:
+            awaited = step()
+        except StopIteration as done:
+            body: bytes = done.value
+            return body
+
+
+class ApiHandler(ASGIHandler):
+    """Serve API requests: resolver, view, response, all in the task that the server made for the request."""
+
+    def __init__(self) -> None:
+        # Without super().__init__(), which would load the console's middleware.
+        self._views_by_path: dict[str, ResolverMatch] = {}
+        self._views_by_shape: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
+        self.drain_bytes = conf().web.body_bytes + DRAIN_BYTES
+
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        error: errors.CodeqError | type[errors.CodeqError] | None = None,
+    ) -> None:
+        """Answer one request by its view; with `error`, answer that error instead."""
+        request = ApiRequest(scope, receive)
+        request.id = request_id.choose(request.received.get(request_id.HEADER))
+        request_id.set_current(request.id)
+        try:
+            try:
+                if error is not None:
+                    raise error
+                view, arguments = self.resolve(request)
+                response = await view(request, **arguments)
+            except Exception as raised:  # noqa: BLE001 - the edge of the process; it is logged there
+                response = problem_details.problem_response(raised)
+            if not request.is_body_read and not request.is_body_withheld:
+                await request.drain(self.drain_bytes)
+        except RequestAborted:
+            return
+        await self.send(request, response, send)
+
+    def resolve(self, request: ApiRequest) -> tuple[View, dict[str, Any]]:
+        """Return the view of the path and its arguments.
+
+        Django's resolver is asked once for each route: a path without arguments is remembered as it is, a path whose
+        only argument is a UUID is remembered without the UUID.
+        """
+        path = request.path
+        match = self._views_by_path.get(path)
+        if match is not None:
+            request.route = match.route
+            return match.func, {}
+        uuid = _find_uuid(path)
+        shape = None if uuid is None else (path[: uuid.start()], path[uuid.end() :])
+        if shape is not None and uuid is not None and shape in self._views_by_shape:
+            match, name = self._views_by_shape[shape]
+            request.route = match.route
+            return match.func, {name: uuid.group()}
+        match = get_resolver().resolve(path)
+        request.route = match.route
+        if not match.kwargs:
+            self._views_by_path[path] = match
+        elif shape is not None and uuid is not None and list(match.kwargs.values()) == [uuid.group()]:
+            self._views_by_shape[shape] = (match, next(iter(match.kwargs)))
+        return match.func, match.kwargs
+
+    async def send(self, request: ApiRequest, response: HttpResponseBase, send: Send) -> None:
+        if isinstance(response, StreamingHttpResponse):
+            response.headers["X-Request-Id"] = request.id
+            for name, value in (NOSNIFF, NO_STORE):
+                response.headers[name.decode().title()] = value.decode()
+            await self.send_response(response, send)
+            return
+        assert isinstance(response, HttpResponse)
+        body = response.content
+        headers = [(name.encode("ascii").lower(), value.encode("latin-1")) for name, value in response.headers.items()]
+        headers += ((request_id.HEADER, request.id.encode()), NOSNIFF)
+        if "Cache-Control" not in response.headers:
+            headers.append(NO_STORE)
+        if response.status_code != 204:
+            headers.append((b"content-length", b"%d" % len(body)))
+        if not request.is_body_read:
+            # The rest of the body could not be told from the next request.
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+__all__ = ["ApiHandler", "ApiRequest", "Message", "Receive", "Scope", "Send"]

@@ -1,0 +1,120 @@
+"""Errors as `application/problem+json` (RFC 9457): the one place where a Python exception becomes an HTTP answer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Annotated, Any
+
+import msgspec
+import redis.exceptions
+from django.core.exceptions import RequestAborted
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpResponse
+from msgspec import Meta
+from rest_framework import exceptions as drf
+
+from core import errors, metrics, request_id
+from core.errors import CodeqError
+
+log = logging.getLogger("codeq.web")
+
+MEDIA_TYPE = "application/problem+json"
+# A client's own words come back in `detail` (an unknown field's name, say): enough to recognise them, no more.
+DETAIL_CHARACTERS = 400
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What went wrong. `error` repeats `code` for clients of codeQ."""
+
+    type: Annotated[str, Meta(description="Names the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
+    title: Annotated[str, Meta(description="The kind of problem in words; the same every time.")]
+    status: Annotated[int, Meta(ge=400, le=599, description="The HTTP status.")]
+    code: Annotated[str, Meta(description="The stable word to switch on.", examples=["task_not_found"])]
+    error: Annotated[str, Meta(description="The same text as `code`.")]
+    detail: Annotated[str, Meta(description="What is wrong with this request.")]
+    request_id: Annotated[str, Meta(description="The `X-Request-Id` of this request.")]
+    retry_after_seconds: Annotated[int | None, Meta(description="When to try again.")] = None
+
+
+def from_exception(error: BaseException) -> CodeqError:
+    """The error of our tree that `error` stands for. What nobody expected is logged here and told to no client."""
+    if isinstance(error, CodeqError):
+        return error
+    if isinstance(error, msgspec.MsgspecError):
+        return errors.InvalidRequest(_clip(str(error)))
+    if isinstance(error, UnicodeDecodeError):
+        return errors.InvalidRequest("The body is not valid UTF-8.")
+    if isinstance(error, RecursionError):
+        return errors.InvalidRequest("The body is nested too deeply.")
+    # TimeoutError is what a deadline raises; what was asked may have been carried out all the same.
+    if isinstance(error, (redis.exceptions.RedisError, TimeoutError, ConnectionError)):
+        log.warning("a server did not answer: %s", type(error).__name__)
+        return errors.Unavailable(retry_after_seconds=1)
+    if isinstance(error, (OperationalError, InterfaceError)):
+        # PostgreSQL is away. Tasks go in and out without it; what only it knows has to wait.
+        log.warning("the database did not answer: %s", type(error).__name__)
+        return errors.Unavailable("The database cannot answer right now.", retry_after_seconds=5)
+    if isinstance(error, drf.APIException):
+        return _from_rest_framework(error)
+    if isinstance(error, Http404):
+        return errors.NotFound()
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return CodeqError()
+
+
+def _from_rest_framework(error: drf.APIException) -> CodeqError:
+    if isinstance(error, (drf.NotAuthenticated, drf.AuthenticationFailed)):
+        return errors.Unauthenticated()
+    if isinstance(error, drf.PermissionDenied):
+        return errors.Forbidden(_clip(str(error.detail)))
+    if isinstance(error, drf.NotFound):
+        return errors.NotFound()
+    if isinstance(error, drf.MethodNotAllowed):
+        return errors.MethodNotAllowed()
+    if isinstance(error, drf.UnsupportedMediaType):
+        return errors.UnsupportedMediaType()
+    if isinstance(error, drf.Throttled):
+        return errors.TooMany(retry_after_seconds=getattr(error, "wait", None))
+    return errors.InvalidRequest(_clip(str(error.detail)))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= DETAIL_CHARACTERS else text[:DETAIL_CHARACTERS] + "…"
+
+
+def describe(error: CodeqError) -> Problem:
+    retry_after: int | None = None
+    # A client told to wait must be told how long, or all of them come back at once.
+    if error.status in (429, 503) or error.retry_after_seconds is not None:
+        retry_after = max(1, math.ceil(error.retry_after_seconds or 1))
+    return Problem(
+        type=f"urn:codeq:error:{error.code}",
+        title=(type(error).__doc__ or "").strip(),
+        status=error.status,
+        code=error.code,
+        error=error.code,
+        detail=error.detail,
+        request_id=request_id.current(),
+        retry_after_seconds=retry_after,
+    )
+
+
+def problem_response(error: BaseException) -> HttpResponse:
+    """The response for anything that was raised while serving a request."""
+    if isinstance(error, RequestAborted):
+        raise error
+    known = from_exception(error)
+    problem = describe(known)
+    metrics.refusals.labels(known.status, known.code).inc()
+    response = HttpResponse(msgspec.json.encode(problem), status=known.status, content_type=MEDIA_TYPE)
+    if problem.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(problem.retry_after_seconds)
+    if known.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
+    """Django REST framework's hook (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`)."""
+    return problem_response(error)

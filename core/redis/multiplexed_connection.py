@@ -1,0 +1,173 @@
+"""One connection with many requests in flight: what a web process talks to Redis through.
+
+Requests of one turn of the event loop leave in one write, and answers come back in order. That is worth 45 % over a
+pool of connections that each wait for their answer (docs/adr/0005). redis-py makes the connection (TLS, AUTH, SELECT,
+unix sockets) and hiredis reads it; the few lines between are ours.
+
+The connection is lost for everybody at once: whoever waits gets `ConnectionError`, and nothing is sent again, because
+nobody can know whether it ran. The next request connects anew. An answer that is overdue means the same, since all
+later ones queue behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+import redis.asyncio
+from redis._parsers import BaseParser
+from redis.exceptions import ConnectionError, RedisError
+
+from core.redis.runners import CommandLine
+
+
+class MultiplexedConnection:
+    """`await pipe.send(lines)` gives one answer a line; errors of Redis are values in it."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = 5.0, in_flight: int = 10_000) -> None:
+        self._pool = redis.asyncio.ConnectionPool.from_url(url, protocol=2)
+        self._timeout_seconds = timeout_seconds
+        self._in_flight = in_flight
+        self._link: _Link | None = None
+        self._connecting: asyncio.Task[_Link] | None = None
+
+    async def send(self, lines: Sequence[CommandLine]) -> list[Any]:
+        link = self._link
+        if link is None or link.is_lost:
+            link = await self._connected()
+        if len(link.waiting) >= self._in_flight:
+            raise ConnectionError("Redis is behind: too many requests in flight")
+        if link.is_full:
+            await link.has_room()
+        return await link.send(lines)
+
+    async def close(self) -> None:
+        if self._link:
+            self._link.close()
+
+    async def _connected(self) -> _Link:
+        """Everybody who needs a connection waits for the same attempt."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect())
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> _Link:
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await connection.connect()
+        except RedisError:
+            raise
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+        # redis-py has connected and introduced itself; from here on the bytes are ours, and closing is too.
+        writer: asyncio.StreamWriter = connection._writer
+        connection._reader = connection._writer = None
+        self._link = _Link(writer, self._timeout_seconds)
+        writer.transport.set_protocol(self._link)
+        self._link.connection_made(writer.transport)
+        return self._link
+
+
+def _parse_error(text: str) -> Exception:
+    error: Exception = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return error
+
+
+class _Link(asyncio.Protocol):
+    """One life of the connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float) -> None:
+        self._writer = writer  # kept, for it closes the transport when it is collected
+        self._timeout_seconds = timeout_seconds
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=_parse_error)
+        self._transport: Any = None
+        self._outgoing: list[bytes] = []
+        self._answers: list[Any] = []
+        # Who waits, for how many answers, since when; in the order in which Redis answers.
+        self.waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
+        self.is_lost = False
+        self.is_full = False
+        self._room: asyncio.Future[None] | None = None
+
+    def send(self, lines: Sequence[CommandLine]) -> asyncio.Future[list[Any]]:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        for line in lines:
+            self._outgoing.append(hiredis.pack_command(line))
+        answer: asyncio.Future[list[Any]] = self._loop.create_future()
+        self.waiting.append((answer, len(lines), self._loop.time()))
+        return answer
+
+    def has_room(self) -> asyncio.Future[None]:
+        if self._room is None:
+            self._room = self._loop.create_future()
+        return asyncio.shield(self._room)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._loop.call_later(self._timeout_seconds / 5, self._check_overdue)
+
+    def data_received(self, data: bytes) -> None:
+        reader, waiting, answers = self._reader, self.waiting, self._answers
+        try:
+            reader.feed(data)
+            while (answer := reader.gets()) is not False:
+                answers.append(answer)
+                future, count, _ = waiting[0]
+                if len(answers) == count:
+                    waiting.popleft()
+                    if not future.done():  # else its caller has gone
+                        future.set_result(answers)
+                    answers = self._answers = []
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._lose(ConnectionError(f"Redis does not speak its protocol: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(ConnectionError(f"the connection to Redis was lost: {error or 'closed by the server'}"))
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._let_in(None)
+
+    def _flush(self) -> None:
+        if not self.is_lost:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+
+    def _check_overdue(self) -> None:
+        if self.is_lost:
+            return
+        if self.waiting and self._loop.time() - self.waiting[0][2] > self._timeout_seconds:
+            self._lose(ConnectionError(f"no answer from Redis for {self._timeout_seconds} s"))
+        else:
+            self._loop.call_later(self._timeout_seconds / 5, self._check_overdue)
+
+    def _lose(self, error: ConnectionError) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._transport.abort()
+        while self.waiting:
+            future = self.waiting.popleft()[0]
+            if not future.done():
+                future.set_exception(error)
+        self._let_in(error)
+
+    def _let_in(self, error: ConnectionError | None) -> None:
+        if self._room and not self._room.done():
+            if error:
+                self._room.set_exception(error)
+            else:
+                self._room.set_result(None)
+        self._room = None

@@ -1,0 +1,162 @@
+"""A claim as a worker asked for it: its queues, its lease, and how long it waits for a task."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.exceptions import RequestAborted
+
+from core.http.handler import ApiRequest
+from queues import long_poll, metrics, selectors, services
+from queues.api import conversion
+from queues.api.schemas.leases import NewClaim
+from queues.domain import Claimed, Task
+from queues.engine.options import CLAIM_QUEUES
+from tenants.permissions import commands_for
+from tenants.tenant import ANY_COMMAND, Caller, Tenant
+
+# The tenants whose queue names are remembered, and for how long: a new queue must not starve behind a busy old one.
+REMEMBERED_TENANTS = 10_000
+REMEMBERED_SECONDS = 1.0
+
+
+async def claim(request: ApiRequest, caller: Caller, body: NewClaim, count: int) -> list[Task]:
+    """Claim up to `count` tasks, now or within `waitSeconds`."""
+    claim_request = ClaimRequest(request, caller, body, count)
+    if body.wait_seconds:
+        await wait_for(claim_request, body.wait_seconds)
+        # A wake-up goes to one request. There may be more tasks: pass it to two more requests of each queue.
+        for queue in {f"{caller.tenant.tid}:{task.spec.command}" for task in claim_request.claimed.tasks}:
+            long_poll.registry().wake(queue, 2)
+    else:
+        await claim_request.attempt(0)
+    tasks = claim_request.claimed.tasks
+    # If the client disconnected during the claim, give the tasks back at once instead of waiting for the leases to
+    # expire. The handler does not await again before it writes the answer, so nothing can come in between.
+    if tasks and request.is_disconnected:
+        await claim_request.undo()
+        raise RequestAborted
+    return tasks
+
+
+async def wait_for(poll: long_poll.Poll, seconds: float) -> None:
+    """Let a request wait. Raises RequestAborted when the client disconnects."""
+    try:
+        await long_poll.registry().wait(poll, seconds)
+    except long_poll.ClientDisconnected as error:
+        raise RequestAborted from error
+
+
+class ClaimRequest:
+    """One claim, attempted once or, as a long poll, whenever one of its queues may have a task."""
+
+    __slots__ = ("_body", "_caller", "_commands", "_count", "_is_counted", "_request", "claimed")
+
+    def __init__(self, request: ApiRequest, caller: Caller, body: NewClaim, count: int) -> None:
+        self._request = request
+        self._caller = caller
+        self._body = body
+        self._count = count
+        self._commands = commands_for(caller, body.commands)
+        # The rate limit counts a request once, however often it is attempted.
+        self._is_counted = True
+        self.claimed = Claimed(tasks=[], now_ms=0)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self._caller.tenant.tid}:{command}" for command in self._commands]
+
+    @property
+    def seconds_until_due(self) -> float | None:
+        if not self.claimed.next_due_ms:
+            return None
+        return (self.claimed.next_due_ms - self.claimed.now_ms) / 1000
+
+    async def attempt(self, wait_ms: int) -> bool:
+        if self._commands == [ANY_COMMAND]:
+            self.claimed = await self._claim_from_every_queue(wait_ms)
+        else:
+            self.claimed = await self._claim_from(self._commands, wait_ms)
+        for task in self.claimed.tasks:
+            metrics.claimed.add(task.spec.command)
+        return bool(self.claimed.tasks)
+
+    async def undo(self) -> None:
+        calls: list[Any] = [
+            services.abandon(self._caller.tenant, task.id, self._caller.subject, token=task.lease_token)
+            for task in self.claimed.tasks
+        ]
+        await asyncio.gather(*calls)
+
+    async def disconnected(self) -> None:
+        await self._request.disconnected()
+
+    async def _claim_from(self, commands: Sequence[str], wait_ms: int) -> Claimed:
+        call = services.claim(
+            self._caller.tenant,
+            commands,
+            self._caller.subject,
+            lease_seconds=conversion.whole(self._body.lease_seconds),
+            count=self._count,
+            wait_ms=wait_ms,
+            by=self._caller.fingerprint,
+            is_counted=self._is_counted,
+        )
+        self._is_counted = False
+        return await call
+
+    async def _claim_from_every_queue(self, wait_ms: int) -> Claimed:
+        """Claim from the queues remembered as filled, then from all queues of the tenant, piece by piece."""
+        tenant = self._caller.tenant
+        # Counted here: the loop below may claim several times, or never if there is no queue.
+        if self._is_counted and tenant.rates.claim:
+            await services.admit(tenant, "claim", tenant.rates.claim, by=self._caller.fingerprint)
+        self._is_counted = False
+        remembered = _queue_names.get(tenant)
+        soonest = Claimed(tasks=[], now_ms=0)
+        if remembered:
+            # Of very many queues only the fullest: counting all of them for every claim would keep Redis busy.
+            soonest = await self._claim_from(remembered[:CLAIM_QUEUES], wait_ms)
+            if soonest.tasks:
+                return soonest
+        names = await _queue_names.read(tenant)
+        if names and set(names) <= set(remembered) and len(remembered) <= CLAIM_QUEUES:
+            return soonest
+        for start in range(0, len(names), CLAIM_QUEUES):
+            claimed = await self._claim_from(names[start : start + CLAIM_QUEUES], wait_ms)
+            if claimed.tasks:
+                return claimed
+            if claimed.next_due_ms and (not soonest.next_due_ms or claimed.next_due_ms < soonest.next_due_ms):
+                soonest = claimed
+        return soonest
+
+
+class QueueNames:
+    """The names of tenants' queues, remembered for a moment: enough to take a task, not to answer that none waits."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+
+    def get(self, tenant: Tenant) -> list[str]:
+        """Return the remembered names, or an empty list."""
+        expires_at, names = self._names.get(tenant.tid, (0.0, []))
+        return names if time.monotonic() < expires_at else []
+
+    async def read(self, tenant: Tenant) -> list[str]:
+        """Read all names. If they are more than one claim can search, the fullest queues come first."""
+        names = await selectors.names(tenant)
+        if len(names) > CLAIM_QUEUES:
+            queues = sorted(await selectors.queues(tenant), key=lambda queue: (queue.is_paused, -queue.ready))
+            names = [queue.command for queue in queues]
+        self._names[tenant.tid] = (time.monotonic() + REMEMBERED_SECONDS, names)
+        self._names.move_to_end(tenant.tid)
+        while len(self._names) > REMEMBERED_TENANTS:
+            self._names.popitem(last=False)
+        return names
+
+
+_queue_names = QueueNames()

@@ -1,0 +1,15 @@
+-- Adds one entry per ended attempt and per terminal transition to the stream that feeds the audit and the webhooks.
+-- `attempt` counts over the whole life of the task, including replays; 0 if the task was not in progress.
+local function record_event(id, queue, attempt, outcome, status, attempts, priority, lease, created, visible, now,
+  error_text)
+  local entry = call('XADD', events, '*', 'id', id, 'queue', queue, 'attempt', attempt, 'outcome', outcome,
+    'status', status, 'attempts', attempts, 'priority', priority, 'worker', worker_of(lease) or '', 'created', created,
+    'visible', visible or created, 'claimed', claimed_of(lease) or 0, 'ended', now, 'error', error_text or '')
+  log_inverse('entry', events, entry)
+end
+
+-- Publishes the end of tasks. Callers do this only for tasks whose field `awaited` is set, which a request that waits
+-- for the result sets, so that a busy queue publishes nothing.
+local function announce_ends(ids)
+  for _, id in ipairs(ids) do call('PUBLISH', root .. 'wake', 'ended ' .. id) end
+end

@@ -1,9 +1,0 @@
---! ranked_locked: is somebody at work on an entry of a ranked queue.
---! KEYS    line
---! ARGV    id
---! RETURNS 1 | 0
---! EFFECTS none
---! COST    O(1)
---! FLAGS   no-writes
---@ include ranked
-return call('EXISTS', lock_key(id))

@@ -1,0 +1,83 @@
+"""The decorator of periodic tasks: one run at a time, an outage logged in one line, the last run on record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import redis.exceptions
+from celery import shared_task
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, connection
+from django.db.models import F
+
+from core.errors import CodeqError
+from core.periodic_lock import PeriodicTaskLock
+from queues.models import BeatJob
+
+log = logging.getLogger(__name__)
+
+# The errors of a server that is down or restarting. Any other error is a bug and goes to Celery unchanged.
+OUTAGE_ERRORS = (redis.exceptions.RedisError, OperationalError, InterfaceError, CodeqError)
+SKIPPED = "skipped: another run holds the lock"
+
+
+def periodic_task(
+    name: str, *, lock_seconds: float = 10.0
+) -> Callable[[Callable[[PeriodicTaskLock], str]], Callable[[], str]]:
+    """Make a Celery task of a function that works while it holds the lock and returns a summary of its work."""
+
+    def decorate(function: Callable[[PeriodicTaskLock], str]) -> Callable[[], str]:
+        def task() -> str:
+            started_at = datetime.now(UTC)
+            try:
+                lock = PeriodicTaskLock.acquire(name, lock_seconds)
+                if lock is None:
+                    return SKIPPED
+                try:
+                    outcome = function(lock)
+                finally:
+                    lock.release()
+            except OUTAGE_ERRORS as error:
+                log.warning("%s: ended early: %s", name, _one_line(error))
+                _record_run(name, started_at, "", error)
+                return "ended early"
+            _record_run(name, started_at, outcome, None)
+            return outcome
+
+        task.__name__, task.__doc__, task.__module__ = function.__name__, function.__doc__, function.__module__
+        registered: Callable[[], str] = shared_task(name=name)(task)
+        return registered
+
+    return decorate
+
+
+def _record_run(task_name: str, started_at: datetime, outcome: str, error: Exception | None) -> None:
+    label, every_seconds = next(
+        ((label, seconds) for label, (name, seconds) in settings.PERIODIC_TASKS.items() if name == task_name),
+        (task_name, 0.0),
+    )
+    ended_at = datetime.now(UTC)
+    fields = {
+        "task": task_name,
+        "every_seconds": every_seconds,
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "outcome": outcome,
+    }
+    counts = {"runs": F("runs") + 1}
+    if error is not None:
+        counts["failures"] = F("failures") + 1
+        fields |= {"failed_at": ended_at, "error": _one_line(error)}
+    rows = BeatJob.objects
+    try:
+        if not rows.filter(name=label).update(**fields, **counts):
+            rows.get_or_create(name=label, defaults={**fields, "runs": 1, "failures": int(error is not None)})
+    except (OperationalError, InterfaceError):
+        # PostgreSQL itself is down: the run counts, only its record is missing.
+        connection.close()
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

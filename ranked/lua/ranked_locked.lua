@@ -1,0 +1,9 @@
+--! ranked_locked: report whether an entry of a ranked queue is locked.
+--! KEYS    line
+--! ARGV    id
+--! RETURNS 1 | 0
+--! EFFECTS none
+--! COST    O(1)
+--! FLAGS   no-writes
+--@ include ranked
+return call('EXISTS', lock_key(id))

@@ -1,0 +1,151 @@
+"""What a token says once its signature is known to be good, read so strictly that nothing odd is a right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from core.conf import Auth
+from core.errors import Forbidden, Unauthenticated
+from tenants.tenant import ADMIN_SCOPE, ANY_COMMAND, OPERATOR_SCOPE, WORKER_SCOPES, Role
+
+TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization_id")
+_SUBJECT_LENGTH = 255
+_GROUP_LENGTH = 128
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """A validator's word: whoever holds this token has these claims.
+
+    `tenant` is set where the issuer may speak for that one tenant only, and then the claims must name it.
+    """
+
+    claims: dict[str, Any]
+    tenant: str | None = None
+    producer_audience: str
+    worker_audience: str
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The claims as codeQ understands them; the tenant is still a name."""
+
+    slug: str
+    subject: str
+    roles: frozenset[Role]
+    scopes: frozenset[str]
+    commands: frozenset[str]
+    group: str
+    expires_at: float
+
+
+def identity(verified: Verified, auth: Auth, now: float) -> Identity:
+    """Who the claims speak for.
+
+    Raises Unauthenticated for a token that is not good now, Forbidden for one that grants nothing here.
+    """
+    claims = verified.claims
+    expires_at = _check_times(claims, auth.leeway_seconds, now)
+    subject = claims.get("sub")
+    if not isinstance(subject, str) or not 0 < len(subject) <= _SUBJECT_LENGTH or not subject.isprintable():
+        raise Unauthenticated("The token's `sub` must be a non-empty string.")
+    audiences = _audiences(claims.get("aud"))
+    is_producer, is_worker = verified.producer_audience in audiences, verified.worker_audience in audiences
+    if not is_producer and not is_worker:
+        raise Unauthenticated("The token is for another audience.")
+    slug = _tenant(claims, subject if auth.single_tenant else None)
+    if verified.tenant is not None and slug != verified.tenant:
+        # A tenant's own issuer that names another tenant: the other one never agreed to it.
+        raise Forbidden("The token's issuer does not speak for this tenant.")
+
+    scopes = frozenset(_text(claims, "scope").split())
+    role_claim = _text(claims, "role")
+    commands = _commands(claims.get("eventTypes"))
+    group = _text(claims, "workerGroup")
+    if len(group) > _GROUP_LENGTH or not group.isprintable():
+        raise Forbidden("The token's `workerGroup` is not a name.")
+
+    roles = set()
+    if is_producer:
+        roles.add(Role.PRODUCER)
+        if role_claim == "ADMIN" or ADMIN_SCOPE in scopes:
+            roles.add(Role.ADMIN)
+        # All tenants are not one tenant's to give away.
+        if OPERATOR_SCOPE in scopes and verified.tenant is None:
+            roles.add(Role.OPERATOR)
+        if auth.producer_as_worker and not is_worker:
+            roles.add(Role.WORKER)
+            scopes |= frozenset(WORKER_SCOPES)
+            commands = commands or frozenset({ANY_COMMAND})
+    if is_worker:
+        roles.add(Role.WORKER)
+    return Identity(
+        slug=slug,
+        subject=subject,
+        roles=frozenset(roles),
+        scopes=scopes,
+        commands=commands,
+        group=group,
+        expires_at=expires_at,
+    )
+
+
+def _check_times(claims: dict[str, Any], leeway: int, now: float) -> float:
+    expires_at = _time(claims.get("exp"))
+    if expires_at is None:
+        raise Unauthenticated("The token must expire: it has no `exp`.")
+    if now >= expires_at + leeway:
+        raise Unauthenticated("The token has expired.")
+    for name in ("nbf", "iat"):
+        if name in claims:
+            moment = _time(claims[name])
+            if moment is None or now < moment - leeway:
+                raise Unauthenticated(f"The token's `{name}` is not in the past.")
+    return expires_at
+
+
+def _time(value: object) -> float | None:
+    # `True` is an int to Python and "12" one to some libraries; neither is a NumericDate.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**53:
+        return None
+    return float(value)
+
+
+def _audiences(value: object) -> frozenset[str]:
+    if isinstance(value, str):
+        return frozenset({value})
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return frozenset(value)
+    raise Unauthenticated("The token's `aud` must be a string or a list of strings.")
+
+
+def _tenant(claims: dict[str, Any], fallback: str | None) -> str:
+    found: set[str] = set()
+    for name in TENANT_CLAIMS:
+        if name in claims:
+            value = claims[name]
+            if not isinstance(value, str) or not value:
+                raise Forbidden(f"The token's `{name}` must be a non-empty string.")
+            found.add(value)
+    if len(found) > 1:
+        raise Forbidden("The token names two tenants.")
+    if found:
+        return found.pop()
+    if fallback is None:
+        raise Forbidden("The token names no tenant.")
+    return fallback
+
+
+def _text(claims: dict[str, Any], name: str) -> str:
+    value = claims.get(name, "")
+    if not isinstance(value, str):
+        raise Forbidden(f"The token's `{name}` must be a string.")
+    return value
+
+
+def _commands(value: object) -> frozenset[str]:
+    if value is None:
+        return frozenset()
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise Forbidden("The token's `eventTypes` must be a list of strings.")
+    return frozenset(value)

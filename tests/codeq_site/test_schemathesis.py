@@ -1,0 +1,125 @@
+"""Schemathesis against everything that `up` starts: what the OpenAPI document says is what the API does.
+
+Every check is on; `fuzz_hooks.py` says what differs on purpose. CODEQ_TEST_LONG=1 gives it an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.test_up import goes_all_the_way, is_ready, published
+from tests.queues.api.test_isolation import routes
+
+HOOKS = Path(__file__).with_name("fuzz_hooks.py")
+IS_LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
+SECONDS = 3600 if IS_LONG else 120
+NORTH, SOUTH = "north", "south"
+# One token that may do everything in its tenant: who may do what is tests/queues/api/test_isolation.py.
+MINT = """
+import time
+from tenants import keys, services
+from tenants.tenant import WORKER_SCOPES
+for tenant in {tenants}:
+    services.issue_token(tenant, "producer")
+    now = int(time.time())
+    print("token", keys.sign({{
+        "iss": "codeq", "sub": "fuzzer", "tenantId": tenant, "iat": now, "exp": now + 2 * 3600,
+        "aud": ["codeq-producer", "codeq-worker"], "eventTypes": ["*"], "role": "ADMIN",
+        "scope": " ".join([*WORKER_SCOPES, "codeq:admin"]),
+    }}))
+"""
+
+
+class Sink(BaseHTTPRequestHandler):
+    """Takes every callback."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def sink() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def tokens(installation: Installation) -> list[str]:
+    ran = subprocess.run(
+        [sys.executable, "manage.py", "shell", "-c", MINT.format(tenants=(NORTH, SOUTH))],
+        env=clean_environment({"CODEQ_HOME": str(installation.home)}),
+        cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("token ")]
+
+
+@pytest.mark.timeout(SECONDS + 200)
+@pytest.mark.spec("DOC-1", "A fuzzer that reads the OpenAPI document finds no 5xx and nothing undeclared")
+def test_the_api_is_what_its_document_says(installation: Callable[[], Installation], sink: str, tmp_path: Path) -> None:
+    own = installation()
+    own.start()
+    genuine = tokens(own)
+    users = [
+        {"name": name, "fixedHeaders": [{"name": "Authorization", "value": f"Bearer {token}"}]}
+        for name, token in zip((NORTH, SOUTH), genuine, strict=True)
+    ]
+    (tmp_path / "users.json").write_text(json.dumps({"auth": users}))
+    # The second user is there to be shown nothing of the first one's.
+    (tmp_path / "schemathesis.toml").write_text(
+        f'hooks = "{HOOKS}"\n[auth.wfc]\npath = "users.json"\nuser = "{NORTH}"\npeers = ["{NORTH}", "{SOUTH}"]\n'
+    )
+    ran = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml",
+            "run", f"{own.base}/api/schema/", "--checks", "all", "--max-time", str(SECONDS), "--request-timeout", "15",
+            "--continue-on-failure", "--generation-database", "none", "--no-color",
+        ],
+        cwd=tmp_path, env=clean_environment({"CODEQ_FUZZ_SINK": sink}), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert said("Tested", ran.stdout) == len(routes())
+    assert said("API Links", ran.stdout) >= 30, "no sequence was tried"
+    # What was accepted stops nobody behind it, on its way into the audit or out of it.
+    assert is_ready(own)
+    assert goes_all_the_way(own, seconds=30.0)
+    assert rows(own, "queues_quarantine") == 0
+    assert rows(own, "webhooks_delivery WHERE status = 'delivered'") > 0
+    logged = own.err + "".join(path.read_text(errors="replace") for path in own.home.glob("log/*.log"))
+    assert "Traceback" not in logged, logged
+    for token in genuine:
+        assert token.rpartition(".")[2] not in logged, "a token is in a log"
+
+
+def said(what: str, text: str) -> int:
+    found = re.search(rf"{what}: +([0-9]+)", text)
+    assert found is not None, text
+    return int(found[1])
+
+
+def rows(installation: Installation, of: str) -> int:
+    with psycopg.connect(published(installation)["database_url"]) as connection:
+        row = connection.execute(f"SELECT count(*) FROM {of}").fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,197 @@
+"""`manage.py up` runs: what it shows, what it keeps, and what it does when a child ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import stat
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from tests.codeq_site.conftest import STOP_SECONDS, Installation
+from tests.waiting import until
+
+
+def published(installation: Installation) -> dict[str, str]:
+    found: dict[str, str] = json.loads((installation.home / "embedded.json").read_text())
+    return found
+
+
+def test_every_step_has_a_line_with_its_time(running: Installation) -> None:
+    for step in ("PostgreSQL", "Valkey", "Valkey (broker)", "Database", "Web, 1 process", "Celery"):
+        assert re.search(rf"^✓ {re.escape(step)} +\d+\.\d s$", running.out, flags=re.M), step
+    assert "\x1b" not in running.out
+
+
+def test_the_addresses_that_are_shown_answer(running: Installation) -> None:
+    addresses = re.findall(rf"{running.base}/\S*/", running.out)
+    assert f"{running.base}/admin/" in addresses
+    for address in {*addresses, f"{running.base}/metrics"} - {each for each in addresses if "/v1/" in each}:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert answer.status == 200
+
+
+def goes_all_the_way(installation: Installation, seconds: float) -> bool:
+    """The three lines that are shown, run as they stand, and the result's row in the audit."""
+    answers = [
+        subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
+        for line in installation.curl_lines()
+    ]
+    assert [answer.strip().splitlines()[-1] for answer in answers] == ["202", "200", "200"], answers
+    task_id = json.loads(answers[0].splitlines()[0])["id"]
+
+    def is_audited() -> bool:
+        with psycopg.connect(published(installation)["database_url"]) as connection:
+            query = "SELECT 1 FROM queues_auditedresult WHERE task_id = %s"
+            return connection.execute(query, (task_id,)).fetchone() is not None
+
+    return until(is_audited, seconds)
+
+
+def test_the_three_lines_answer_202_200_200(running: Installation) -> None:
+    assert goes_all_the_way(running, seconds=15.0)
+
+
+def test_the_admin_lets_the_shown_password_in(running: Installation) -> None:
+    shown = re.search(r"user (\S+), password (\S+)", running.out)
+    assert shown is not None
+    with psycopg.connect(published(running)["database_url"]) as connection:
+        query = "SELECT password FROM auth_user WHERE username = %s AND is_superuser"
+        row = connection.execute(query, (shown[1],)).fetchone()
+    assert row is not None
+    from django.contrib.auth.hashers import check_password
+
+    assert check_password(shown[2], row[0])
+
+
+def test_secrets_and_sockets_are_for_their_owner_alone(running: Installation) -> None:
+    for name in ("embedded.json", "secret_key", "admin_password"):
+        assert stat.S_IMODE((running.home / name).stat().st_mode) == 0o600, name
+    sockets = [path for path in running.home.rglob("*") if path.is_socket()]
+    assert len(sockets) == 3
+    for path in sockets:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    for directory in (running.home, running.home / "run", running.home / "valkey", running.home / "postgresql"):
+        assert stat.S_IMODE(directory.stat().st_mode) & 0o066 == 0, directory
+
+
+def test_no_embedded_server_listens_on_tcp(running: Installation) -> None:
+    listening = {
+        connection.laddr.port
+        for child in running.children()
+        for connection in child.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {running.port}
+
+
+def test_the_hot_path_is_durable(running: Installation) -> None:
+    with redis.Redis.from_url(published(running)["redis_url"], decode_responses=True) as client:
+        settings = client.config_get("append*", "maxmemory-policy", "save", "hash-max-listpack-value")
+    assert settings["appendonly"] == "yes"
+    assert settings["appendfsync"] == "always"
+    assert settings["maxmemory-policy"] == "noeviction"
+    assert settings["save"] == ""
+    assert settings["hash-max-listpack-value"] == "4096"
+
+
+def test_the_broker_is_another_server(running: Installation) -> None:
+    urls = published(running)
+    assert urls["broker_url"] != urls["redis_url"]
+    with redis.Redis.from_url(urls["broker_url"], decode_responses=True) as client:
+        assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+
+
+def test_a_second_one_on_the_same_home_is_refused(running: Installation) -> None:
+    second = Installation(running.home)
+    second._out, second._err = second._out.with_suffix(".2"), second._err.with_suffix(".2")
+    assert running.process is not None
+    assert f"codeQ runs already with {running.home} (pid {running.process.pid})" in second.refuse()
+
+
+def test_a_port_in_use_is_said(running: Installation, tmp_path: Path) -> None:
+    said = Installation(tmp_path / "home", running.port).refuse()
+    assert (
+        said == f"Port {running.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "codeq_site.web",
+        "run/valkey.sock",
+        "run/broker.sock",
+        "bin/postgres",
+        "celery -A codeq_site --quiet worker",
+        "celery -A codeq_site --quiet beat",
+    ],
+)
+def test_a_killed_child_is_started_again_and_said_so(running: Installation, words: str) -> None:
+    before = len(running.out)
+    victim = running.child(words)
+    victim.kill()
+    until(lambda: "runs again" in running.out[before:], 60)
+    assert "was killed by SIGKILL; starting it again in" in running.out[before:]
+    assert running.child(words).pid != victim.pid
+    until(lambda: is_ready(running), 60)
+    assert goes_all_the_way(running, seconds=30.0)
+
+
+def is_ready(installation: Installation) -> bool:
+    try:
+        with urllib.request.urlopen(f"{installation.base}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def mark(installation: Installation) -> None:
+    with redis.Redis.from_url(published(installation)["redis_url"]) as client:
+        client.set("a-newcomers-task", "kept")
+
+
+def is_marked(installation: Installation) -> bool:
+    with redis.Redis.from_url(published(installation)["redis_url"]) as client:
+        return client.get("a-newcomers-task") == b"kept"
+
+
+def test_it_stops_in_time_and_the_next_start_goes_on(installation: Callable[[], Installation]) -> None:
+    own = installation()
+    own.start()
+    mark(own)
+    password = re.findall(r"password (\S+)", own.out)
+    secret = published(own)["secret_key"]
+    children = own.children()
+    assert len(children) >= 8
+
+    own.signal(signal.SIGTERM)
+    assert own.wait(2 * STOP_SECONDS) == 0
+    assert "Stopped in" in own.out
+    assert not [child for child in children if child.is_running()]
+    assert own.err.count("Traceback") == 0, own.err
+
+    own.start()
+    assert is_marked(own)
+    assert re.findall(r"password (\S+)", own.out) == password != []
+    assert published(own)["secret_key"] == secret
+
+    # Nobody tells the children: they notice, or the next start ends them.
+    children = own.children()
+    own.signal(signal.SIGKILL)
+    own.wait(30)
+
+    own.start()
+    assert is_marked(own)
+    assert not [child for child in children if child.is_running()]
+    own.signal(signal.SIGINT)
+    assert own.wait(2 * STOP_SECONDS) == 0
+    assert own.err.count("Traceback") == 0, own.err

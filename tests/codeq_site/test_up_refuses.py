@@ -1,0 +1,135 @@
+"""What `manage.py up` cannot start with: one clear sentence on stderr, exit code 1, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from codeq_site.devserver.embedded import PostgreSQL, Valkey
+from tests.codeq_site.conftest import Installation
+from tests.conftest import free_port
+
+Make = Callable[[], Installation]
+
+
+def test_a_port_that_another_program_listens_on(installation: Make) -> None:
+    own = installation()
+    with socket.create_server(("127.0.0.1", own.port)):
+        assert own.refuse() == (
+            f"Port {own.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+        )
+
+
+def test_an_address_of_another_machine(installation: Make) -> None:
+    assert "CODEQ_WEB_HOST" in installation().refuse(CODEQ_WEB_HOST="192.0.2.1")
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    # Below a file, because root may write into any directory.
+    (tmp_path / "file").write_text("in the way")
+    own = Installation(tmp_path / "home")
+    own.home = tmp_path / "file" / "home"
+    said = own.refuse()
+    assert said.startswith(f"Cannot write to {own.home} (Not a directory): choose another CODEQ_HOME")
+
+
+@pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="asks Linux for a directory that root cannot write")
+def test_a_home_without_the_right_to_write(tmp_path: Path) -> None:
+    own = Installation(tmp_path / "home")
+    own.home = Path("/proc/sys/codeq")
+    assert own.refuse().startswith("Cannot write to /proc/sys/codeq (")
+
+
+def test_an_append_only_file_damaged_in_the_middle(installation: Make) -> None:
+    own = installation()
+    directory = own.home / "valkey"
+    server = Valkey(directory, own.home / "valkey.log", own.home / "valkey.sock")
+    server.start()
+    with redis.Redis.from_url(server.url) as client:
+        for number in range(1000):
+            client.set(f"key-{number}", "v" * 50)
+    server.stop()
+    file = next((directory / "appendonlydir").glob("*.incr.aof"))
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 200] = os.urandom(200)
+    file.write_bytes(content)
+
+    said = own.refuse()
+    assert said.startswith(f"Valkey cannot start from {directory}: Bad file format reading the append only file")
+    assert "restore the directory from a backup, or move it away" in said
+    assert file.read_bytes() == content, "the damaged file is evidence: nothing may touch it"
+
+
+def test_an_append_only_file_cut_short_by_a_crash_is_taken(valkey_server: Callable[..., Valkey]) -> None:
+    server = valkey_server()
+    with redis.Redis.from_url(server.url) as client:
+        client.set("first", "1")
+        client.set("second", "2")
+    server.kill()
+    file = next((server.data / "appendonlydir").glob("*.incr.aof"))
+    file.write_bytes(file.read_bytes()[:-4])
+    server.start()
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        assert client.mget("first", "second") == ["1", None]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("global/pg_control", b"short", "could not read file"),
+        ("PG_VERSION", b"9.6\n", "incompatible"),
+        ("PG_VERSION", None, "holds no PostgreSQL database"),
+    ],
+    ids=["control file cut short", "another version", "no cluster any more"],
+)
+def test_a_damaged_postgresql(installation: Make, file: str, content: bytes | None, reason: str) -> None:
+    own = installation()
+    directory = own.home / "postgresql"
+    server = PostgreSQL(directory, own.home / "postgresql.log", own.home / "run" / "postgresql", {"fsync": "off"})
+    server.start()
+    server.stop()
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_bytes(content)
+    said = own.refuse()
+    assert str(directory) in said
+    assert reason in said
+    assert "move it away" in said
+
+
+def test_a_redis_that_does_not_answer(installation: Make) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    assert "The database cannot be prepared" in installation().refuse(REDIS_URL=url)
+
+
+def test_a_database_that_does_not_answer(installation: Make) -> None:
+    own = installation()
+    said = own.refuse(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
+    assert "The database cannot be prepared" in said
+    assert "onnection" in said
+    assert not (own.home / "postgresql").exists(), "DATABASE_URL is used instead of a server of our own"
+
+
+def test_production_without_servers_of_its_own(installation: Make) -> None:
+    said = installation().refuse(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
+    assert said == (
+        "Production mode starts no embedded servers and makes no secrets: "
+        "set DATABASE_URL, CELERY_BROKER_URL, SECRET_KEY."
+    )
+
+
+def test_a_setting_that_does_not_exist(installation: Make) -> None:
+    said = installation().refuse(CODEQ_QUEUE_LEASE_SECONDS="60")
+    assert said == "CODEQ_QUEUE_LEASE_SECONDS is not a setting. Did you mean CODEQ_QUEUES_LEASE_SECONDS?"
+
+
+def test_a_setting_with_a_bad_value(installation: Make) -> None:
+    said = installation().refuse(CODEQ_QUEUES_LEASE_SECONDS="soon")
+    assert "queues.lease_seconds" in said

@@ -1,0 +1,329 @@
+"""The front and the lean handler: paths, methods, ids of requests, bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from codeq_site.asgi import application
+from core import request_id
+from core.conf import conf
+from core.http import handler as http_handler
+from core.http import router
+from core.http.handler import ApiHandler
+from core.http.router import Router
+from core.logging import JsonFormatter
+from queues import long_poll, selectors
+from tests.queues.api.asgi_client import Client
+from tests.queues.api.conftest import TASKS
+from tests.queues.api.test_tasks import made
+
+LIMIT = conf().web.body_bytes
+
+
+@pytest.mark.parametrize("path", ["/v1/codeq/", "/v1/codeq/nothing", "/v1/codeq/tasks/", "/v1/codeq//tasks",
+                                  "/v1/codeq/tasks;a=1", "/v1/codeq/tasks/a/b/c", "/v1/codeq/../admin/"])  # fmt: skip
+async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> None:
+    answer = await anonymous.get(path)
+    assert (answer.status, answer.code) == (404, "not_found")
+    assert answer.json["requestId"] == answer.headers["x-request-id"]
+    assert set(answer.json) == {"type", "title", "status", "code", "error", "detail", "requestId"}
+    assert (answer.json["error"], answer.json["status"]) == ("not_found", 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        (TASKS, "GET, POST, HEAD, OPTIONS"),
+        (f"{TASKS}/claim", "POST, OPTIONS"),
+        (f"{TASKS}/x", "GET, DELETE, HEAD, OPTIONS"),
+        ("/healthz", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_another_method_is_told_what_there_is(anonymous: Client, path: str, known: str) -> None:
+    for method in ("PUT", "PATCH", "TRACE", "CONNECT", "get", "BREW"):
+        answer = await anonymous.request(method, path)
+        assert (answer.status, answer.code) == (405, "method_not_allowed")
+        assert answer.headers["allow"] == known
+    options = await anonymous.request("OPTIONS", path)
+    assert (options.status, options.body, options.headers["allow"]) == (204, b"", known)
+
+
+async def test_head_is_get_without_the_body(producer: Client) -> None:
+    task = await made(producer)
+    get = await producer.get(f"{TASKS}/{task['id']}")
+    head = await producer.request("HEAD", f"{TASKS}/{task['id']}")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.body))
+    missing = await producer.request("HEAD", f"{TASKS}/nothing")
+    assert (missing.status, missing.body) == (404, b"")
+
+
+@pytest.mark.spec("AUT-4", "A request's id comes back, on success and on errors")
+@pytest.mark.parametrize("sent", ["abc", "A-1_b.2", "x" * 128])
+async def test_a_requests_id_comes_back(anonymous: Client, producer: Client, sent: str) -> None:
+    headers = {"X-Request-Id": sent}
+    for answer in (
+        await producer.post(TASKS, {"command": "A", "payload": 1}, headers=headers),
+        await producer.post(TASKS, {}, headers=headers),
+        await anonymous.get(f"{TASKS}/x", headers=headers),
+        await anonymous.get("/v1/codeq/nothing", headers=headers),
+        await anonymous.get("/admin/login/", headers=headers),
+        await anonymous.get("/nothing-in-the-console", headers=headers),
+        await anonymous.get("/healthz", headers=headers),
+    ):
+        assert answer.headers["x-request-id"] == sent
+
+
+@pytest.mark.spec("AUT-4", "An id that is missing or could forge a line is replaced by a fresh one")
+@pytest.mark.parametrize(
+    "sent", ["", "a b", "x" * 129, "a\r\nSet-Cookie: b=c", "\x1b[31m", "é", "a,b", "a/b", "x" * 65_536]
+)
+async def test_an_odd_id_is_replaced(anonymous: Client, sent: str) -> None:
+    for path in ("/healthz", "/v1/codeq/nothing", "/admin/login/"):
+        ids = [(await anonymous.get(path, headers={"X-Request-Id": sent})).headers["x-request-id"] for _ in range(2)]
+        assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
+        assert ids[0] != ids[1]
+
+
+@pytest.mark.spec("AUT-4", "Every line of the log that a request causes carries its id")
+async def test_a_log_line_carries_the_requests_id(
+    producer: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise KeyError("secret-canary")
+
+    monkeypatch.setattr(selectors, "task", fail)
+    caplog.handler.addFilter(request_id.RequestIdFilter())
+    with caplog.at_level(logging.INFO):
+        answer = await producer.get(f"{TASKS}/x", headers={"X-Request-Id": "the-id"})
+    assert (answer.status, answer.code) == (500, "error")
+    assert b"canary" not in answer.body
+    assert answer.json["detail"] == "Something went wrong."
+    records = [record for record in caplog.records if record.name == "codeq.web"]
+    assert [record.request_id for record in records] == ["the-id"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("OBS-3", "A line of the log is one line, for people or as JSON, whatever is in it")
+def test_a_log_line_is_one_json_object() -> None:
+    request_id.set_current("the-id")
+    record = logging.LogRecord("codeq", logging.ERROR, __file__, 1, "two\nlines \ud800 %s", ("\x1b[31m",), None)
+    assert request_id.RequestIdFilter().filter(record)
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert (said["level"], said["message"], said["requestId"]) == ("ERROR", "two\nlines \\ud800 \x1b[31m", "the-id")
+    try:
+        raise ValueError("a\nb")
+    except ValueError as error:
+        record.exc_info = (type(error), error, error.__traceback__)
+    assert "ValueError" in json.loads(JsonFormatter().format(record))["error"]
+
+
+async def test_what_strangers_cause_is_a_short_line_of_the_log(
+    anonymous: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 KB of a header were 240 KB of log."""
+    said = io.StringIO()
+    handler = next(each for each in logging.getLogger().handlers if each.get_name() == "stderr")
+    monkeypatch.setattr(handler, "stream", said)
+    answer = await anonymous.get("/admin/login/", headers={"Host": "evil" * 10_000})
+    assert answer.status == 400
+    assert "evil" in said.getvalue()
+    assert len(said.getvalue()) < 1000
+    assert "ERROR" not in said.getvalue()
+
+
+OTHER_TYPES = [
+    "text/plain",
+    "multipart/form-data; boundary=x",
+    "application/x-www-form-urlencoded",
+    "application/json; charset=utf-7",
+    "application/json; charset=latin-1",
+    "application/jsonp",
+    "application/problem+json",
+    "json",
+    "a" * 10_000,
+    "",
+]
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+async def test_another_content_type_is_refused(producer: Client, kind: str) -> None:
+    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
+    assert (answer.status, answer.code) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=utf-8",
+                                  'application/json;charset="UTF-8"', "application/json ; charset=utf-8"])  # fmt: skip
+async def test_json_may_be_said_in_several_ways(producer: Client, kind: str) -> None:
+    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
+    assert answer.status == 202
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "chunked"])
+async def test_a_compressed_body_is_refused_unread(producer: Client, encoding: str) -> None:
+    exchange = producer.start("POST", TASKS, b"\x1f\x8b" + b"x" * 100, headers={"Content-Encoding": encoding})
+    answer = await exchange.answer()
+    assert answer is not None
+    assert (answer.status, answer.code) == (415, "unsupported_media_type")
+
+
+CHUNK = b" " * 65_536
+
+
+@pytest.mark.parametrize("announced", ["truth", "a lie", "nothing"])
+async def test_a_body_that_is_too_large_is_read_no_further(producer: Client, announced: str) -> None:
+    chunks = [CHUNK] * (LIMIT // len(CHUNK) + 100)
+    lengths = {"truth": str(len(chunks) * len(CHUNK)), "a lie": "10", "nothing": ""}
+    headers = {"Content-Length": lengths[announced]}
+    if announced == "nothing":
+        headers["Transfer-Encoding"] = "chunked"
+    exchange = producer.start("POST", TASKS, chunks=chunks, headers=headers)
+    answer = await exchange.answer()
+    assert answer is not None
+    assert (answer.status, answer.code) == (413, "payload_too_large")
+    assert exchange.taken <= LIMIT + 2 * len(CHUNK)
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_body_of_exactly_the_limit_is_read(producer: Client) -> None:
+    task = b'{"command":"A","payload":1}'
+    body = b" " * (LIMIT - len(task)) + task
+    parts = [body[at : at + 1_000_000] for at in range(0, len(body), 1_000_000)]
+    assert (await producer.post(TASKS, chunks=parts)).status == 202
+    assert (await producer.post(TASKS, chunks=[b" ", *parts])).status == 413
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "9" * 30, "0x10", "²"])
+async def test_an_odd_length_is_no_reason_to_fall_over(producer: Client, length: str) -> None:
+    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Length": length})
+    assert answer.status == 413
+
+
+async def test_a_body_that_does_not_come_in_time(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_handler, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
+    exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
+    answer = await asyncio.wait_for(exchange.answer(), 15)
+    assert answer is not None
+    assert (answer.status, answer.code) == (408, "request_timeout")
+    assert answer.headers["connection"] == "close"
+
+
+async def test_a_client_that_leaves_while_sending_is_not_answered(producer: Client) -> None:
+    exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
+    exchange.leave()
+    assert await exchange.answer() is None
+
+
+async def test_nobody_unknown_has_a_body_read(anonymous: Client) -> None:
+    answer = await anonymous.post(TASKS, b"{" * 1000)
+    assert (answer.status, answer.code) == (401, "unauthenticated")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_same_header_twice_is_never_half_believed(producer: Client) -> None:
+    exchange = producer.start("GET", f"{TASKS}/x")
+    exchange.task.cancel()
+    scope = {
+        "type": "http", "method": "GET", "path": f"{TASKS}/x", "query_string": b"", "root_path": "",
+        "headers": [(b"authorization", f"Bearer {producer.token}".encode()), (b"authorization", b"Bearer other")],
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await application(scope, receive, send)
+    assert sent[0]["status"] == 401
+
+
+async def test_answers_are_not_kept_nor_guessed_at(producer: Client) -> None:
+    answer = await producer.post(TASKS, {"command": "A", "payload": 1})
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("serve", "api", "console"), [("all", 401, 200), ("api", 401, 404), ("console", 404, 200)])
+async def test_a_process_serves_what_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, client: Callable[..., Client], serve: str, api: int, console: int
+) -> None:
+    front = Router()
+    monkeypatch.setattr(front, "serves_api", serve != "console")
+    monkeypatch.setattr(front, "serves_console", serve != "api")
+    some = client()
+    some.application = front
+    assert (await some.get(f"{TASKS}/x")).status == api
+    assert (await some.get("/admin/login/")).status == console
+    assert (await some.get("/healthz")).status == 200
+
+
+@pytest.mark.usefixtures("_room")
+async def test_start_and_stop_open_and_close_the_waiting_room() -> None:
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    life = asyncio.create_task(application({"type": "lifespan"}, told.get, said.put))
+    await told.put({"type": "lifespan.startup"})
+    assert (await said.get())["type"] == "lifespan.startup.complete"
+    assert long_poll.registry().is_listening
+    await told.put({"type": "lifespan.shutdown"})
+    assert (await said.get())["type"] == "lifespan.shutdown.complete"
+    assert not long_poll.registry().is_listening
+    await life
+
+
+async def test_a_websocket_is_refused() -> None:
+    said: list[Any] = []
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    await application({"type": "websocket", "path": "/v1/codeq/tasks"}, send, send)  # type: ignore[arg-type]
+    assert said == [{"type": "websocket.close"}]
+
+
+def test_a_path_is_looked_up_once_and_an_id_never_remembered() -> None:
+    handler = ApiHandler()
+
+    def resolved(path: str) -> dict[str, Any]:
+        scope = {"method": "GET", "path": path, "headers": []}
+        return handler.resolve(http_handler.ApiRequest(scope, None))[1]  # type: ignore[arg-type]
+
+    first, second = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10", "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e11"
+    for task_id in (first, second, first):
+        assert resolved(f"{TASKS}/{task_id}/result") == {"task_id": task_id}
+        assert resolved(f"{TASKS}/{task_id}") == {"task_id": task_id}
+    assert resolved(f"{TASKS}/x{first}x") == {"task_id": f"x{first}x"}
+    assert resolved(f"{TASKS}/{first}{second}") == {"task_id": first + second}
+    assert resolved("/v1/codeq/admin/queues/A") == {"command": "A"}
+    assert resolved("/v1/codeq/admin/queues/B") == {"command": "B"}
+    assert len(handler._views_by_shape) == 2
+    assert not handler._views_by_path
+    assert resolved(TASKS) == resolved(TASKS) == {}
+    assert len(handler._views_by_path) == 1
+
+
+async def test_a_form_of_any_size_is_not_written_to_a_file(anonymous: Client) -> None:
+    """Django takes all of a body, from anybody, before it looks at the path."""
+    parts = [b"a" * 2**20] * (LIMIT // 2**20 + 4)
+    answer = await anonymous.request("POST", "/admin/login/", chunks=parts)
+    assert (answer.status, answer.code) == (413, "payload_too_large")
+
+
+async def test_a_form_that_does_not_end_is_given_up(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
+    answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], stalls=True)
+    assert (answer.status, answer.code) == (408, "request_timeout")

@@ -1,0 +1,79 @@
+"""Beat's part of repair and retention, on queues that nobody claims from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from core.redis.connections import client
+from queues import maintenance, periodic_tasks, services
+from queues.current_engine import engine
+from queues.domain import Location, NewResult, NewTask, Status
+from queues.engine import keys, queries
+from queues.models import AuditedResult
+from tenants.cache import tenant_cache
+from tenants.models import Tenant as TenantRow
+from tenants.tenant import Tenant
+from tests.fixtures.queues import Clock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_follower() -> Iterator[None]:
+    """The directory's thread would hold the test database open."""
+    yield
+    tenant_cache.stop()
+
+
+@pytest.fixture
+def keeping(tenant: Tenant) -> TenantRow:
+    return TenantRow.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
+
+
+@pytest.fixture
+def forgetful(tenant: Tenant) -> Tenant:
+    """A tenant whose tasks may go as soon as they have ended."""
+    return Tenant(tid=tenant.tid, slug=tenant.slug, retention_ms=0)
+
+
+@pytest.mark.spec("BEA-1", "Due tasks become ready and expired leases return with no claimer around")
+def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: Tenant, clock: Clock) -> None:
+    delayed = [NewTask(command=f"c{number}", payload="1", delay_ms=1000) for number in range(3)]
+    services.enqueue(tenant, [*delayed, NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
+    services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
+    assert maintenance.repair(lambda: True) == (0, 0)
+    clock.advance(2)
+    assert periodic_tasks.repair() == "3 ready, 1 leases over"
+    assert periodic_tasks.repair() == "0 ready, 0 leases over"
+
+
+@pytest.mark.usefixtures("keeping")
+def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: Tenant, clock: Clock) -> None:
+    services.enqueue(tenant, [NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
+    services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
+    clock.advance(2)
+    maintenance.repair(lambda: True)
+    root = keys.of_partition(engine().partition_of(tenant.tid)).root
+    [(_, expires)] = client().zrange(keys.of_tenant(root, tenant.tid).expiry, 0, -1, withscores=True)
+    assert expires == clock.now_ms + 120_000
+
+
+@pytest.mark.spec("CLN-3", "Nothing is removed from Redis before it is in PostgreSQL")
+def test_cleanup_never_passes_the_audit(forgetful: Tenant) -> None:
+    [item] = services.enqueue(forgetful, [NewTask(command="c", payload="1")]).run_sync()
+    services.claim(forgetful, ["c"], "w").run_sync()
+    services.submit(forgetful, "w", [NewResult(task_id=item.task.id, status=Status.COMPLETED, result=b"{}")]).run_sync()
+    assert periodic_tasks.cleanup() == "0 removed"
+    periodic_tasks.drain()
+    assert periodic_tasks.cleanup() == "1 removed"
+    assert AuditedResult.objects.filter(pk=item.task.id).exists()
+
+
+@pytest.mark.spec("CLN-2", "Live work is never removed")
+def test_cleanup_leaves_what_has_not_ended(forgetful: Tenant) -> None:
+    [waiting, _] = services.enqueue(forgetful, [NewTask(command="c", payload="1")] * 2).run_sync()
+    services.claim(forgetful, ["c"], "w").run_sync()
+    assert periodic_tasks.cleanup() == "0 removed"
+    assert queries.task(engine(), forgetful.tid, waiting.task.id).run_sync()[0].location is Location.INPROG_SET
