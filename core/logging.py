@@ -1,4 +1,4 @@
-"""Log lines: for machines one JSON object each, whatever is in the message; brief where strangers cause them."""
+"""Log formatting: one JSON object a line, and short lines for errors that clients cause."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
-# Of what Django says of a request that it refuses: the request's own words are in it.
+# Django's messages about rejected requests contain text of the client. They are cut to this length.
 CLIENT_ERROR_CHARS = 300
 
 
 class ClientErrorFilter(logging.Filter):
-    """What Django refuses (a host that is not ours, a forged form) is a line, and no error of ours with its traceback.
+    """Log requests that Django rejects (unknown host, forged form) as a short warning without a traceback.
 
-    Anybody causes it: 60 KB of a header were 240 KB of log.
+    Any client can cause them: a header of 60 KB once wrote 240 KB of log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -29,6 +29,8 @@ class ClientErrorFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
+    """Write each record as one JSON object, whatever characters the message contains."""
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC),

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): the one place where a Python exception becomes an HTTP answer."""
+"""Problem documents (RFC 9457): the one place where an exception becomes an HTTP response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from core.errors import CodeqError
 log = logging.getLogger("codeq.web")
 
 MEDIA_TYPE = "application/problem+json"
-# A client's own words come back in `detail` (an unknown field's name, say): enough to recognise them, no more.
+# `detail` may repeat text of the client, such as the name of an unknown field. It is cut to this length.
 DETAIL_CHARACTERS = 400
 
 
@@ -38,7 +38,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
 
 
 def from_exception(error: BaseException) -> CodeqError:
-    """The error of our tree that `error` stands for. What nobody expected is logged here and told to no client."""
+    """Return the CodeqError for any exception. An unexpected one is logged here, and the client learns nothing of it."""
     if isinstance(error, CodeqError):
         return error
     if isinstance(error, msgspec.MsgspecError):
@@ -47,14 +47,14 @@ def from_exception(error: BaseException) -> CodeqError:
         return errors.InvalidRequest("The body is not valid UTF-8.")
     if isinstance(error, RecursionError):
         return errors.InvalidRequest("The body is nested too deeply.")
-    # TimeoutError is what a deadline raises; what was asked may have been carried out all the same.
+    # After a time-out the operation may have been carried out all the same.
     if isinstance(error, (redis.exceptions.RedisError, TimeoutError, ConnectionError)):
         log.warning("a server did not answer: %s", type(error).__name__)
         return errors.Unavailable(retry_after_seconds=1)
     if isinstance(error, (OperationalError, InterfaceError)):
-        # PostgreSQL is away. Tasks go in and out without it; what only it knows has to wait.
+        # PostgreSQL is down. Enqueue, claim and submit work without it.
         log.warning("the database did not answer: %s", type(error).__name__)
-        return errors.Unavailable("The database cannot answer right now.", retry_after_seconds=5)
+        return errors.Unavailable("The database does not answer. Try again in a few seconds.", retry_after_seconds=5)
     if isinstance(error, drf.APIException):
         return _from_rest_framework(error)
     if isinstance(error, Http404):
@@ -84,8 +84,9 @@ def _clip(text: str) -> str:
 
 
 def describe(error: CodeqError) -> Problem:
+    """Return the problem document of an error."""
     retry_after: int | None = None
-    # A client told to wait must be told how long, or all of them come back at once.
+    # Without a time to wait, all clients would retry at once.
     if error.status in (429, 503) or error.retry_after_seconds is not None:
         retry_after = max(1, math.ceil(error.retry_after_seconds or 1))
     return Problem(
@@ -101,7 +102,7 @@ def describe(error: CodeqError) -> Problem:
 
 
 def problem_response(error: BaseException) -> HttpResponse:
-    """The response for anything that was raised while serving a request."""
+    """Return the response for an exception that was raised while a request was served."""
     if isinstance(error, RequestAborted):
         raise error
     known = from_exception(error)
@@ -116,5 +117,5 @@ def problem_response(error: BaseException) -> HttpResponse:
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """Django REST framework's hook (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`)."""
+    """Handle exceptions of Django REST framework's own views (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`)."""
     return problem_response(error)

@@ -1,4 +1,4 @@
-"""The id of the request that is being served: taken from `X-Request-Id` or minted, sent back, and on every log line."""
+"""The id of the current request: taken from `X-Request-Id` or generated, returned, and part of every log line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextvars import ContextVar
 
 HEADER = b"x-request-id"
 _current: ContextVar[str] = ContextVar("codeq_request_id", default="-")
-# Anything else could forge a second header or a second log line; it is replaced, not cleaned.
+# Any other text could forge a second header or log line. It is replaced, not cleaned.
 _is_safe = re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch
 
 
-def choose(sent: bytes | None) -> str:
-    """The id to use for a request whose header said `sent`."""
-    if sent is not None:
-        text = sent.decode("latin-1")
+def choose(header: bytes | None) -> str:
+    """Return the id of a request: that of its header if it is safe, else a new one."""
+    if header is not None:
+        text = header.decode("latin-1")
         if _is_safe(text):
             return text
     return os.urandom(16).hex()
@@ -27,11 +27,13 @@ def current() -> str:
 
 
 def set_current(request_id: str) -> None:
-    """From here on, in this task and what it starts, log lines carry `request_id`."""
+    """Set the id for the log lines of this asyncio task and of the tasks that it starts."""
     _current.set(request_id)
 
 
 class RequestIdFilter(logging.Filter):
+    """Add the request id to log records."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id = _current.get()
         return True

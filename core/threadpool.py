@@ -1,4 +1,4 @@
-"""Work that blocks (the database, the sync Redis client), done in a few threads so that the event loop goes on."""
+"""Thread pools for blocking work of the API: the database, the synchronous Redis client, the artifact storage."""
 
 from __future__ import annotations
 
@@ -17,73 +17,78 @@ from core.errors import Unavailable
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# As many connections to the database as a web process opens for its API, of each of the two pools.
+# The threads of each pool, and so the database connections that the API of a web process opens.
 POOL_THREADS = 4
-# Queries have limits of their own, of seconds. A PostgreSQL that is frozen, or behind a network that is, keeps none.
+# Queries have shorter limits of their own, but a frozen PostgreSQL or network does not enforce them.
 DB_TIMEOUT_SECONDS = 15.0
-# Longer than an artifact takes to a bucket far away. Whoever waits is then told so; the thread goes on waiting.
+# Longer than an artifact takes to reach a distant bucket. The request then fails; its thread goes on waiting.
 STORAGE_TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 2**10
 _pools: dict[str, ThreadPoolExecutor] = {}
-_opened: set[BaseDatabaseWrapper] = set()
+_connections: set[BaseDatabaseWrapper] = set()
 
 
 async def run_db(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `work`, which may use the ORM. Unavailable if the database does not answer."""
+    """Run `work`, which may use the ORM, and return its result. Raises Unavailable if the database does not answer."""
     future = start_db(work, *args, **kwargs)
     try:
         done, _ = await asyncio.wait([future], timeout=DB_TIMEOUT_SECONDS)
     finally:
-        # What has not begun never does: nobody waits for it any more.
+        # Work that has not started is dropped: its request has given up.
         future.cancel()
     if not done:
-        raise Unavailable("The database does not answer right now.", retry_after_seconds=5)
+        raise Unavailable("The database does not answer. Try again in a few seconds.", retry_after_seconds=5)
     return future.result()
 
 
 def start_db(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
-    """As `run`, however long it takes."""
-    return _in("database", functools.partial(work, *args, **kwargs))
+    """Start `work` as `run_db` does, without a time limit."""
+    return _run_in("database", functools.partial(work, *args, **kwargs))
 
 
 async def run_storage(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `work` on the artifacts' storage, in threads that no database can hold up: workers must be able
-    to finish."""
+    """Run `work` on the artifact storage and return its result.
+
+    It has a pool of its own: workers can submit results while the database does not answer.
+    """
     async with asyncio.timeout(STORAGE_TIMEOUT_SECONDS):
-        return await _in("storage", functools.partial(work, *args, **kwargs))
+        return await _run_in("storage", functools.partial(work, *args, **kwargs))
 
 
-def _in(pool: str, work: Callable[[], R]) -> asyncio.Future[R]:
-    """Django's own signals do not reach the lean handler, so a connection that is too old or broken is dropped here."""
+def _run_in(pool: str, work: Callable[[], R]) -> asyncio.Future[R]:
+    """Run `work` in a thread of the pool.
 
-    def guarded() -> R:
+    Old and broken connections are closed here, because the API handler does not send Django's request signals.
+    """
+
+    def work_with_fresh_connections() -> R:
         close_old_connections()
         try:
             return work()
         finally:
             close_old_connections()
-            _opened.update(connections.all(initialized_only=True))
+            _connections.update(connections.all(initialized_only=True))
 
     if pool not in _pools:
-        _pools[pool] = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix=f"off-loop-{pool}")
+        _pools[pool] = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix=f"codeq-{pool}")
     context = contextvars.copy_context()
-    return asyncio.get_running_loop().run_in_executor(_pools[pool], context.run, guarded)
+    return asyncio.get_running_loop().run_in_executor(_pools[pool], context.run, work_with_fresh_connections)
 
 
 async def read_file(file: BinaryIO) -> AsyncIterator[bytes]:
-    """A file piece by piece; closed at the end, also when nobody wants the rest."""
+    """Yield a file in chunks, and close it at the end, also if the client disconnects."""
     try:
-        while piece := await run_storage(file.read, CHUNK_BYTES):
-            yield piece
+        while chunk := await run_storage(file.read, CHUNK_BYTES):
+            yield chunk
     finally:
         await run_storage(file.close)
 
 
 def stop_pools() -> None:
-    """End the threads and their connections; the next work starts new ones."""
+    """Stop the threads and close their connections. The next call starts new ones."""
     while _pools:
         _pools.popitem()[1].shutdown(wait=True)
-    while _opened:
-        connection = _opened.pop()
+    while _connections:
+        connection = _connections.pop()
         connection.inc_thread_sharing()  # its own thread has ended
         connection.close()

@@ -12,8 +12,8 @@ class QueuesConfig(AppConfig):
     def ready(self) -> None:
         from core.http.health import readiness
         from queues import policies
-        from queues.readiness import redis_is_missing
+        from queues.readiness import redis_problem
         from tenants.cache import tenant_cache
 
         tenant_cache.keep("policies", policies.load)
-        readiness.register(redis_is_missing)
+        readiness.register(redis_problem)

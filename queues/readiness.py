@@ -10,43 +10,43 @@ from core.redis.connections import client, primaries, serving_primaries, settle_
 from queues.engine import script_loader
 
 
-def redis_is_missing() -> str | None:
-    """Redis answers, writes, keeps what it acknowledges, throws nothing away, has the scripts and our partitions.
+def redis_problem() -> str | None:
+    """Return a problem if Redis cannot serve: down, read-only, not durable, evicting keys, or other partitions.
 
-    Every primary of a cluster must. Tenants of the others are answered all the same, as they are without PostgreSQL.
+    Loads missing scripts. On a cluster every primary is checked; tenants of the others are served all the same.
     """
     try:
         store = client()
-        there = serving_primaries(store)
-        if away := sorted(primaries(store).keys() - there.keys()):
-            return f"redis: not serving: {', '.join(away)}"
-        for name, server in there.items():
-            if problem := _server_is_missing(server):
+        servers = serving_primaries(store)
+        if missing := sorted(primaries(store).keys() - servers.keys()):
+            return f"redis: not serving: {', '.join(missing)}"
+        for name, server in servers.items():
+            if problem := _server_problem(server):
                 return f"{problem} ({name})" if name else problem
         settle_partitions(store)
     except errors.ConfigError as error:
         return f"redis: {error}"
     except redis.ResponseError:
-        return "redis: refuses our commands"
+        return "redis: rejects the commands of codeQ"
     except (redis.RedisError, OSError):
         return "redis: does not answer"
     return None
 
 
-def _server_is_missing(server: redis.Redis) -> str | None:
+def _server_problem(server: redis.Redis) -> str | None:
     server.ping()
     for script in script_loader.everything():
         if not server.script_exists(script.sha)[0]:
             server.script_load(script.source)
-    return _not_durable(server)
+    return _durability_problem(server)
 
 
-def _not_durable(server: redis.Redis) -> str | None:
+def _durability_problem(server: redis.Redis) -> str | None:
     persistence = server.info("persistence")
     if persistence.get("loading"):
-        return "redis: still reads its data"
+        return "redis: still loads its data"
     if server.info("memory").get("maxmemory_policy", "noeviction") != "noeviction":
-        return "redis: maxmemory-policy is not noeviction, tasks could be thrown away"
+        return "redis: maxmemory-policy is not noeviction, so tasks could be evicted"
     if conf().queues.durability == "relaxed":
         return None
     if not persistence.get("aof_enabled"):

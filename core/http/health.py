@@ -16,7 +16,7 @@ from core.conf import conf
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
 
-# Anybody may ask; the servers behind are asked once for all who ask at the same time.
+# The endpoints are open, so the servers are checked once for all requests that arrive within this time.
 ANSWER_SECONDS = 1.0
 CHECK_SECONDS = 3.0
 
@@ -28,16 +28,18 @@ class Healthy(msgspec.Struct):
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """A request would be answered now. With durability `fsync` an acknowledged write is on disk."""
+    """The process can serve requests. With durability `fsync` an acknowledged write is on disk."""
 
     status: Literal["ok"] = "ok"
     durability: Literal["fsync", "relaxed"]
 
 
 class HealthView(ApiView):
-    @Operation("healthz", tag="Operations", summary="Is the process alive", is_open=True, answers={200: Healthy})
+    @Operation(
+        "healthz", tag="Operations", summary="Check that the process is alive", is_open=True, answers={200: Healthy}
+    )
     async def get(self) -> HttpResponse:
-        """Nothing else is looked at, so that a broken Redis restarts nobody."""
+        """Checks no other server: a Redis that is down must not make the platform restart web processes."""
         return json_response(Healthy())
 
 
@@ -45,57 +47,56 @@ class ReadyView(ApiView):
     @Operation(
         "readyz",
         tag="Operations",
-        summary="Would a request be answered",
+        summary="Check that requests can be served",
         is_open=True,
         answers={200: Ready},
         errors=(errors.Unavailable,),
     )
     async def get(self) -> HttpResponse:
-        """Redis, its durability, its scripts, the database; 503 says what is missing."""
-        missing = await readiness.missing()
-        if missing:
-            raise errors.Unavailable("; ".join(missing), retry_after_seconds=5)
+        """Checks Redis, its durability and scripts, and the database. 503 names the problem."""
+        problems = await readiness.problems()
+        if problems:
+            raise errors.Unavailable("; ".join(problems), retry_after_seconds=5)
         return json_response(Ready(durability=conf().queues.durability))
 
 
 class Readiness:
-    """The last answer, for a second, and one look at a time."""
+    """The readiness checks, run at most once a second and one run at a time."""
 
     def __init__(self, *checks: Callable[[], str | None]) -> None:
         self._checks = list(checks)
-        self._looked = 0.0
-        self._looking: asyncio.Task[list[str]] | None = None
-        self._asked: dict[Callable[[], str | None], asyncio.Future[str | None]] = {}
+        self._checked_at = 0.0
+        self._run: asyncio.Task[list[str]] | None = None
+        self._pending: dict[Callable[[], str | None], asyncio.Future[str | None]] = {}
 
     def register(self, check: Callable[[], str | None]) -> None:
-        """Add a check of an app: it returns a problem in words, or None."""
+        """Add a check: a function that returns a problem in words, or None."""
         self._checks.append(check)
 
-    async def missing(self) -> list[str]:
+    async def problems(self) -> list[str]:
+        """Return the problems that the last run found; run the checks again if that was more than a second ago."""
         loop = asyncio.get_running_loop()
-        looking = self._looking
-        if looking is None or looking.get_loop() is not loop or (looking.done() and self._is_old):
-            self._looked = time.monotonic()
-            looking = self._looking = loop.create_task(self._look())
-        return await asyncio.shield(looking)
+        run = self._run
+        is_old = time.monotonic() - self._checked_at > ANSWER_SECONDS
+        if run is None or run.get_loop() is not loop or (run.done() and is_old):
+            self._checked_at = time.monotonic()
+            run = self._run = loop.create_task(self._run_checks())
+        return await asyncio.shield(run)
 
-    @property
-    def _is_old(self) -> bool:
-        return time.monotonic() - self._looked > ANSWER_SECONDS
-
-    async def _look(self) -> list[str]:
-        # A check that hangs is not begun again beside itself: it would take one thread after the other.
+    async def _run_checks(self) -> list[str]:
+        # A check that hangs is not started again: it would occupy one thread after the other.
         loop = asyncio.get_running_loop()
         for check in self._checks:
-            if check not in self._asked or self._asked[check].get_loop() is not loop:
-                self._asked[check] = threadpool.start_db(check)
-        done, hanging = await asyncio.wait(self._asked.values(), timeout=CHECK_SECONDS)
-        self._asked = {check: future for check, future in self._asked.items() if future in hanging}
+            if check not in self._pending or self._pending[check].get_loop() is not loop:
+                self._pending[check] = threadpool.start_db(check)
+        done, hanging = await asyncio.wait(self._pending.values(), timeout=CHECK_SECONDS)
+        self._pending = {check: future for check, future in self._pending.items() if future in hanging}
         problems = [problem for future in done if (problem := future.result())]
         return [*problems, "a check did not end in time"] if hanging else problems
 
 
-def database_is_missing() -> str | None:
+def database_problem() -> str | None:
+    """Return a problem if PostgreSQL does not answer."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -104,4 +105,4 @@ def database_is_missing() -> str | None:
     return None
 
 
-readiness = Readiness(database_is_missing)
+readiness = Readiness(database_problem)

@@ -96,7 +96,7 @@ async def test_a_database_that_is_down_is_named(
     def down() -> str:
         return "database: does not answer"
 
-    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.redis_is_missing, down))
+    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.redis_problem, down))
     assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
 
 
@@ -139,13 +139,13 @@ async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for
     readiness = health.Readiness(lambda: None, frozen)
     try:
         for _ in range(2 * threadpool.POOL_THREADS):
-            assert await readiness.missing() == ["a check did not end in time"]
+            assert await readiness.problems() == ["a check did not end in time"]
         assert begun == [1]
     finally:
         thawed.set()
 
     async def is_ready() -> bool:
-        return await readiness.missing() == []
+        return await readiness.problems() == []
 
     await until_async(is_ready)
 
