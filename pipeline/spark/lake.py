@@ -32,14 +32,17 @@ KEEP_LOADS_SECONDS = 7 * 24 * 3600
 
 
 class DamagedFile(RuntimeError):
-    """The file differs from the one that was written. Read its day from the audit again (`--since`), or restore it."""
+    """The file differs from the one written. Read its day again (`--since`), or restore it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(f"{file}: {self.__doc__}")
 
 
 class PublishConflict(RuntimeError):
-    """Another run has published a table that this run read or wrote. Compute again from the current tables."""
+    """Another run has published a table that this run read or wrote.
+
+    Compute the result again from the current tables.
+    """
 
 
 @dataclass(frozen=True)

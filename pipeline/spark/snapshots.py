@@ -79,7 +79,7 @@ def has_table(dsn: str, audit: AuditTable) -> bool:
 
 
 class NotAPrimary(RuntimeError):
-    """The database is a standby. Use the primary: a standby does not show which transactions are still open."""
+    """Use the primary: a standby does not show which transactions are still open."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def outcome(call: ScriptCall[T]) -> T | errors.CodeqError:
 
 
 def dawdle(dice: random.Random, max_us: int = 300) -> None:
-    """Wait for a random time, so that the scheduler does not always start the threads in the same order."""
+    """Wait for a random time, so that the order of the threads varies."""
     deadline = time.perf_counter() + dice.randrange(max_us) / 1e6
     while time.perf_counter() < deadline:
         pass

@@ -26,7 +26,7 @@ class RecordedCall:
 
 
 class History:
-    """The successful calls of one client. Rejected calls change nothing, so they are not recorded."""
+    """The successful calls of one client. Rejected calls change nothing."""
 
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []

@@ -1,1 +1,1 @@
-"""Fault tests: no acknowledged data is lost or duplicated when servers fail, stall, fill up or move."""
+"""Fault tests: failures of servers neither lose nor duplicate acknowledged data."""

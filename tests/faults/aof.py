@@ -13,7 +13,10 @@ from codeq_site.devserver.embedded import DURABLE, Valkey
 
 
 def find_aof(server: Valkey) -> Path:
-    """Return the path of the incremental file. There is exactly one while the file is not rewritten."""
+    """Return the path of the incremental file.
+
+    There is exactly one while the file is not rewritten.
+    """
     [path] = (server.data / "appendonlydir").glob("*.incr.aof")
     return path
 

@@ -118,12 +118,16 @@ class Cluster:
         self.nodes[source].execute_command("MIGRATE", "127.0.0.1", self.ports[to], "", 0, 5000, "KEYS", *names)
 
     def end_move(self, slot: int, source: int, to: int) -> None:
-        # Tell the target first: until the source knows, it redirects clients there, and the target must accept them.
+        # Update the target first: until the source is updated, it redirects clients to the target, which must accept
+        # them.
         for node in (self.nodes[to], self.nodes[source], *self.nodes):
             node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.ids[to])
 
     def move(self, slot: int, to: int, pause: float = 0.0) -> int:
-        """Move a slot key by key, as `valkey-cli --cluster reshard` does. Return the number of keys."""
+        """Move a slot key by key, as `valkey-cli --cluster reshard` does.
+
+        Return the number of keys.
+        """
         source, moved = self.begin_move(slot, to), 0
         while names := self.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
             self.migrate_keys(source, to, names)
@@ -133,7 +137,10 @@ class Cluster:
         return moved
 
     def move_atomically(self, slot: int, to: int) -> None:
-        """Move a slot atomically, as Valkey 9 supports: its owner changes when all keys have arrived."""
+        """Move a slot atomically, as Valkey 9 supports.
+
+        The owner changes when all keys have arrived.
+        """
         self.nodes[self.find_owner(slot)].execute_command(
             "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to]
         )

@@ -1,4 +1,4 @@
-"""Producers and workers that use the HTTP API like clients, and record the duration of every request."""
+"""Producers and workers that use the HTTP API, and record the duration of every request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TASKS = "/v1/codeq/tasks"
 
 
 class RequestRecord(NamedTuple):
-    """A request with its start on the monotonic clock, its duration and the status of its response."""
+    """A request with its start, its duration and the status of its response."""
 
-    started: float
+    started: float  # on the monotonic clock
     seconds: float
     operation: str
     status: int  # 0 = no response

@@ -58,7 +58,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 class PeriodicWork:
-    """Repeatedly create work for every periodic task, and record the effects that must happen once."""
+    """Create work for every periodic task, and record the effects that must happen once."""
 
     def __init__(self, tenant: Tenant, receiver: Receiver) -> None:
         self.tenant, self.receiver = tenant, receiver

@@ -1,4 +1,4 @@
-"""The engine on a Redis Cluster: all operations, the model test, and slots that move under load."""
+"""The engine on a Redis Cluster: all operations, the model, and slots moved under load."""
 
 from __future__ import annotations
 

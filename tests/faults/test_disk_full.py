@@ -18,7 +18,10 @@ LIMIT = 512
 
 
 class ValkeyOnFullDisk(Valkey):
-    """A Valkey with a limit on file sizes, which acts like a full disk: a partial write, then errors."""
+    """A Valkey with a limit on file sizes.
+
+    The limit acts like a full disk: a partial write, then errors.
+    """
 
     is_limited = True
 

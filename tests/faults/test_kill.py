@@ -75,7 +75,7 @@ def work(world: World, replies: Replies, dice: random.Random, name: str) -> None
 
 
 def run_until_killed(server: Valkey, actions: list[Callable[[World, Replies], None]], dice: random.Random) -> Replies:
-    """Repeat each action in a thread, kill the server, and wait until every thread gets no reply."""
+    """Repeat each action in a thread, kill the server, and wait for all threads to end."""
     replies, problems = Replies(), []
 
     def loop(action: Callable[[World, Replies], None]) -> None:

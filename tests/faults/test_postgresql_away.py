@@ -1,4 +1,4 @@
-"""PostgreSQL frozen or restarted under load: the API is not affected, and the audit is complete."""
+"""PostgreSQL frozen or restarted under load: no effect on the API, and a complete audit."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.queues.engine.world import LONG, Clock, World
 
 
 class TwoReleases(SyncRunner):
-    """Run each call with the script of this release or of another one, like two web processes in turn."""
+    """Run each call with the script of this or another release, like two web processes."""
 
     def __init__(self, client: redis.Redis, dice: random.Random) -> None:
         super().__init__(client)

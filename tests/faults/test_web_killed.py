@@ -1,4 +1,4 @@
-"""Kill web processes with SIGKILL during requests: clients repeat requests without a response."""
+"""Kill web processes during requests: clients repeat requests without a response."""
 
 from __future__ import annotations
 

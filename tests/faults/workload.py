@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "
 
 
 class Workload:
-    """Run the workload by iterating over `steps()`, which yields the name of each step after its call.
+    """A workload to iterate with `steps()`, which yields the name of each completed step.
 
     Every call is one script, and its reply is checked.
     """

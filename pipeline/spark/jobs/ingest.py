@@ -25,7 +25,7 @@ FEEDS = (
 
 
 class AuditTrimmed(RuntimeError):
-    """The audit has fewer rows of a day than the lake. Reading that day again would lose the deleted rows."""
+    """The audit has fewer rows than the lake. Reading the day again would lose rows."""
 
 
 def ingest(context: JobContext) -> JobReport:
