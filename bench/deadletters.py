@@ -1,10 +1,11 @@
-"""A million dead letters: how long the console's list and groups take, and what a bulk replay does to other tenants.
+"""Measure lists of a million dead letters, and a bulk replay's effect on other tenants.
 
     python -m bench.deadletters [--dead 1000000] [--replay 100000]
 
-A Valkey and a PostgreSQL of its own, as `make run` configures them. The lists are timed right after the rows came (the
-worst case: nothing is vacuumed) and again after a vacuum. The replay runs in this process; another tenant's worker,
-a process of its own, claims one task after the other meanwhile, and before.
+The benchmark starts its own Valkey and PostgreSQL, configured like those of `make run`. The lists are timed right after
+the rows are inserted (the worst case: nothing is vacuumed) and again after a vacuum. The replay runs in this process.
+A worker of another tenant, in a separate process, claims one task after the other, first before and then during the
+replay.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from datetime import timedelta
 from typing import Any
 
 from bench.audit import stack
-from bench.engine import row
+from bench.engine import print_row
 from queues.engine import maintenance_commands, producer_commands, worker_commands
 
-MESSAGES = 40  # different failures
+MESSAGES = 40  # number of distinct failures
 INSERT = """
     INSERT INTO queues_auditedresult (
         task_id, tenant_id, command, priority, payload, status, outcome, is_dead, fingerprint, error, result, artifacts,
@@ -37,17 +38,17 @@ INSERT = """
 """
 
 
-def fastest(work: Callable[[], Any], repeats: int = 3) -> float:
-    """Seconds, the least of the repeats."""
-    found = []
+def measure_fastest(work: Callable[[], Any], repeats: int = 3) -> float:
+    """Return the shortest duration of the repetitions in seconds."""
+    durations = []
     for _ in range(repeats):
         started = time.perf_counter()
         work()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        durations.append(time.perf_counter() - started)
+    return min(durations)
 
 
-def lists(tid: str, count: int) -> None:
+def measure_lists(tid: str, count: int) -> None:
     from django.db import connection
 
     from queues.deadletters import failure_groups, queries
@@ -60,11 +61,11 @@ def lists(tid: str, count: int) -> None:
         cursor.execute("ANALYZE queues_auditedresult")
     newest = pagination.keys(queries.which([tid], Filter())).found[0]
     middle = pagination.to_text(pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0)))
-    for when in ("as they came", "vacuumed"):
-        if when == "vacuumed":
+    for state in ("not vacuumed", "vacuumed"):
+        if state == "vacuumed":
             with connection.cursor() as cursor:
                 cursor.execute("VACUUM (ANALYZE) queues_auditedresult")
-        asked: dict[str, Callable[[], Any]] = {
+        works: dict[str, Callable[[], Any]] = {
             "groups with trends": lambda: failure_groups.groups([tid]),
             "groups of all tenants": lambda: failure_groups.groups(None),
             "first page of a tenant": lambda: queries.page([tid], Filter()),
@@ -72,39 +73,39 @@ def lists(tid: str, count: int) -> None:
             "a page in the middle": lambda: queries.page([tid], Filter(), cursor=middle),
             "a rare word": lambda: queries.page([tid], Filter(text=f"order {count // 2}")),
             "a common word": lambda: queries.page([tid], Filter(text="failure")),
-            "a JSON path that little fits": lambda: queries.page([tid], Filter(json_path="$.customer.id == 17")),
-            "a JSON path that nothing fits": lambda: queries.page([tid], Filter(json_path="$.nothing")),
+            "a JSON path that matches few": lambda: queries.page([tid], Filter(json_path="$.customer.id == 17")),
+            "a JSON path that matches nothing": lambda: queries.page([tid], Filter(json_path="$.nothing")),
             "the count": lambda: queries.count([tid], Filter()),
         }
-        for name, work in asked.items():
-            seconds = fastest(work)
-            row(f"{name}, {count:,} dead, {when}", f"{seconds * 1000:,.0f} ms", "<= 1,000 ms", seconds <= 1)
+        for name, work in works.items():
+            seconds = measure_fastest(work)
+            print_row(f"{name}, {count:,} dead, {state}", f"{seconds * 1000:,.0f} ms", "<= 1,000 ms", seconds <= 1)
 
 
-def claims(url: str, tid: str, seconds: float, told: Any) -> None:
-    """One worker of another tenant: the time of each claim."""
+def measure_claims(url: str, tid: str, seconds: float, results: Any) -> None:
+    """Claim tasks as a worker, and put the durations of the claims on the queue `results`."""
     import redis
 
     from core.redis.runners import SyncRunner
     from queues.engine import Engine, Options
 
     engine = Engine(SyncRunner(redis.Redis.from_url(url)), Options())
-    took = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    durations = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         started = time.perf_counter()
-        found = worker_commands.claim(engine, tid, ["send"], "w", lease_ms=300_000, limit=1).run_sync()
-        took.append(time.perf_counter() - started)
-        assert found.tasks
+        claimed = worker_commands.claim(engine, tid, ["send"], "w", lease_ms=300_000, limit=1).run_sync()
+        durations.append(time.perf_counter() - started)
+        assert claimed.tasks
         time.sleep(0.002)
-    told.put(took)
+    results.put(durations)
 
 
-def p99(took: list[float]) -> float:
-    return statistics.quantiles(took, n=100)[98] * 1000
+def compute_p99_ms(durations: list[float]) -> float:
+    return statistics.quantiles(durations, n=100)[98] * 1000
 
 
-def replay(count: int) -> None:
+def measure_replay(count: int) -> None:
     from core.conf import conf
     from queues import periodic_tasks
     from queues.current_engine import engine
@@ -130,48 +131,53 @@ def replay(count: int) -> None:
     for _ in range(100):
         producer_commands.enqueue(engine(), working.tid, "working", new, retention_ms=86_400_000).run_sync()
 
-    told = multiprocessing.get_context("spawn").Queue()
+    results = multiprocessing.get_context("spawn").Queue()
     arguments = (conf().redis_url, working.tid)
 
-    def watched(seconds: float) -> Any:
-        process = multiprocessing.get_context("spawn").Process(target=claims, args=(*arguments, seconds, told))
+    def start_worker(seconds: float) -> Any:
+        process = multiprocessing.get_context("spawn").Process(
+            target=measure_claims, args=(*arguments, seconds, results)
+        )
         process.start()
         return process
 
-    quiet = watched(10)
-    before = told.get()
-    quiet.join()
+    worker = start_worker(10)
+    before = results.get()
+    worker.join()
     job = bulk_jobs.start(dying, "replay", Filter(command="send"), actor="bench")
-    busy = watched(count / 8_000)
-    time.sleep(1)  # until it claims
+    worker = start_worker(count / 8_000)
+    time.sleep(1)  # the worker needs this time to start
     started = time.perf_counter()
     while bulk_runner.run(lambda: True, seconds=600):
         pass
     seconds = time.perf_counter() - started
-    during = told.get()
-    busy.join()
+    during = results.get()
+    worker.join()
     job.refresh_from_db()
     assert (job.state, job.done) == ("done", count), (job.state, job.done)
     rate = count / seconds
-    row(f"replay of {count:,} dead letters", f"{rate:,.0f}/s", ">= 5,000/s", rate >= 5_000)
-    row("another tenant's claim, p50 and p99: alone", f"{statistics.median(before) * 1000:.2f}, {p99(before):.2f} ms")
-    ratio = p99(during) / p99(before)
-    busy_ms = f"{statistics.median(during) * 1000:.2f}, {p99(during):.2f} ms"
-    row("another tenant's claim, p50 and p99: meanwhile", busy_ms, "p99 <= 2 x alone", ratio <= 2)
+    print_row(f"replay of {count:,} dead letters", f"{rate:,.0f}/s", ">= 5,000/s", rate >= 5_000)
+    print_row(
+        "another tenant's claim, p50 and p99: alone",
+        f"{statistics.median(before) * 1000:.2f}, {compute_p99_ms(before):.2f} ms",
+    )
+    ratio = compute_p99_ms(during) / compute_p99_ms(before)
+    during_ms = f"{statistics.median(during) * 1000:.2f}, {compute_p99_ms(during):.2f} ms"
+    print_row("another tenant's claim, p50 and p99: during the replay", during_ms, "p99 <= 2 x alone", ratio <= 2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dead", type=int, default=1_000_000)
     parser.add_argument("--replay", type=int, default=100_000)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with stack():
-        if asked.replay:
-            replay(asked.replay)
-        if asked.dead:
+        if options.replay:
+            measure_replay(options.replay)
+        if options.dead:
             from tenants.models import Tenant
 
-            lists(Tenant.objects.get_or_create(slug="graveyard")[0].tid, asked.dead)
+            measure_lists(Tenant.objects.get_or_create(slug="graveyard")[0].tid, options.dead)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the engine costs inside Redis: script time per task, memory per task, and what does not grow.
+"""Measure the engine's cost inside Redis: script time and memory per task.
 
     python -m bench.engine [--quick]
 
-Times are Valkey's own (`INFO commandstats`), the least of three repeats, and beside each the ratio to
-`EVALSHA return 1` measured in the same run: the machine's speed cancels out.
+Valkey measures the times itself (`INFO commandstats`). Each figure is the shortest of three repetitions, followed by
+its ratio to `EVALSHA return 1` in the same run, which does not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,27 @@ PAYLOAD = json.dumps({"to": "someone@example.com", "subject": "x" * 120, "n": 12
 PAYLOAD += " " * (200 - len(PAYLOAD))
 
 
-class World:
+class Bench:
+    """A client and an engine on a Valkey, with shortcuts for a task's life cycle."""
+
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.engine = Engine(SyncRunner(client), Options())
 
     def script_us(self, work: Callable[[], int], repeats: int = 3) -> float:
-        """Microseconds of script time per unit that `work` says it did; the least of the repeats."""
-        found = []
+        """Return the script time in microseconds per unit of work, the shortest of the repetitions.
+
+        `work` returns the number of units.
+        """
+        times = []
         for _ in range(repeats):
             self.client.config_resetstat()
             units = work()
-            found.append(self.client.info("commandstats")["cmdstat_evalsha"]["usec"] / units)
-        return min(found)
+            times.append(self.client.info("commandstats")["cmdstat_evalsha"]["usec"] / units)
+        return min(times)
 
-    def enqueue(self, tid: str, count: int, batch: int, **asked: Any) -> int:
-        new = NewTask(command="send", payload=PAYLOAD, **asked)
+    def enqueue(self, tid: str, count: int, batch: int, **options: Any) -> int:
+        new = NewTask(command="send", payload=PAYLOAD, **options)
         for _ in range(count // batch):
             producer_commands.enqueue(self.engine, tid, "bench", [new] * batch, retention_ms=DAY_MS).run_sync()
         return count
@@ -68,65 +73,66 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
-    """A Valkey of its own, configured as `make run` does it, but without a disk."""
+def start_bench() -> Iterator[Bench]:
+    """Start a Valkey that is configured like that of `make run`, but without persistence."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
     server = Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, "appendonly": "no"})
     server.start()
     try:
-        yield World(redis.Redis.from_url(server.url))
+        yield Bench(redis.Redis.from_url(server.url))
     finally:
         server.kill()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def row(what: str, figure: str, target: str = "", is_met: bool | None = None) -> None:
+def print_row(label: str, figure: str, target: str = "", is_met: bool | None = None) -> None:
     mark = {True: "ok", False: "MISSED", None: ""}[is_met]
-    print(f"{what:<58} {figure:>24}   {target:<18} {mark}", flush=True)
+    print(f"{label:<58} {figure:>24}   {target:<18} {mark}", flush=True)
 
 
-def verbs(w: World, count: int) -> None:
-    one = w.client.script_load("#!lua\nreturn 1")
+def measure_operations(bench: Bench, count: int) -> None:
+    return_one_sha = bench.client.script_load("#!lua\nreturn 1")
 
     def return_one() -> int:
         for _ in range(count):
-            w.client.evalsha(one, 0)
+            bench.client.evalsha(return_one_sha, 0)
         return count
 
-    base = w.script_us(return_one)
-    row("EVALSHA return 1", f"{base:.2f} µs")
-    for verb, us in bare(w, count).items():
-        row(f"{verb}, its commands alone", f"{us:.2f} µs, {us / base:.1f}x")
+    base = bench.script_us(return_one)
+    print_row("EVALSHA return 1", f"{base:.2f} µs")
+    for operation, us in measure_bare_commands(bench, count).items():
+        print_row(f"{operation}, its commands alone", f"{us:.2f} µs, {us / base:.1f}x")
     targets = {1: (12, 12, 8), 100: (7, 6, 5)}
     for batch, limits in targets.items():
-        w.client.flushall()
-        rounds = [one_way(w, f"b{batch}r{repeat}", count, batch) for repeat in range(3)]
-        best = [min(found) for found in zip(*rounds, strict=True)]
-        for verb, us, limit in zip(("enqueue", "claim", "submit"), best, limits, strict=True):
-            row(
-                f"{verb}, batches of {batch}",
+        bench.client.flushall()
+        rounds = [measure_life_cycle(bench, f"b{batch}r{repeat}", count, batch) for repeat in range(3)]
+        best = [min(times) for times in zip(*rounds, strict=True)]
+        for operation, us, limit in zip(("enqueue", "claim", "submit"), best, limits, strict=True):
+            print_row(
+                f"{operation}, batches of {batch}",
                 f"{us:.2f} µs/task, {us / base:.1f}x",
                 f"<= {limit} µs",
                 us <= limit,
             )
 
 
-def one_way(w: World, tid: str, count: int, batch: int) -> tuple[float, float, float]:
-    """Script time per task of `count` tasks going all the way: enqueue, claim, submit."""
+def measure_life_cycle(bench: Bench, tid: str, count: int, batch: int) -> tuple[float, float, float]:
+    """Return the script time per task of enqueue, claim and submit, for `count` tasks."""
     claims: list[list[Task]] = []
 
     def claim() -> int:
-        claims.extend(w.claim(tid, count, batch))
+        claims.extend(bench.claim(tid, count, batch))
         return sum(map(len, claims))
 
     return (
-        w.script_us(lambda: w.enqueue(tid, count, batch), repeats=1),
-        w.script_us(claim, repeats=1),
-        w.script_us(lambda: w.submit(tid, claims), repeats=1),
+        bench.script_us(lambda: bench.enqueue(tid, count, batch), repeats=1),
+        bench.script_us(claim, repeats=1),
+        bench.script_us(lambda: bench.submit(tid, claims), repeats=1),
     )
 
 
-# What Redis itself must do for a call, on the same words: no check, no way back, no answer. No script does it for less.
+# The Redis commands of each operation, with the same arguments but without checks, inverse recording and reply: a
+# lower bound of the cost of any script for the operation.
 BARE = {
     "enqueue": """
         call('TIME')
@@ -167,132 +173,150 @@ BARE = {
 }
 
 
-def bare(w: World, count: int) -> dict[str, float]:
-    """Script time of each verb's commands alone, one by one; and of a submit's in batches of 100."""
-    shas = {verb: w.client.script_load(f"#!lua flags=allow-oom\nlocal call = redis.call{BARE[verb]}") for verb in BARE}
+def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
+    """Return the script time of each operation's Redis commands without its script's logic."""
+    shas = {
+        operation: bench.client.script_load(f"#!lua flags=allow-oom\nlocal call = redis.call{commands}")
+        for operation, commands in BARE.items()
+    }
     new, ids = NewTask(command="send", payload=PAYLOAD), []
 
-    def send(verb: str, call: ScriptCall[Any]) -> Any:
-        [(_, words)] = call.commands
-        return w.client.evalsha(shas[verb], *words[1:])
+    def send(operation: str, call: ScriptCall[Any]) -> Any:
+        [(_, arguments)] = call.commands
+        return bench.client.evalsha(shas[operation], *arguments[1:])
 
     def enqueue() -> int:
         for _ in range(count):
-            send("enqueue", producer_commands.enqueue(w.engine, "bare", "bench", [new], retention_ms=DAY_MS))
+            send("enqueue", producer_commands.enqueue(bench.engine, "bare", "bench", [new], retention_ms=DAY_MS))
         return count
 
     def claim() -> int:
         for _ in range(count):
             ids.append(
-                send("claim", worker_commands.claim(w.engine, "bare", ["send"], "w", lease_ms=300_000, limit=1))[
+                send("claim", worker_commands.claim(bench.engine, "bare", ["send"], "w", lease_ms=300_000, limit=1))[
                     5
                 ].decode()
             )
         return count
 
     def submit(batch: int) -> int:
-        for at in range(0, len(ids), batch):
-            done = [
-                NewResult(task_id=each, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
-                for each in ids[at : at + batch]
+        for start in range(0, len(ids), batch):
+            results = [
+                NewResult(task_id=task_id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
+                for task_id in ids[start : start + batch]
             ]
-            send("submit", worker_commands.submit(w.engine, "bare", "w", done, retention_ms=DAY_MS))
+            send("submit", worker_commands.submit(bench.engine, "bare", "w", results, retention_ms=DAY_MS))
         ids.clear()
         return count
 
-    works = {"enqueue": enqueue, "claim": claim, "submit": lambda: submit(1)}
+    single = {"enqueue": enqueue, "claim": claim, "submit": lambda: submit(1)}
     in_batches = {"enqueue": enqueue, "claim": claim, "submit, batches of 100": lambda: submit(100)}
-    found: dict[str, list[float]] = {}
-    for verbs_of in (works, in_batches) * 3:
-        for verb, work in verbs_of.items():
-            found.setdefault(verb, []).append(w.script_us(work, repeats=1))
-    return {verb: min(each) for verb, each in found.items()}
+    times: dict[str, list[float]] = {}
+    for works in (single, in_batches) * 3:
+        for operation, work in works.items():
+            times.setdefault(operation, []).append(bench.script_us(work, repeats=1))
+    return {operation: min(values) for operation, values in times.items()}
 
 
-def memory(w: World, count: int) -> None:
-    w.client.execute_command("FLUSHALL", "SYNC")  # or what is still being freed would be subtracted
-    before = w.client.info("memory")["used_memory"]
-    w.enqueue("mem", count, 100)
-    each = (w.client.info("memory")["used_memory"] - before) / count
-    row("memory per pending task, 200-byte payload", f"{each:.0f} bytes", "<= 900 bytes", each <= 900)
+def measure_memory(bench: Bench, count: int) -> None:
+    bench.client.execute_command("FLUSHALL", "SYNC")  # asynchronous freeing would distort the difference
+    before = bench.client.info("memory")["used_memory"]
+    bench.enqueue("mem", count, 100)
+    bytes_per_task = (bench.client.info("memory")["used_memory"] - before) / count
+    print_row(
+        "memory per pending task, 200-byte payload",
+        f"{bytes_per_task:.0f} bytes",
+        "<= 900 bytes",
+        bytes_per_task <= 900,
+    )
 
 
-def growth(w: World, big: int, tenants: int) -> None:
-    """A claim among many, to one among a thousand: tasks in line, tasks in progress, tenants."""
+def measure_growth(bench: Bench, big: int, tenants: int) -> None:
+    """Compare claims with a large backlog, many leases or many tenants to small ones."""
 
     def claim_us(tid: str) -> float:
-        return w.script_us(lambda: len(w.claim(tid, 2000, 1)), repeats=5)
+        return bench.script_us(lambda: len(bench.claim(tid, 2000, 1)), repeats=5)
 
-    w.client.execute_command("FLUSHALL", "SYNC")
-    w.enqueue("small", 11_000, 100)  # a thousand are left at the end
-    small = claim_us("small")
-    row("claim, backlog about a thousand", f"{small:.2f} µs")
-    w.enqueue("big", big, 1000)
+    bench.client.execute_command("FLUSHALL", "SYNC")
+    bench.enqueue("small", 11_000, 100)  # a thousand remain after the claims
+    small_us = claim_us("small")
+    print_row("claim, backlog about a thousand", f"{small_us:.2f} µs")
+    bench.enqueue("big", big, 1000)
     us = claim_us("big")
-    row(f"claim, backlog {big:,}", f"{us:.2f} µs, {us / small:.2f}x", "<= 1.2x", us / small <= 1.2)
-    w.claim("big", big - 20_000, 1000)
-    w.enqueue("big", 12_000, 100)
+    print_row(f"claim, backlog {big:,}", f"{us:.2f} µs, {us / small_us:.2f}x", "<= 1.2x", us / small_us <= 1.2)
+    bench.claim("big", big - 20_000, 1000)
+    bench.enqueue("big", 12_000, 100)
     us = claim_us("big")
-    row(f"claim, {big - 20_000:,} in progress", f"{us:.2f} µs, {us / small:.2f}x", "<= 1.2x", us / small <= 1.2)
-    w.client.execute_command("FLUSHALL", "SYNC")
+    print_row(
+        f"claim, {big - 20_000:,} in progress", f"{us:.2f} µs, {us / small_us:.2f}x", "<= 1.2x", us / small_us <= 1.2
+    )
+    bench.client.execute_command("FLUSHALL", "SYNC")
     fewer = tenants // 10
-    few = claim_by_many(w, fewer, fewer)
-    row(f"claim, {fewer:,} tenants", f"{few:.2f} µs, {few / small:.2f}x one tenant")
-    us = claim_by_many(w, tenants, fewer)
-    row(f"claim, {tenants:,} tenants", f"{us:.2f} µs, {us / few:.2f}x", "<= 1.2x", us / few <= 1.2)
+    base_us = measure_claims_of_many_tenants(bench, fewer, fewer)
+    print_row(f"claim, {fewer:,} tenants", f"{base_us:.2f} µs, {base_us / small_us:.2f}x one tenant")
+    us = measure_claims_of_many_tenants(bench, tenants, fewer)
+    print_row(f"claim, {tenants:,} tenants", f"{us:.2f} µs, {us / base_us:.2f}x", "<= 1.2x", us / base_us <= 1.2)
 
 
-def claim_by_many(w: World, tenants: int, claiming: int) -> float:
-    """Script time of a claim when `tenants` have work and `claiming` of them, evenly chosen, claim in turn."""
+def measure_claims_of_many_tenants(bench: Bench, tenants: int, claiming: int) -> float:
+    """Return the script time of a claim with many tenants.
+
+    `tenants` have tasks, and `claiming` of them, evenly chosen, claim in turn.
+    """
     rounds = 5
-    w.client.execute_command("FLUSHALL", "SYNC")
+    bench.client.execute_command("FLUSHALL", "SYNC")
     for n in range(tenants):
-        w.enqueue(f"t{n}", rounds + 1, rounds + 1)
+        bench.enqueue(f"t{n}", rounds + 1, rounds + 1)
 
     def claim() -> int:
-        return sum(len(w.claim(f"t{n}", 1, 1)) for n in range(0, tenants, tenants // claiming))
+        return sum(len(bench.claim(f"t{n}", 1, 1)) for n in range(0, tenants, tenants // claiming))
 
-    return w.script_us(claim, repeats=rounds)
+    return bench.script_us(claim, repeats=rounds)
 
 
-def storms(w: World, count: int) -> None:
-    """Every lease over at once, every task due at once: how long until all can be claimed, and the longest script."""
-    w.client.flushall()
-    w.engine = Engine(SyncRunner(w.client), Options(backoff="fixed", backoff_base_ms=1))
+def measure_storms(bench: Bench, count: int) -> None:
+    """Expire all leases and make all tasks due at once.
+
+    Measure the time until all can be claimed, and slow scripts.
+    """
+    bench.client.flushall()
+    bench.engine = Engine(SyncRunner(bench.client), Options(backoff="fixed", backoff_base_ms=1))
     tid = "storm"
-    w.enqueue(tid, count, 1000)
-    w.claim(tid, count, 1000, lease_ms=1)
-    w.client.config_set("slowlog-log-slower-than", 10_000)
-    w.client.slowlog_reset()
+    bench.enqueue(tid, count, 1000)
+    bench.claim(tid, count, 1000, lease_ms=1)
+    bench.client.config_set("slowlog-log-slower-than", 10_000)
+    bench.client.slowlog_reset()
     started = time.perf_counter()
-    while maintenance_commands.reap(w.engine, tid, "send").run_sync()[0]:
+    while maintenance_commands.reap(bench.engine, tid, "send").run_sync()[0]:
         pass
-    reaped = time.perf_counter() - started
-    while maintenance_commands.promote(w.engine, tid, "send").run_sync()[0]:
+    reap_seconds = time.perf_counter() - started
+    while maintenance_commands.promote(bench.engine, tid, "send").run_sync()[0]:
         pass
-    took = time.perf_counter() - started
-    slow = [entry["duration"] / 1000 for entry in w.client.slowlog_get(100)]
-    ready = queries.stats(w.engine, tid).run_sync()[0].ready
+    total_seconds = time.perf_counter() - started
+    slow_ms = [entry["duration"] / 1000 for entry in bench.client.slowlog_get(100)]
+    ready = queries.stats(bench.engine, tid).run_sync()[0].ready
     assert ready == count, f"{ready} of {count} claimable"
-    row(
-        f"{count:,} leases over at once: reap + promote",
-        f"{reaped:.1f} + {took - reaped:.1f} s",
+    print_row(
+        f"{count:,} leases expired at once: reap + promote",
+        f"{reap_seconds:.1f} + {total_seconds - reap_seconds:.1f} s",
         "<= 300 s",
-        took <= 300,
+        total_seconds <= 300,
     )
-    row("scripts over 10 ms among them", f"{len(slow)} (max {max(slow, default=0):.1f} ms)", "0", not slow)
-    w.engine = Engine(SyncRunner(w.client), Options())
+    print_row(
+        "scripts over 10 ms among them", f"{len(slow_ms)} (max {max(slow_ms, default=0):.1f} ms)", "0", not slow_ms
+    )
+    bench.engine = Engine(SyncRunner(bench.client), Options())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size: for a look, not for the record")
+    parser.add_argument("--quick", action="store_true", help="use a tenth of the sizes, for a quick check")
     scale = 10 if parser.parse_args().quick else 1
-    with world() as w:
-        verbs(w, 20_000 // scale)
-        memory(w, 100_000 // scale)
-        growth(w, 1_000_000 // scale, 10_000 // scale)
-        storms(w, 1_000_000 // scale)
+    with start_bench() as bench:
+        measure_operations(bench, 20_000 // scale)
+        measure_memory(bench, 100_000 // scale)
+        measure_growth(bench, 1_000_000 // scale, 10_000 // scale)
+        measure_storms(bench, 1_000_000 // scale)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the three Bloom filters save, on against off: bytes to Redis, round trips, ids sent.
+"""Measure the bytes and commands that the three Bloom filters save.
 
     python -m bench.filters
 
-Counted by Valkey itself (`INFO stats`), so the figures do not depend on the machine.
+Valkey counts these itself (`INFO stats`), so the figures do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 import redis
 
-from bench.engine import row, world
+from bench.engine import print_row, start_bench
 from queues.engine import maintenance_commands
 
 
 def main() -> None:
-    with world() as w:
-        # The settings name the server, so they are read after it runs.
-        os.environ["REDIS_URL"] = f"unix://{w.client.connection_pool.connection_kwargs['path']}?db=0"
+    with start_bench() as bench:
+        # The settings contain the server's URL, so they must be read after it is started.
+        os.environ["REDIS_URL"] = f"unix://{bench.client.connection_pool.connection_kwargs['path']}?db=0"
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
         import django
 
         django.setup()
-        measure(w.client)
+        measure(bench.client)
 
 
 def measure(client: redis.Redis) -> None:
@@ -38,65 +38,66 @@ def measure(client: redis.Redis) -> None:
     payload = '"' + "x" * 4096 + '"'
     on, off = filters.Filters(), filters.NoFilters()
 
-    def spent(chosen: filters.Filters, work: Callable[[], object]) -> tuple[int, int, object]:
-        services.filters = lambda: chosen  # type: ignore[assignment]
+    def measure_cost(selected: filters.Filters, work: Callable[[], object]) -> tuple[int, int, object]:
+        """Return the bytes and the commands that Redis received, and the result of `work`."""
+        services.filters = lambda: selected  # type: ignore[assignment]
         client.script_flush()
-        work_before = client.info("stats")
-        answer = work()
+        before = client.info("stats")
+        result = work()
         after = client.info("stats")
-        # The two INFO calls themselves are in the difference: one of them, 20-odd bytes.
+        # The difference includes one of the two INFO calls: about 20 bytes.
         return (
-            after["total_net_input_bytes"] - work_before["total_net_input_bytes"],
-            after["total_commands_processed"] - work_before["total_commands_processed"] - 1,
-            answer,
+            after["total_net_input_bytes"] - before["total_net_input_bytes"],
+            after["total_commands_processed"] - before["total_commands_processed"] - 1,
+            result,
         )
 
     def enqueue(first: int, count: int) -> list[str]:
-        found = []
+        ids = []
         for n in range(first, first + count):
             new = NewTask(command="send", payload=payload, idempotency_key=f"key-{n}")
             item = services.enqueue(tenant, [new]).run_sync()[0]
-            found.append("refused" if isinstance(item, Exception) else item.task.id)
-        return found
+            ids.append("refused" if isinstance(item, Exception) else item.task.id)
+        return ids
 
     client.flushall()
     services.filters = lambda: on  # type: ignore[assignment]
-    made = enqueue(0, 1000)
-    with_it, _, answers = spent(on, lambda: enqueue(0, 1000))
-    without, _, same = spent(off, lambda: enqueue(0, 1000))
-    assert answers == same == made
-    row("1,000 duplicates of 4 KB: sent, filter on", f"{with_it / 1e6:.2f} MB")
-    row("1,000 duplicates of 4 KB: sent, filter off", f"{without / 1e6:.2f} MB, {without / with_it:.1f}x")
-    fresh_on, _, _ = spent(on, lambda: enqueue(10_000, 1000))
-    fresh_off, _, _ = spent(off, lambda: enqueue(20_000, 1000))
-    row("1,000 new keys: sent, on against off", f"{fresh_on / fresh_off:.3f}x")
+    task_ids = enqueue(0, 1000)
+    bytes_on, _, result_on = measure_cost(on, lambda: enqueue(0, 1000))
+    bytes_off, _, result_off = measure_cost(off, lambda: enqueue(0, 1000))
+    assert result_on == result_off == task_ids
+    print_row("1,000 duplicates of 4 KB: sent, filter on", f"{bytes_on / 1e6:.2f} MB")
+    print_row("1,000 duplicates of 4 KB: sent, filter off", f"{bytes_off / 1e6:.2f} MB, {bytes_off / bytes_on:.1f}x")
+    bytes_on, _, _ = measure_cost(on, lambda: enqueue(10_000, 1000))
+    bytes_off, _, _ = measure_cost(off, lambda: enqueue(20_000, 1000))
+    print_row("1,000 new keys: sent, on against off", f"{bytes_on / bytes_off:.3f}x")
 
-    def ask_for(ids: list[str]) -> list[str]:
-        found = []
+    def send_heartbeats(ids: list[str]) -> list[str]:
+        error_codes = []
         for task_id in ids * 5:
             try:
                 services.heartbeat(tenant, task_id, "w").run_sync()
             except errors.CodeqError as error:
-                found.append(error.code)
-        return found
+                error_codes.append(error.code)
+        return error_codes
 
     for task in services.claim(tenant, ["send"], "w", count=1000).run_sync().tasks:
         services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).run_sync()
     services.filters = lambda: on  # type: ignore[assignment]
-    services.purge(tenant, made).run_sync()
-    _, calls_on, answers = spent(on, lambda: ask_for(made))
-    _, calls_off, same = spent(off, lambda: ask_for(made))
-    assert answers == same
-    row("5,000 heartbeats of deleted tasks: commands, on / off", f"{calls_on} / {calls_off}")
+    services.purge(tenant, task_ids).run_sync()
+    _, calls_on, result_on = measure_cost(on, lambda: send_heartbeats(task_ids))
+    _, calls_off, result_off = measure_cost(off, lambda: send_heartbeats(task_ids))
+    assert result_on == result_off
+    print_row("5,000 heartbeats of deleted tasks: commands, on / off", f"{calls_on} / {calls_off}")
 
     now_ms = maintenance_commands.expired(engine(), tenant.tid).run_sync()[0]
     services.cleanup(tenant.tid).run_sync()
-    # Another process's cleanup has listed ids that are gone by now: what is sent for them again.
+    # Measure a cleanup of ids that the cleanup of another process has removed already.
     root = engine().root(tenant.tid)
-    client.zadd(f"{root}expiry:{tenant.tid}", dict.fromkeys(made, now_ms - 1))
-    sent_on, _, _ = spent(on, lambda: services.cleanup(tenant.tid).run_sync())
-    sent_off, _, _ = spent(off, lambda: services.cleanup(tenant.tid).run_sync())
-    row("cleanup over 1,000 ids removed already: sent, on / off", f"{sent_on} / {sent_off} bytes")
+    client.zadd(f"{root}expiry:{tenant.tid}", dict.fromkeys(task_ids, now_ms - 1))
+    bytes_on, _, _ = measure_cost(on, lambda: services.cleanup(tenant.tid).run_sync())
+    bytes_off, _, _ = measure_cost(off, lambda: services.cleanup(tenant.tid).run_sync())
+    print_row("cleanup over 1,000 ids removed already: sent, on / off", f"{bytes_on} / {bytes_off} bytes")
 
 
 if __name__ == "__main__":

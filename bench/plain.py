@@ -1,8 +1,8 @@
-"""The yardstick of bench.http: a plain async Django view that does one EVALSHA, on the same front and server.
+"""The baseline of bench.http: a plain async Django view with one EVALSHA.
 
     python -m bench.plain      serves POST /v1/codeq/plain on CODEQ_PORT
 
-No token, no tenant, no validation, no metrics: what a request costs when nothing is asked of it.
+It runs on the same router and server, without authentication, tenants, validation and metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-# What an enqueue cannot do without: keep the text, put its id in line.
+# The minimal work of an enqueue: store the task, and add its id to the queue.
 SCRIPT = """#!lua
 redis.call('HSET', KEYS[1], 'spec', ARGV[1])
 redis.call('LPUSH', KEYS[2], ARGV[2])
@@ -24,7 +24,7 @@ SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _pipe: Any = None
 
 
-async def plain(request: HttpRequest) -> HttpResponse:
+async def enqueue_plain(request: HttpRequest) -> HttpResponse:
     global _pipe
     if _pipe is None:
         from core.conf import conf
@@ -34,12 +34,12 @@ async def plain(request: HttpRequest) -> HttpResponse:
         await _pipe.send([("SCRIPT", "LOAD", SCRIPT)])
     body = await request.read_body(10**6)  # type: ignore[attr-defined]
     task_id = str(uuid.uuid4())
-    (answer,) = await _pipe.send([("EVALSHA", SHA, 2, f"plain:{{0}}:{task_id}", "plain:{0}:line", body, task_id)])
-    assert answer == 1
+    (reply,) = await _pipe.send([("EVALSHA", SHA, 2, f"plain:{{0}}:{task_id}", "plain:{0}:line", body, task_id)])
+    assert reply == 1
     return HttpResponse(b'{"id":"%s"}' % task_id.encode(), status=202, content_type="application/json")
 
 
-urlpatterns = [path("v1/codeq/plain", plain)]
+urlpatterns = [path("v1/codeq/plain", enqueue_plain)]
 
 
 if __name__ == "__main__":

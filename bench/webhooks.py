@@ -1,8 +1,8 @@
-"""How many callbacks one worker process sends in a second, and what a hanging endpoint costs the others.
+"""Measure callbacks per second of a worker process, and the effect of a hanging endpoint.
 
     python -m bench.webhooks [--deliveries 4000]
 
-The receiver is another process on the loopback that reads a request and answers 200.
+The receiver is another process on the loopback that reads a request and responds with 200.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 import uuid
 from datetime import UTC, datetime, timedelta
 
-from bench.audit import stack, tenants
-from bench.engine import row
+from bench.audit import get_tids, stack
+from bench.engine import print_row
 
 HOSTS = 20
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 
 
 def receive(port: multiprocessing.Queue[int], hangs: bool) -> None:
@@ -29,33 +29,33 @@ def receive(port: multiprocessing.Queue[int], hangs: bool) -> None:
         await reader.readexactly(int(size))
         if hangs:
             await asyncio.sleep(3600)
-        writer.write(ANSWER)
+        writer.write(RESPONSE)
         await writer.drain()
         writer.close()
 
     async def serve() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=2048)
         number = server.sockets[0].getsockname()[1]
-        others = [f"127.0.0.{host}" for host in range(2, HOSTS + 1)]
-        more = await asyncio.start_server(handle, others, number, backlog=2048)
+        other_hosts = [f"127.0.0.{host}" for host in range(2, HOSTS + 1)]
+        other_server = await asyncio.start_server(handle, other_hosts, number, backlog=2048)
         port.put(number)
-        await asyncio.gather(server.serve_forever(), more.serve_forever())
+        await asyncio.gather(server.serve_forever(), other_server.serve_forever())
 
     asyncio.run(serve())
 
 
-def receiver(*, hangs: bool = False) -> tuple[multiprocessing.Process, int]:
+def start_receiver(*, hangs: bool = False) -> tuple[multiprocessing.Process, int]:
     port: multiprocessing.Queue[int] = multiprocessing.Queue()
     process = multiprocessing.Process(target=receive, args=(port, hangs), daemon=True)
     process.start()
     return process, port.get(timeout=10)
 
 
-def open_deliveries(tid: str, url: str, count: int, before: timedelta = timedelta()) -> None:
+def open_deliveries(tid: str, url: str, count: int, age: timedelta = timedelta()) -> None:
     from core import url_check
     from webhooks.models import Delivery
 
-    now, target = datetime.now(UTC) - before, url_check.parse(url)
+    now, target = datetime.now(UTC) - age, url_check.parse(url)
     body = '{"status":"COMPLETED","result":"' + "x" * 500 + '"}'
     Delivery.objects.bulk_create(
         Delivery(
@@ -66,37 +66,39 @@ def open_deliveries(tid: str, url: str, count: int, before: timedelta = timedelt
     )  # fmt: skip
 
 
-def measure(count: int, well: int, hung: int) -> None:
+def measure(count: int, healthy_port: int, hanging_port: int) -> None:
     from webhooks.models import DeliveryAttempt
     from webhooks.sender import Sender
 
-    tid = tenants()[0]
+    tid = get_tids()[0]
     for hosts in (1, HOSTS):
         for number in range(hosts):
             open_deliveries(
-                tid, f"http://127.0.0.{number + 1}:{well}/hook" if hosts > 1 else url_of(well), count // hosts
+                tid,
+                f"http://127.0.0.{number + 1}:{healthy_port}/hook" if hosts > 1 else build_url(healthy_port),
+                count // hosts,
             )
         sender = Sender()
         started = time.perf_counter()
         asyncio.run(sender.run(lambda: True, 120))
         rate = sender.delivered / (time.perf_counter() - started)
-        what = f"callbacks to {hosts} local host{'s' if hosts > 1 else ''}, one process"
-        row(what, f"{rate:,.0f} /s", ">= 500 /s", rate >= 500)
+        label = f"callbacks to {hosts} local host{'s' if hosts > 1 else ''}, one process"
+        print_row(label, f"{rate:,.0f} /s", ">= 500 /s", rate >= 500)
 
     DeliveryAttempt.objects.all().delete()
-    open_deliveries(tid, url_of(hung), 2000, timedelta(seconds=60))
+    open_deliveries(tid, build_url(hanging_port), 2000, timedelta(seconds=60))
     opened = datetime.now(UTC)
-    open_deliveries(tid, url_of(well), 2000)
+    open_deliveries(tid, build_url(healthy_port), 2000)
     asyncio.run(Sender().run(lambda: True, 10))
-    late = sorted(
-        (at - opened).total_seconds()
-        for at in DeliveryAttempt.objects.filter(status_code=200).values_list("started_at", flat=True)
+    delays = sorted(
+        (started_at - opened).total_seconds()
+        for started_at in DeliveryAttempt.objects.filter(status_code=200).values_list("started_at", flat=True)
     )
-    p99 = late[int(len(late) * 0.99)]
-    row("wait of 2,000 others while an endpoint with 2,000 hangs, p99", f"{p99:.1f} s", "<= 10 s", p99 <= 10)
+    p99 = delays[int(len(delays) * 0.99)]
+    print_row("wait of 2,000 others while an endpoint with 2,000 hangs, p99", f"{p99:.1f} s", "<= 10 s", p99 <= 10)
 
 
-def url_of(port: int) -> str:
+def build_url(port: int) -> str:
     return f"http://127.0.0.1:{port}/hook"
 
 
@@ -104,10 +106,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deliveries", type=int, default=4000)
     count = parser.parse_args().deliveries
-    well, hung = receiver(), receiver(hangs=True)
+    healthy, hanging = start_receiver(), start_receiver(hangs=True)
     with stack(CODEQ_WEBHOOKS_ALLOW_HOSTS="127.0.0.0/8"):
-        measure(count, well[1], hung[1])
-    for process, _ in (well, hung):
+        measure(count, healthy[1], hanging[1])
+    for process, _ in (healthy, hanging):
         process.kill()
 
 

@@ -12,7 +12,7 @@ from django.urls import path, reverse
 
 from console.page import Page, inside, tenant_of
 from pipeline import charts
-from pipeline.selectors import Days
+from pipeline.selectors import DateRange
 from queues.engine.keys import COMMAND
 from tenants import scoping
 
@@ -46,7 +46,7 @@ class InsightsPage(Page):
             tenant=tenant,
             spans=list(charts.SPANS),
             span=_span(asked["days"]),
-            last_run=charts.last_run(),
+            last_run=charts.find_last_run(),
             tid=tid,
             **extra,
         )
@@ -55,28 +55,28 @@ class InsightsPage(Page):
 
 def _of_tenant(tid: str, command: str, span: int) -> dict[str, Any]:
     """What there is to see of it; nothing where there is no history."""
-    last = charts.latest(tid)
+    last = charts.find_latest_day(tid)
     if last is None:
         return {}
     # Up to where there is history: an installation whose pipeline stands still shows what it knows.
     until = last + dt.timedelta(days=1)
-    days = Days(until - dt.timedelta(days=span), until)
-    commands = charts.commands(tid, days)
+    days = DateRange(until - dt.timedelta(days=span), until)
+    commands = charts.list_commands(tid, days)
     command = command or (commands[0] if commands else "")
     worst = "by hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
-    groups, is_cut = charts.failures(tid, command, days)
+    groups, is_cut = charts.list_failures(tid, command, days)
     return {
         "command": command,
         "commands": commands,
         "days": days,
         "last": last,
         "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
-        "courses": msgspec.to_builtins(charts.charts(tid, command, days)),
-        "totals": charts.totals(tid, command, days),
+        "courses": msgspec.to_builtins(charts.build_charts(tid, command, days)),
+        "totals": charts.sum_totals(tid, command, days),
         "groups": [(group, _task_url(tid, group.example)) for group in groups],
         "is_cut": is_cut,
-        "leases": charts.leases(tid, days),
-        "endpoints": charts.endpoints(tid, days),
+        "leases": charts.list_lease_advice(tid, days),
+        "endpoints": charts.list_endpoints(tid, days),
     }
 
 

@@ -1,9 +1,9 @@
-"""What a failure is called: the command and its message without what differs from one occurrence to the next.
+"""Name a failure by its command and the constant parts of its message.
 
-The console applies the steps with `re`, Spark with `regexp_replace`; so a pattern may use only what Python's and
-Java's regular expressions understand alike: ASCII classes, fixed lookbehinds, no back references, no `\\b`, `\\d` or
-`\\s` (both languages have their own idea of them). Every pattern starts at a boundary or has bounded repetition, so
-that no message makes it quadratic. tests/core/test_failure_fingerprint.py holds both against each other.
+The console applies the steps with `re`, Spark with `regexp_replace`. So a pattern may only use syntax that Python's
+and Java's regular expressions interpret alike: ASCII classes, fixed-length lookbehinds, no back references, and no
+`\\b`, `\\d` or `\\s`, which the two languages define differently. Every pattern starts at a boundary or has bounded
+repetition, so that no message takes quadratic time. tests/pipeline/test_failure_fingerprint.py compares the two.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LENGTH: Final = 200  # of a normalised message
-READ: Final = 4_000  # of a message, from its beginning
+MAX_LENGTH: Final = 200  # characters of a normalised message
+MAX_INPUT_LENGTH: Final = 4_000  # characters of a message that are read, after a traceback is removed
 
-# All of a traceback but its last line that is not indented: that line says what happened.
-TRACEBACK_HOLDS: Final = "Traceback "
+# A traceback up to its last line that is not indented. That line, which is kept, names the error.
+TRACEBACK_REQUIRED: Final = "Traceback "
 TRACEBACK: Final = r"^[\x00-\x20]{0,100}Traceback [^\x00]*\n(?=[^\x00-\x20])"
-# Pattern, what it is replaced by, and what every match of it holds: where that is not, Spark need not look for more.
-# The lookaheads in front say nothing new; they are cheaper to fail on than what follows them.
+# Pattern, replacement, and a text that every match contains: Spark skips the pattern on messages without that text.
+# The leading lookaheads change no match; they fail faster than the pattern that follows.
 STEPS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Za-z])", "<uuid>", "-"),
     (r"(?<![0-9A-Za-z])https?://[^\x00-\x20\"'<>]{1,2000}", "<url>", "://"),
@@ -38,29 +38,29 @@ STEPS: Final[tuple[tuple[str, str, str], ...]] = (
         "",
     ),
     (r"(?<![A-Za-z0-9._/<-])(?:/[A-Za-z0-9._-]{1,255}){2,64}", "<path>", "/"),
-    # A status or error number is what the failure is; every other number is an occurrence of it.
+    # A status or error number identifies the failure. Every other number differs between occurrences.
     (
         r"(?=[0-9])(?<![0-9])(?<![Hh][Tt][Tt][Pp] )(?<![Ss]tatus )(?<![Cc]ode )(?<![Ee]rrno )[0-9]{1,400}",
         "<n>",
         "",
     ),
     (r"<n>(?:[.,:]<n>){1,64}", "<n>", "<n>"),
-    # One space alone is what it would become.
+    # A single space is left out of the pattern because its replacement is a single space.
     (r"[\x00-\x20]{2,4000}|[\x00-\x1f]", " ", ""),
 )
 _TRACEBACK = re.compile(TRACEBACK)
 _COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement, _ in STEPS)
-NOTHING_SAID: Final = "(no message)"
+NO_MESSAGE: Final = "(no message)"
 
 
 def normalise(message: str) -> str:
-    """The message as all occurrences of this failure share it."""
-    text = _TRACEBACK.sub("", message)[:READ]
+    """Return the part of the message that all occurrences of the failure share."""
+    text = _TRACEBACK.sub("", message)[:MAX_INPUT_LENGTH]
     for pattern, replacement in _COMPILED:
         text = pattern.sub(replacement, text)
-    return text.strip(" ")[:LENGTH] or NOTHING_SAID
+    return text.strip(" ")[:MAX_LENGTH] or NO_MESSAGE
 
 
 def fingerprint(command: str, message: str) -> str:
-    """The name of the group this failure belongs to."""
+    """Return the name of the group that the failure belongs to."""
     return f"{command}: {normalise(message)}"

@@ -1,2 +1,4 @@
-"""History to tables: the marts and how they are seen. `pipeline.spark` computes them, and imports of the rest only
-`core.failure_fingerprint`."""
+"""The data pipeline: the marts of a tenant's history, and their API.
+
+`pipeline.spark` computes them and imports nothing of the other modules but `core.failure_fingerprint`.
+"""

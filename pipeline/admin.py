@@ -1,4 +1,7 @@
-"""The runs of the pipeline and the marts' rows in the console. Written by the pipeline alone: here they are read."""
+"""The runs of the pipeline and the marts' rows in the console.
+
+Written by the pipeline alone: here they are read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tenants.models import Tenant
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 STATE_COLOURS = {
-    RunLog.State.SUCCEEDED: "success", RunLog.State.RUNNING: "info", RunLog.State.FAILED: "danger",
+    RunLog.JobState.SUCCEEDED: "success", RunLog.JobState.RUNNING: "info", RunLog.JobState.FAILED: "danger",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The app of the data pipeline."""
+"""The Django app of the data pipeline."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the console's charts show: the marts of one tenant over a period, step by step.
+"""The data of the console's charts: a tenant's marts in steps of an hour or a day.
 
-Counts are added up. A quantile is of its hour, and quantiles of several hours are no quantile of them all: a longer
-step shows its worst hour.
+Counts of a step are summed. Quantiles cannot be combined, so a step longer than an hour shows its worst hour.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ import msgspec
 from django.db.models import Max, Min, Sum
 
 from pipeline.models import Capacity, Failure, Latency, LeaseAdvice, Mart, RunLog, Throughput, Usage, WebhookHealth
-from pipeline.selectors import Days
+from pipeline.selectors import DateRange
 
 HOUR, DAY = dt.timedelta(hours=1), dt.timedelta(days=1)
-# Days -> how long a step is.
+# Length of the period in days -> length of a step.
 SPANS: Final = {1: HOUR, 7: HOUR, 30: DAY, 90: DAY}
-GROUPS = 20
-COMMANDS = 200
+MAX_ROWS = 20
+MAX_COMMANDS = 200
 QUANTILES = ("p50", "p95", "p99")
 TARGETS = ("1s", "10s", "60s")
 
 
-class Course(msgspec.Struct, frozen=True, kw_only=True):
-    """Values step by step, oldest first; a step without a row has None where nothing is not zero."""
+class MartSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A chart's values, one for each step, oldest first. None marks a step without a value."""
 
     step_seconds: int
     ends_ms: list[int]
     values: dict[str, list[float | None]]
 
 
-class Group(NamedTuple):
-    """One failure over the period."""
+class FailureTrend(NamedTuple):
+    """The occurrences of one failure over the period."""
 
     fingerprint: str
     attempts: int
@@ -43,149 +42,176 @@ class Group(NamedTuple):
     first_at: dt.datetime
     last_at: dt.datetime
     example: str
-    trend: list[int]  # a value a day
+    trend: list[int]  # attempts on each day
 
 
-class Steps:
-    """A period in steps, and rows put where they belong."""
+class StepGrid:
+    """A period divided into steps, to which rows are assigned by their time."""
 
-    def __init__(self, days: Days, step: dt.timedelta) -> None:
-        self.start = dt.datetime.combine(days.since, dt.time(), dt.UTC)
+    def __init__(self, period: DateRange, step: dt.timedelta) -> None:
+        self.start = dt.datetime.combine(period.since, dt.time(), dt.UTC)
         self.step = step
-        self.count = (days.until - days.since) // step
+        self.count = (period.until - period.since) // step
 
-    def add(self, rows: Iterable[dict[str, Any]], *names: str, scale: float = 1.0) -> Course:
-        """The sum of each step."""
-        return self._put(rows, names, lambda old, new: (old or 0) + new * scale, 0.0)
+    def sum_steps(self, rows: Iterable[dict[str, Any]], *names: str, scale: float = 1.0) -> MartSeries:
+        """Return the sum of each column in each step, 0 without rows."""
+        return self._aggregate(rows, names, lambda old, new: (old or 0) + new * scale, 0.0)
 
-    def worst(self, rows: Iterable[dict[str, Any]], names: dict[str, str], scale: float = 1.0) -> Course:
-        """The most in each step, by the name it is shown under."""
-        renamed = ({"at": row["at"]} | {shown: row[name] for name, shown in names.items()} for row in rows)
-        return self._put(renamed, tuple(names.values()), lambda old, new: max(old or 0.0, new * scale), None)
+    def max_steps(self, rows: Iterable[dict[str, Any]], names: dict[str, str], scale: float = 1.0) -> MartSeries:
+        """Return the maximum of each column in each step, None without rows.
 
-    def _put(
+        `names` maps columns to series names.
+        """
+        renamed = ({"at": row["at"]} | {series: row[column] for column, series in names.items()} for row in rows)
+        return self._aggregate(renamed, tuple(names.values()), lambda old, new: max(old or 0.0, new * scale), None)
+
+    def _aggregate(
         self,
         rows: Iterable[dict[str, Any]],
         names: tuple[str, ...],
-        join: Callable[[float | None, float], float],
-        nothing: float | None,
-    ) -> Course:
-        values: dict[str, list[float | None]] = {name: [nothing] * self.count for name in names}
+        combine: Callable[[float | None, float], float],
+        empty: float | None,
+    ) -> MartSeries:
+        values: dict[str, list[float | None]] = {name: [empty] * self.count for name in names}
         for row in rows:
-            at = (row["at"] - self.start) // self.step
-            if not 0 <= at < self.count:
+            index = (row["at"] - self.start) // self.step
+            if not 0 <= index < self.count:
                 continue
             for name in names:
                 if row[name] is not None:
-                    values[name][at] = join(values[name][at], row[name])
+                    values[name][index] = combine(values[name][index], row[name])
         ends = [self.start + (number + 1) * self.step for number in range(self.count)]
-        return Course(
+        return MartSeries(
             step_seconds=round(self.step.total_seconds()),
             ends_ms=[round(end.timestamp() * 1000) for end in ends],
             values=values,
         )
 
 
-def latest(tid: str) -> dt.date | None:
-    """The last day that the tenant has history of. A row from the future, of a clock gone wrong, is no such day."""
+def find_latest_day(tid: str) -> dt.date | None:
+    """Return the last day for which the tenant has history.
+
+    Days in the future, which a wrong clock causes, are ignored.
+    """
     today = dt.datetime.now(dt.UTC).date()
     for mart in (Throughput, WebhookHealth):
-        found: dt.date | None = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))["last"]
-        if found is not None:
-            return found
+        last_day: dt.date | None = mart.objects.filter(tenant_id=tid, date__lte=today).aggregate(last=Max("date"))[
+            "last"
+        ]
+        if last_day is not None:
+            return last_day
     return None
 
 
-def last_run() -> dt.datetime | None:
-    """When the marts were last brought up to date."""
-    done = RunLog.objects.filter(job="publish", state=RunLog.State.SUCCEEDED).order_by("-started_at")
-    return done.values_list("ended_at", flat=True).first()
+def find_last_run() -> dt.datetime | None:
+    """Return the time at which the marts were last updated."""
+    succeeded = RunLog.objects.filter(job="publish", state=RunLog.JobState.SUCCEEDED).order_by("-started_at")
+    return succeeded.values_list("ended_at", flat=True).first()
 
 
-def commands(tid: str, days: Days) -> list[str]:
-    """The tenant's commands in this time, the one with most attempts first."""
-    rows = _of(Throughput, tid, days).values("command").annotate(total=Sum("attempts")).order_by("-total", "command")
-    return list(rows.values_list("command", flat=True)[:COMMANDS])
+def list_commands(tid: str, period: DateRange) -> list[str]:
+    """Return the tenant's commands in the period, the command with the most attempts first."""
+    rows = (
+        _filter_rows(Throughput, tid, period)
+        .values("command")
+        .annotate(total=Sum("attempts"))
+        .order_by("-total", "command")
+    )
+    return list(rows.values_list("command", flat=True)[:MAX_COMMANDS])
 
 
-def charts(tid: str, command: str, days: Days) -> dict[str, Course]:
-    """By the chart's name."""
-    steps, by_day = Steps(days, SPANS[(days.until - days.since).days]), Steps(days, DAY)
-    ended = list(_hourly(Throughput, tid, days, command=command))
-    spread = list(_hourly(Latency, tid, days, command=command))
-    quantiles = {what: {f"{what}_{name}_ms": name for name in QUANTILES} for what in ("wait", "run")}
+def build_charts(tid: str, command: str, period: DateRange) -> dict[str, MartSeries]:
+    """Return the series of each chart, by the chart's name."""
+    steps, by_day = StepGrid(period, SPANS[(period.until - period.since).days]), StepGrid(period, DAY)
+    throughput = list(_read_hours(Throughput, tid, period, command=command))
+    latency = list(_read_hours(Latency, tid, period, command=command))
+    quantiles = {kind: {f"{kind}_{name}_ms": name for name in QUANTILES} for kind in ("wait", "run")}
     return {
-        "ended": steps.add(ended, "completed", "failed", "nacked", "abandoned", "expired", "cancelled"),
-        "waited": steps.worst(spread, quantiles["wait"], 0.001),
-        "ran": steps.worst(spread, quantiles["run"], 0.001),
-        "workers": steps.worst(
-            _hourly(Capacity, tid, days, command=command),
+        "ended": steps.sum_steps(throughput, "completed", "failed", "nacked", "abandoned", "expired", "cancelled"),
+        "waited": steps.max_steps(latency, quantiles["wait"], 0.001),
+        "ran": steps.max_steps(latency, quantiles["run"], 0.001),
+        "workers": steps.max_steps(
+            _read_hours(Capacity, tid, period, command=command),
             {"load": "load"} | {f"workers_{target}": f"within_{target}" for target in TARGETS},
         ),
-        "worked": by_day.add(
-            ({**row, "at": _midnight(row["date"])} for row in _of(Usage, tid, days).values("date", "compute_ms")),
+        "worked": by_day.sum_steps(
+            (
+                {**row, "at": _midnight(row["date"])}
+                for row in _filter_rows(Usage, tid, period).values("date", "compute_ms")
+            ),
             "compute_ms",
             scale=0.001,
         ),
-        "answered": steps.add(_hourly(WebhookHealth, tid, days), "delivered", "refused", "unreachable"),
+        "answered": steps.sum_steps(_read_hours(WebhookHealth, tid, period), "delivered", "refused", "unreachable"),
     }
 
 
-def totals(tid: str, command: str, days: Days) -> dict[str, int]:
-    """Of the command, what ended how; of the tenant, what it used."""
-    ended = _of(Throughput, tid, days).filter(command=command)
+def sum_totals(tid: str, command: str, period: DateRange) -> dict[str, int]:
+    """Return the totals of the command's attempts and of the tenant's usage.
+
+    Usage has the prefix `all_`.
+    """
+    throughput = _filter_rows(Throughput, tid, period).filter(command=command)
     names = ("attempts", "completed", "ended", "dead", "retries")
-    used = ("tasks", "payload_bytes")
-    found = ended.aggregate(**{name: Sum(name) for name in names})
-    found |= _of(Usage, tid, days).aggregate(**{f"all_{name}": Sum(name) for name in used})
-    return {name: value or 0 for name, value in found.items()}
+    usage_names = ("tasks", "payload_bytes")
+    sums = throughput.aggregate(**{name: Sum(name) for name in names})
+    sums |= _filter_rows(Usage, tid, period).aggregate(**{f"all_{name}": Sum(name) for name in usage_names})
+    return {name: value or 0 for name, value in sums.items()}
 
 
-def failures(tid: str, command: str, days: Days) -> tuple[list[Group], bool]:
-    """The most frequent failures of the period with their course, and whether there are more."""
-    rows = _of(Failure, tid, days).filter(command=command)
-    said = {"attempts": Sum("attempts"), "dead": Sum("dead"), "first": Min("first_at"), "last": Max("last_at")}
-    found = list(rows.values("fingerprint").annotate(**said, task=Max("example")).order_by("-attempts")[: GROUPS + 1])
-    names = [each["fingerprint"] for each in found[:GROUPS]]
-    trends: dict[str, list[int]] = defaultdict(lambda: [0] * (days.until - days.since).days)
+def list_failures(tid: str, command: str, period: DateRange) -> tuple[list[FailureTrend], bool]:
+    """Return the most frequent failures with their daily counts.
+
+    The second value is true if there are more failures.
+    """
+    rows = _filter_rows(Failure, tid, period).filter(command=command)
+    totals = {"attempts": Sum("attempts"), "dead": Sum("dead"), "first": Min("first_at"), "last": Max("last_at")}
+    query = rows.values("fingerprint").annotate(**totals, task=Max("example")).order_by("-attempts")
+    groups = list(query[: MAX_ROWS + 1])
+    names = [group["fingerprint"] for group in groups[:MAX_ROWS]]
+    trends: dict[str, list[int]] = defaultdict(lambda: [0] * (period.until - period.since).days)
     for name, day, count in rows.filter(fingerprint__in=names).values_list("fingerprint", "date", "attempts"):
-        trends[name][(day - days.since).days] = count
-    groups = [
-        Group(
-            fingerprint=each["fingerprint"],
-            attempts=each["attempts"],
-            dead=each["dead"],
-            first_at=each["first"],
-            last_at=each["last"],
-            example=each["task"],
-            trend=trends[each["fingerprint"]],
+        trends[name][(day - period.since).days] = count
+    failures = [
+        FailureTrend(
+            fingerprint=group["fingerprint"],
+            attempts=group["attempts"],
+            dead=group["dead"],
+            first_at=group["first"],
+            last_at=group["last"],
+            example=group["task"],
+            trend=trends[group["fingerprint"]],
         )
-        for each in found[:GROUPS]
+        for group in groups[:MAX_ROWS]
     ]
-    return groups, len(found) > GROUPS
+    return failures, len(groups) > MAX_ROWS
 
 
-def leases(tid: str, days: Days) -> list[dict[str, Any]]:
-    """Each command's advice: what its worst day of the period asks for."""
-    most = ("run_p50_ms", "run_p99_ms", "run_max_ms", "lease_advice_seconds", "max_attempts_advice")
-    said: dict[str, Any] = {name: Max(name) for name in most}
-    said |= {name: Sum(name) for name in ("attempts", "expired", "duplicate_ms")}
-    return list(_of(LeaseAdvice, tid, days).values("command").annotate(**said).order_by("-attempts")[:GROUPS])
+def list_lease_advice(tid: str, period: DateRange) -> list[dict[str, Any]]:
+    """Return the advice for each command: the maximum over the days of the period."""
+    maxima = ("run_p50_ms", "run_p99_ms", "run_max_ms", "lease_advice_seconds", "max_attempts_advice")
+    values: dict[str, Any] = {name: Max(name) for name in maxima}
+    values |= {name: Sum(name) for name in ("attempts", "expired", "duplicate_ms")}
+    return list(
+        _filter_rows(LeaseAdvice, tid, period).values("command").annotate(**values).order_by("-attempts")[:MAX_ROWS]
+    )
 
 
-def endpoints(tid: str, days: Days) -> list[dict[str, Any]]:
-    """How each endpoint answered."""
-    said: dict[str, Any] = {name: Sum(name) for name in ("attempts", "delivered", "refused", "unreachable")}
-    said |= {"p95": Max("latency_p95_ms")}
-    return list(_of(WebhookHealth, tid, days).values("endpoint").annotate(**said).order_by("-attempts")[:GROUPS])
+def list_endpoints(tid: str, period: DateRange) -> list[dict[str, Any]]:
+    """Return the delivery attempts of each endpoint by result."""
+    values: dict[str, Any] = {name: Sum(name) for name in ("attempts", "delivered", "refused", "unreachable")}
+    values |= {"p95": Max("latency_p95_ms")}
+    return list(
+        _filter_rows(WebhookHealth, tid, period).values("endpoint").annotate(**values).order_by("-attempts")[:MAX_ROWS]
+    )
 
 
-def _of(mart: type[Mart], tid: str, days: Days) -> Any:
-    return mart._default_manager.filter(tenant_id=tid, date__gte=days.since, date__lt=days.until).order_by()
+def _filter_rows(mart: type[Mart], tid: str, period: DateRange) -> Any:
+    return mart._default_manager.filter(tenant_id=tid, date__gte=period.since, date__lt=period.until).order_by()
 
 
-def _hourly(mart: type[Mart], tid: str, days: Days, **more: str) -> Iterable[dict[str, Any]]:
-    return ({**row, "at": row["hour"]} for row in _of(mart, tid, days).filter(**more).values())
+def _read_hours(mart: type[Mart], tid: str, period: DateRange, **filters: str) -> Iterable[dict[str, Any]]:
+    return ({**row, "at": row["hour"]} for row in _filter_rows(mart, tid, period).filter(**filters).values())
 
 
 def _midnight(day: dt.date) -> dt.datetime:

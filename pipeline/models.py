@@ -1,7 +1,8 @@
-"""The marts as people read them, what of the lake is already in them, and the log of the runs.
+"""Models of the published marts, of their lake versions, and of the run log.
 
-Each mart's columns are its contract's in `pipeline.spark.schemas`; rows come and go by day and tenant, written by
-the pipeline alone. The tenant has no database constraint: history outlives it.
+The columns of a mart are those of its contract in `pipeline.spark.schemas`. Only the pipeline writes the rows; it
+replaces all rows of a day and tenant together. The tenant has no foreign key constraint, because history is kept
+after a tenant is deleted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from django.db import models
 
 
-def tenant_key() -> Any:
+def build_tenant_key() -> Any:
     return models.ForeignKey(
         "tenants.Tenant",
         to_field="tid",
@@ -23,10 +24,10 @@ def tenant_key() -> Any:
 
 
 class Mart(models.Model):
-    """What all marts have in common: a row belongs to one day (UTC) and one tenant."""
+    """Base class of the marts: each row belongs to one day (UTC) and one tenant."""
 
     date = models.DateField(help_text="UTC day.")
-    tenant = tenant_key()
+    tenant = build_tenant_key()
 
     class Meta:
         abstract = True
@@ -35,7 +36,7 @@ class Mart(models.Model):
 
 class HourlyMart(Mart):
     command = models.TextField()
-    hour = models.DateTimeField(help_text="Beginning of the hour.")
+    hour = models.DateTimeField(help_text="Start of the hour.")
 
     class Meta(Mart.Meta):
         abstract = True
@@ -44,16 +45,19 @@ class HourlyMart(Mart):
         return f"{self.command} {self.hour:%Y-%m-%d %H:%M}"
 
 
-def indexed(name: str, *more: str) -> dict[str, Any]:
-    """By tenant and day, which every reader asks for and the pipeline deletes by; a row's key is unique."""
+def build_indexes(name: str, *columns: str) -> dict[str, Any]:
+    """Return the index and the unique key of a mart.
+
+    The pipeline deletes by the index. Reads use the key, which begins with tenant and day.
+    """
     return {
         "indexes": [models.Index(fields=["date", "tenant"], name=f"{name}_day")],
-        "constraints": [models.UniqueConstraint(fields=["tenant", "date", *more], name=f"{name}_key")],
+        "constraints": [models.UniqueConstraint(fields=["tenant", "date", *columns], name=f"{name}_key")],
     }
 
 
 class Throughput(HourlyMart):
-    """Attempts by how they ended, in the hour in which they ended."""
+    """Attempts by outcome, per command and hour in which they ended."""
 
     attempts = models.BigIntegerField()
     completed = models.BigIntegerField()
@@ -62,18 +66,18 @@ class Throughput(HourlyMart):
     abandoned = models.BigIntegerField()
     expired = models.BigIntegerField()
     cancelled = models.BigIntegerField()
-    retries = models.BigIntegerField(help_text="Attempts after a task's first one.")
-    ended = models.BigIntegerField(help_text="Attempts after which the task was over.")
-    dead = models.BigIntegerField(help_text="Attempts that left the task in the dead letters.")
+    retries = models.BigIntegerField(help_text="Attempts after the first attempt of a task.")
+    ended = models.BigIntegerField(help_text="Attempts that finished their task.")
+    dead = models.BigIntegerField(help_text="Attempts that made their task a dead letter.")
 
     class Meta(HourlyMart.Meta):
         verbose_name_plural = "throughput"
-        indexes = indexed("throughput")["indexes"]
-        constraints = indexed("throughput", "command", "hour")["constraints"]
+        indexes = build_indexes("throughput")["indexes"]
+        constraints = build_indexes("throughput", "command", "hour")["constraints"]
 
 
 class Latency(HourlyMart):
-    """How long tasks waited for a worker and ran, by the hour in which the attempt ended."""
+    """Wait times and run times, per command and hour in which the attempt ended."""
 
     attempts = models.BigIntegerField()
     wait_mean_ms = models.FloatField()
@@ -89,69 +93,69 @@ class Latency(HourlyMart):
 
     class Meta(HourlyMart.Meta):
         verbose_name_plural = "latency"
-        indexes = indexed("latency")["indexes"]
-        constraints = indexed("latency", "command", "hour")["constraints"]
+        indexes = build_indexes("latency")["indexes"]
+        constraints = build_indexes("latency", "command", "hour")["constraints"]
 
 
 class Failure(Mart):
-    """Attempts without success by the name of their failure (`core.failure_fingerprint`)."""
+    """Unsuccessful attempts by fingerprint: the failure message without its varying parts."""
 
     command = models.TextField()
     fingerprint = models.TextField()
     attempts = models.BigIntegerField()
-    dead = models.BigIntegerField(help_text="Of these, how many left the task in the dead letters.")
+    dead = models.BigIntegerField(help_text="Attempts that made their task a dead letter.")
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
-    example = models.TextField(help_text="A task it happened to.")
+    example = models.TextField(help_text="ID of a task with this failure.")
 
     class Meta(Mart.Meta):
         db_table = "pipeline_failures"
-        indexes = indexed("failures")["indexes"]
-        constraints = indexed("failures", "command", "fingerprint")["constraints"]
+        indexes = build_indexes("failures")["indexes"]
+        constraints = build_indexes("failures", "command", "fingerprint")["constraints"]
 
     def __str__(self) -> str:
         return self.fingerprint
 
 
 class Usage(Mart):
-    """What a tenant used in a day."""
+    """A tenant's usage on a day."""
 
-    tasks = models.BigIntegerField(help_text="Tasks that ended; a replayed one counts each time.")
+    tasks = models.BigIntegerField(help_text="Tasks that ended. A replayed task counts each time.")
     attempts = models.BigIntegerField()
-    compute_ms = models.BigIntegerField(help_text="Time that workers held tasks.")
-    payload_bytes = models.BigIntegerField(help_text="Of the tasks that ended.")
+    compute_ms = models.BigIntegerField(help_text="Total time that workers held tasks.")
+    payload_bytes = models.BigIntegerField(help_text="Payload bytes of the tasks that ended.")
     result_bytes = models.BigIntegerField()
-    delivered_bytes = models.BigIntegerField(help_text="Payload bytes of every delivery.")
+    delivered_bytes = models.BigIntegerField(help_text="Payload bytes sent to workers, counted for every claim.")
 
     class Meta(Mart.Meta):
         verbose_name_plural = "usage"
-        indexes = indexed("usage")["indexes"]
-        constraints = indexed("usage")["constraints"]
+        indexes = build_indexes("usage")["indexes"]
+        constraints = build_indexes("usage")["constraints"]
 
     def __str__(self) -> str:
         return f"{self.date}"
 
 
 class Capacity(HourlyMart):
-    """The work that became due in an hour, and the workers it takes to keep the mean wait at a target."""
+    """The load of an hour, and the workers needed to keep the mean wait at a target."""
 
-    arrivals = models.BigIntegerField(help_text="Deliveries that became due, retries included.")
+    arrivals = models.BigIntegerField(help_text="Attempts that became due, including retries.")
     service_mean_ms = models.FloatField()
-    service_cv2 = models.FloatField(help_text="Squared coefficient of variation of the run time; 1 = exponential.")
-    load = models.FloatField(help_text="Erlang: workers that would be busy all the time.")
-    wait_mean_ms = models.FloatField(help_text="As it was.")
-    workers_1s = models.IntegerField(help_text="Workers for a mean wait of at most 1 s.")
-    workers_10s = models.IntegerField(help_text="Workers for a mean wait of at most 10 s.")
-    workers_60s = models.IntegerField(help_text="Workers for a mean wait of at most 60 s.")
+    service_cv2 = models.FloatField(help_text="Squared coefficient of variation of the run time. 1 = exponential.")
+    load = models.FloatField(help_text="Load in Erlang: workers that would be busy all the time.")
+    wait_mean_ms = models.FloatField(help_text="Measured mean wait.")
+    workers_1s = models.IntegerField(help_text="Workers needed for a mean wait of at most 1 s.")
+    workers_10s = models.IntegerField(help_text="Workers needed for a mean wait of at most 10 s.")
+    workers_60s = models.IntegerField(help_text="Workers needed for a mean wait of at most 60 s.")
 
     class Meta(HourlyMart.Meta):
         verbose_name_plural = "capacity"
-        indexes = indexed("capacity")["indexes"]
-        constraints = indexed("capacity", "command", "hour")["constraints"]
+        indexes = build_indexes("capacity")["indexes"]
+        constraints = build_indexes("capacity", "command", "hour")["constraints"]
 
 
 class LeaseAdvice(Mart):
-    """How long a lease and how many attempts a command needed that day."""
+    """The lease duration and the number of attempts that a command needed on a day."""
 
     command = models.TextField()
     attempts = models.BigIntegerField()
@@ -160,29 +164,31 @@ class LeaseAdvice(Mart):
     run_p50_ms = models.BigIntegerField(null=True)
     run_p99_ms = models.BigIntegerField(null=True)
     run_max_ms = models.BigIntegerField(null=True)
-    duplicate_ms = models.BigIntegerField(help_text="Worked by attempts whose lease ran out, and so done again.")
+    duplicate_ms = models.BigIntegerField(
+        help_text="Run time of attempts whose lease expired. That work was done again."
+    )
     lease_advice_seconds = models.IntegerField(null=True)
     max_attempts_advice = models.IntegerField(null=True)
 
     class Meta(Mart.Meta):
         db_table = "pipeline_leases"
         verbose_name_plural = "lease advice"
-        indexes = indexed("leases")["indexes"]
-        constraints = indexed("leases", "command")["constraints"]
+        indexes = build_indexes("leases")["indexes"]
+        constraints = build_indexes("leases", "command")["constraints"]
 
     def __str__(self) -> str:
         return f"{self.command} {self.date}"
 
 
 class WebhookHealth(Mart):
-    """How an endpoint answered in an hour."""
+    """Delivery attempts to an endpoint in an hour, by result."""
 
     endpoint = models.TextField()
-    hour = models.DateTimeField(help_text="Beginning of the hour.")
+    hour = models.DateTimeField(help_text="Start of the hour.")
     attempts = models.BigIntegerField()
     delivered = models.BigIntegerField()
-    refused = models.BigIntegerField(help_text="Answered with another status than 2xx.")
-    unreachable = models.BigIntegerField(help_text="Not answered at all.")
+    refused = models.BigIntegerField(help_text="Attempts answered with a status other than 2xx.")
+    unreachable = models.BigIntegerField(help_text="Attempts without a response.")
     latency_p50_ms = models.BigIntegerField(null=True)
     latency_p95_ms = models.BigIntegerField(null=True)
     latency_p99_ms = models.BigIntegerField(null=True)
@@ -191,14 +197,14 @@ class WebhookHealth(Mart):
     class Meta(Mart.Meta):
         db_table = "pipeline_webhooks"
         verbose_name_plural = "webhook health"
-        indexes = indexed("webhooks")["indexes"]
-        constraints = indexed("webhooks", "endpoint", "hour")["constraints"]
+        indexes = build_indexes("webhooks")["indexes"]
+        constraints = build_indexes("webhooks", "endpoint", "hour")["constraints"]
 
     def __str__(self) -> str:
         return f"{self.endpoint} {self.hour:%Y-%m-%d %H:%M}"
 
 
-# By the name that jobs, lake, API and console share.
+# The names are those of the Spark jobs, the lake's tables, the API and the console.
 MARTS: dict[str, type[Mart]] = {
     "throughput": Throughput,
     "latency": Latency,
@@ -211,12 +217,17 @@ MARTS: dict[str, type[Mart]] = {
 
 
 class Published(models.Model):
-    """Which state of the lake a mart's rows of one day and tenant are. Written with them, in one transaction."""
+    """The lake version that a mart's rows of one day and tenant came from.
+
+    It is written in the same transaction as the rows.
+    """
 
     mart = models.TextField()
     date = models.DateField()
-    tenant = tenant_key()
-    source = models.TextField(help_text="What the rows were computed from, as the lake's manifest says it.")
+    tenant = build_tenant_key()
+    source = models.TextField(
+        help_text="Identifier of the data that the rows were computed from, from the lake's manifest."
+    )
 
     class Meta:
         verbose_name_plural = "published"
@@ -227,26 +238,26 @@ class Published(models.Model):
 
 
 class RunLog(models.Model):
-    """One job of one run: what it read and wrote, how long it took, how it ended."""
+    """A Spark job of a run: rows read and written, duration, and result."""
 
-    class State(models.TextChoices):
+    class JobState(models.TextChoices):
         RUNNING = "running", "running"
         SUCCEEDED = "succeeded", "succeeded"
         FAILED = "failed", "failed"
 
-    run = models.UUIDField(help_text="The same for all jobs of a run.")
+    run = models.UUIDField(help_text="ID shared by all Spark jobs of a run.")
     job = models.TextField()
-    state = models.TextField(choices=State, default=State.RUNNING)
-    stage = models.TextField(blank=True, help_text="What it said it was doing last.")
-    master = models.TextField(help_text="Where Spark ran.")
+    state = models.TextField(choices=JobState, default=JobState.RUNNING)
+    stage = models.TextField(blank=True, help_text="Last progress message.")
+    master = models.TextField(help_text="Master URL of Spark.")
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
     seconds = models.FloatField(default=0)
     rows_in = models.BigIntegerField(default=0)
     rows_out = models.BigIntegerField(default=0)
-    quarantined = models.BigIntegerField(default=0, help_text="Rows and files that broke the contract.")
-    late_dropped = models.BigIntegerField(default=0, help_text="Rows of days beyond the horizon.")
-    partitions = models.BigIntegerField(default=0, help_text="Days and tenants that were computed.")
+    quarantined = models.BigIntegerField(default=0, help_text="Rows rejected because they break the contract.")
+    late_dropped = models.BigIntegerField(default=0, help_text="Rows dropped because their day is beyond the horizon.")
+    partitions = models.BigIntegerField(default=0, help_text="Partitions computed: combinations of day and tenant.")
     notes = models.TextField(blank=True)
     error = models.TextField(blank=True)
 

@@ -1,4 +1,7 @@
-"""The pipeline's hourly run. It happens in a process of its own: a JVM has no business in a Celery worker."""
+"""The periodic task that runs the pipeline every hour.
+
+The run is a separate process, so that no JVM starts in the Celery worker.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,27 @@ STOP_SECONDS = 20.0
 
 @periodic_task("pipeline.run", lock_seconds=LOCK_SECONDS)
 def run(lock: PeriodicTaskLock) -> str:
-    """Bring the lake and the marts up to date. What a run leaves undone, for whatever reason, the next one does."""
+    """Update the lake and the marts.
+
+    The next run does the work that an interrupted or failed run left.
+    """
     if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install 'codeq[pipeline]'"
+        return "PySpark is not installed. Install it with: pip install 'codeq[pipeline]'"
     return run_in_process(lock)
 
 
 def run_in_process(lock: PeriodicTaskLock) -> str:
-    """Run, renewing the turn meanwhile, and return the last line that the run said."""
+    """Run the pipeline in a child process while renewing the lock.
+
+    Return the last line of the output.
+    """
     command = [sys.executable, "-m", "django", "pipeline", "run", "--settings", "codeq_site.settings"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said = ""
+    output = ""
     try:
         while True:
             try:
-                said = process.communicate(timeout=LOCK_SECONDS / 4)[0].decode(errors="replace")
+                output = process.communicate(timeout=LOCK_SECONDS / 4)[0].decode(errors="replace")
                 break
             except subprocess.TimeoutExpired:
                 lock.renew()
@@ -40,7 +49,7 @@ def run_in_process(lock: PeriodicTaskLock) -> str:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-    last = said.strip().rpartition("\n")[2][:300]
+    last_line = output.strip().rpartition("\n")[2][:300]
     if process.returncode:
-        raise RuntimeError(f"the pipeline's run ended with {process.returncode}: {last}")
-    return last
+        raise RuntimeError(f"the pipeline run ended with exit status {process.returncode}: {last_line}")
+    return last_line

@@ -1,4 +1,4 @@
-"""Running the pipeline from Django: one run at a time, each job on record."""
+"""Run the pipeline from Django: one run at a time, with a log entry for each Spark job."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pipeline.models import RunLog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.spark.jobs import Report
+    from pipeline.spark.jobs import JobReport
 
 logger = logging.getLogger(__name__)
 
-KEEP_DAYS = 90  # of the log of the runs
+KEEP_DAYS = 90  # age at which entries of the run log are deleted
 
 
 class AlreadyRunning(RuntimeError):
-    """Another run of the pipeline is at work."""
+    """Another run of the pipeline is in progress."""
 
 
-class Told:
-    """What a job says while it runs: to the log of the run, and to whoever watches."""
+class ProgressReporter:
+    """Write the progress of a Spark job to its log entry and to the output."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.show = show
@@ -44,30 +44,33 @@ class Told:
 
 
 def dsn() -> str:
-    """The database that Django uses, as libpq and so every executor takes it."""
+    """Return the connection string of Django's database in libpq format, for the executors."""
     parameters = connection.get_connection_params()
-    known = ("dbname", "user", "password", "host", "port", "sslmode", "sslrootcert", "sslcert", "sslkey", "options")
-    return make_conninfo("", **{name: parameters[name] for name in known if parameters.get(name)})
+    supported = ("dbname", "user", "password", "host", "port", "sslmode", "sslrootcert", "sslcert", "sslkey", "options")
+    return make_conninfo("", **{name: parameters[name] for name in supported if parameters.get(name)})
 
 
 def lake_url() -> str:
     return conf().pipeline.lake or str(conf().home_path / "lake")
 
 
-def session(settings: dict[str, str] | None = None) -> SparkSession:
-    from pipeline.spark import session as spark
+def start_spark(settings: dict[str, str] | None = None) -> SparkSession:
+    from pipeline.spark import session
 
-    return spark.start(conf().spark_master, conf=settings)
+    return session.start(conf().spark_master, conf=settings)
 
 
 @contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """The right to run. PostgreSQL takes it back when this process ends, however it ends.
+def acquire_run_lock() -> Iterator[None]:
+    """Hold the lock that allows one run at a time.
 
-    It saves doing work twice. That two runs at once would change nothing is the lake's doing.
+    Raise AlreadyRunning if another process holds it.
+
+    PostgreSQL releases this advisory lock when the process ends, even if it is killed. The lock only avoids doing
+    work twice: the lake itself keeps two concurrent runs from overwriting each other.
     """
-    with psycopg.connect(dsn(), autocommit=True) as held:
-        row = held.execute("SELECT pg_try_advisory_lock(hashtextextended('codeq:pipeline', 0))").fetchone()
+    with psycopg.connect(dsn(), autocommit=True) as lock_connection:
+        row = lock_connection.execute("SELECT pg_try_advisory_lock(hashtextextended('codeq:pipeline', 0))").fetchone()
         if not (row and row[0]):
             raise AlreadyRunning(AlreadyRunning.__doc__)
         yield
@@ -83,56 +86,63 @@ def run(
     settings: dict[str, str] | None = None,
     show: Callable[[str], None] = logger.info,
 ) -> Iterator[RunLog]:
-    """Run these jobs, or all, each as a row of the log. A job that fails ends the run with its error, on record.
+    """Run these Spark jobs, or all of them, and yield the log entry of each.
 
-    Raises AlreadyRunning where another process has the turn.
+    A job that fails ends the run: its error is logged, and raised. Raises AlreadyRunning if another process holds the
+    run lock.
     """
     from pipeline.spark import jobs
     from pipeline.spark.lake import Lake
 
-    chosen = jobs.chosen(names)
-    with turn():
-        # Whoever was running does so no more: the turn is ours.
-        RunLog.objects.filter(state=RunLog.State.RUNNING).update(
-            state=RunLog.State.FAILED, error="The process ended before the job did.", ended_at=datetime.now(UTC)
+    selected = jobs.select_jobs(names)
+    with acquire_run_lock():
+        # This process holds the lock, so an entry that is still marked as running belongs to a killed process.
+        RunLog.objects.filter(state=RunLog.JobState.RUNNING).update(
+            state=RunLog.JobState.FAILED, error="The process ended before the job finished.", ended_at=datetime.now(UTC)
         )
-        told, this = Told(show), uuid.uuid4()
-        context: jobs.Context | None = None
-        for name in chosen:
-            log = RunLog.objects.create(run=this, job=name, started_at=datetime.now(UTC), master=conf().spark_master)
-            told.log = log
+        progress, run_id = ProgressReporter(show), uuid.uuid4()
+        context: jobs.JobContext | None = None
+        for name in selected:
+            log = RunLog.objects.create(run=run_id, job=name, started_at=datetime.now(UTC), master=conf().spark_master)
+            progress.log = log
             try:
                 if context is None:
-                    # Within the first job: a Spark that does not start or a lake out of reach is on record, too.
-                    spark = session(settings)
-                    context = jobs.Context(
-                        spark, Lake(lake or lake_url(), spark), dsn(), files=files, since=since, until=until, told=told
+                    # Started within the first job, so that its entry records a failure to start Spark or open the lake.
+                    spark = start_spark(settings)
+                    context = jobs.JobContext(
+                        spark,
+                        Lake(lake or lake_url(), spark),
+                        dsn(),
+                        files=files,
+                        since=since,
+                        until=until,
+                        report_progress=progress,
                     )
                 report = jobs.run_one(context, name)
             except Exception as error:
-                _end(log, state=RunLog.State.FAILED, error=_told(error))
+                _finish_log(log, state=RunLog.JobState.FAILED, error=_describe_error(error))
                 raise
-            _end(log, state=RunLog.State.SUCCEEDED, **_numbers(report))
+            _finish_log(log, state=RunLog.JobState.SUCCEEDED, **_report_values(report))
             yield log
         if context is not None:
             context.lake.vacuum()
         RunLog.objects.filter(started_at__lt=datetime.now(UTC) - timedelta(days=KEEP_DAYS)).delete()
 
 
-def _end(log: RunLog, **values: Any) -> None:
-    ended = datetime.now(UTC)
-    values = {"ended_at": ended, "seconds": round((ended - log.started_at).total_seconds(), 3), **values}
+def _finish_log(log: RunLog, **values: Any) -> None:
+    ended_at = datetime.now(UTC)
+    values = {"ended_at": ended_at, "seconds": round((ended_at - log.started_at).total_seconds(), 3), **values}
     for name, value in values.items():
         setattr(log, name, value)
     log.save(update_fields=list(values))
 
 
-def _numbers(report: Report) -> dict[str, Any]:
+def _report_values(report: JobReport) -> dict[str, Any]:
     names = ("rows_in", "rows_out", "quarantined", "late_dropped", "partitions")
     return {**{name: getattr(report, name) for name in names}, "notes": "\n".join(report.notes)}
 
 
-def _told(error: Exception) -> str:
-    """The error without the Java stack below it, which says nothing to an operator."""
+def _describe_error(error: Exception) -> str:
+    """Return the error's message without the Java stack trace, which does not help an operator."""
     text = str(error).strip().partition("\n\nJVM stacktrace")[0].partition("\n\tat ")[0]
     return text[:4000] or type(error).__name__

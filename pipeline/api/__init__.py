@@ -1,1 +1,1 @@
-"""The marts over HTTP, for the tenant they are about. What a route is, `core.http.api_view` says."""
+"""The HTTP API of the marts: each tenant reads its own rows."""

@@ -1,4 +1,4 @@
-"""What the pipeline made of a tenant's history, for the tenant itself."""
+"""The API view that returns a tenant's rows of a mart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenants.tenant import Caller
 
 
 class InsightsView(ApiView):
-    path_schemas = {"mart": {"type": "string", "enum": list(MARTS), "description": "Which table."}}
+    path_schemas = {"mart": {"type": "string", "enum": list(MARTS), "description": "Name of the mart."}}
 
     @Operation(
         "read_insights",
@@ -28,18 +28,21 @@ class InsightsView(ApiView):
         errors=(errors.NotFound,),
     )
     async def get(self, caller: Caller, mart: str, query: wire.InsightsQuery) -> HttpResponse:
-        """Rows of the tenant, by day and then by what else makes a row one; as fresh as the pipeline's last run, which
-        is hourly. Days and hours are UTC. At most 92 days; the last 7 if none are named."""
+        """Returns the tenant's rows, ordered by day and then by the rest of the mart's key.
+
+        The pipeline updates the marts once an hour. Days and hours are UTC. The period is at most 92 days; the
+        default is the last 7 days.
+        """
         if mart not in MARTS:
-            raise errors.NotFound(f"There is no mart of that name: there are {', '.join(MARTS)}.")
-        days = selectors.days(query.from_, query.to)
+            raise errors.NotFound(f"No such mart. Available marts: {', '.join(MARTS)}.")
+        period = selectors.parse_period(query.from_, query.to)
         page = await threadpool.run_db(
-            selectors.page,
+            selectors.read_page,
             MARTS[mart],
             caller.tenant.tid,
-            days,
+            period,
             command=query.command,
             cursor=query.cursor,
             limit=query.limit,
         )
-        return json_response(wire.insights(mart, page))
+        return json_response(wire.build_insights(mart, page))

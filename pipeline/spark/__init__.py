@@ -1,2 +1,5 @@
-"""The pipeline itself, on Spark: sources, pure transforms, sinks and jobs. No Django here, and of ours only
-`core.failure_fingerprint`, so that it runs wherever a Spark driver does: `python -m pipeline.spark --help`."""
+"""The pipeline on Spark: sources, pure transforms, sinks and Spark jobs.
+
+It does not import Django, and of this project only `core.failure_fingerprint`, so that it runs on any Spark driver:
+`python -m pipeline.spark --help`.
+"""

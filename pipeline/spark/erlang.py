@@ -1,4 +1,4 @@
-"""Waiting in closed form: what `capacity` advises with and what the simulator is checked against."""
+"""Queueing formulas, used by the mart `capacity` and by the simulator's tests."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from typing import Any
 
 import numpy as np
 
-MOST_WORKERS = 100_000
+MAX_WORKERS = 100_000
 
 
 def waiting_probability(load: float, workers: int) -> float:
-    """Erlang C: the share of arrivals that find all workers busy (M/M/c). `load` is arrival rate x service time."""
+    """Return the share of arrivals that find all workers busy (Erlang C, M/M/c).
+
+    `load` is arrival rate x service time.
+    """
     if load <= 0:
         return 0.0
     if load >= workers:
         return 1.0
-    blocked = 1.0  # Erlang B by its recurrence, which does not overflow
+    blocked = 1.0  # Erlang B, by its recurrence, which does not overflow
     for c in range(1, workers + 1):
         blocked = load * blocked / (c + load * blocked)
     return blocked / (1 - load / workers * (1 - blocked))
 
 
 def mean_wait(rate: float, service_seconds: float, workers: int, cv2: float = 1.0) -> float:
-    """The mean wait in seconds; infinite where the workers cannot keep up.
+    """Return the mean wait in seconds, or infinity if the workers cannot keep up.
 
-    `cv2` is the squared coefficient of variation of the service time: 1 is exponential and exact, another one makes
-    it the Allen-Cunneen approximation of M/G/c.
+    `cv2` is the squared coefficient of variation of the service time. The result is exact for 1, the exponential
+    distribution. For other values it is the Allen-Cunneen approximation of M/G/c.
     """
     load = rate * service_seconds
     if load >= workers:
@@ -34,25 +37,25 @@ def mean_wait(rate: float, service_seconds: float, workers: int, cv2: float = 1.
 
 
 def workers_needed(rate: Any, service_seconds: Any, cv2: Any, target_seconds: float) -> Any:
-    """The fewest workers, for each of these queues, that keep the mean wait at the target or below.
+    """Return the fewest workers for each queue that keep the mean wait within the target.
 
-    One pass over c for all queues at once: Erlang B of c + 1 comes from that of c.
+    One pass over c serves all queues, because Erlang B of c + 1 is computed from that of c.
     """
     rate, service, cv2 = (np.asarray(values, dtype=float) for values in (rate, service_seconds, cv2))
     load = rate * service
     needed = np.zeros(load.shape, dtype=np.int32)
     blocked = np.ones(load.shape)
-    waiting = (load > 0) & (load < MOST_WORKERS)
-    needed[load >= MOST_WORKERS] = MOST_WORKERS
+    is_open = (load > 0) & (load < MAX_WORKERS)
+    needed[load >= MAX_WORKERS] = MAX_WORKERS
     c = 0
-    while waiting.any():
+    while is_open.any():
         c += 1
         blocked = load * blocked / (c + load * blocked)
-        spare = c - load
+        idle = c - load
         with np.errstate(divide="ignore", invalid="ignore"):
-            waits = blocked / (1 - load / c * (1 - blocked))
-            wait = (1 + cv2) / 2 * waits * service / spare
-        done = waiting & (spare > 0) & (wait <= target_seconds)
-        needed[done] = c
-        waiting &= ~done
+            waiting = blocked / (1 - load / c * (1 - blocked))
+            wait = (1 + cv2) / 2 * waiting * service / idle
+        is_met = is_open & (idle > 0) & (wait <= target_seconds)
+        needed[is_met] = c
+        is_open &= ~is_met
     return needed

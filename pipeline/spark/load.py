@@ -1,7 +1,10 @@
-"""A dataset to tasks: from the executors through the batch API, each row once however often the load is repeated.
+"""Load a dataset as tasks.
 
-The rows are staged once, in buckets by their key, so that a load that is resumed sends what it began with. A bucket
-that has been accepted is noted; one that was interrupted is sent again, and the API knows the rows by their keys.
+The executors send each row through the batch API, once even if the load is repeated.
+
+The rows are staged once, in buckets by their key, so that a resumed load sends the rows that it started with. An
+accepted bucket is recorded. An interrupted bucket is sent again, and the API recognises its rows by their idempotency
+keys.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.spark.lake import Lake, new_run
+from pipeline.spark.lake import Lake, new_run_id
 
 FORMATS = {
     "parquet": ("parquet",),
@@ -33,13 +36,13 @@ GIVE_UP_SECONDS = 300.0
 RESULT = "bucket long, sent long, refused long, reason string"
 
 
-class Refused(RuntimeError):
-    """The API refuses the load as a whole."""
+class LoadRejected(RuntimeError):
+    """The API rejects the whole load."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where the tasks go. `token` is a producer's."""
+class LoadTarget:
+    """The queue and API that the tasks are sent to. `token` is a producer token."""
 
     url: str
     token: str = field(repr=False)
@@ -49,8 +52,11 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What came of a load. `quarantined` rows could not be read or had no key, and were not sent."""
+class LoadResult:
+    """The result of a load.
+
+    `quarantined` rows could not be read or had no key, and were not sent.
+    """
 
     rows: int
     sent: int
@@ -61,19 +67,23 @@ class Loaded:
     resumed: bool = False
 
 
-def read(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
-    """The dataset as `payload` (JSON text) and its columns; `payload` is null where the row could not be read.
+def read_dataset(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
+    """Return the dataset's columns and `payload`, the row as JSON text.
 
-    A JSON line is the payload as it stands, to the last digit.
+    `payload` is null if the row could not be read.
+
+    A JSON line is used as the payload without any change, so that numbers keep all their digits.
     """
     if not kind and re.fullmatch(TABLE_NAME, source) and spark.catalog.tableExists(source):
-        return _with_payload(spark.table(source))
+        return _add_payload(spark.table(source))
     name = source.rstrip("/").lower()
-    kind = kind or next((k for k, ends in FORMATS.items() if name.endswith(tuple(f".{e}" for e in ends))), "parquet")
+    kind = kind or next(
+        (k for k, suffixes in FORMATS.items() if name.endswith(tuple(f".{s}" for s in suffixes))), "parquet"
+    )
     if kind == "json":
         lines = spark.read.text(source).where(F.trim("value") != "")
-        good = F.try_parse_json("value").isNotNull()
-        return lines.select(F.when(good, F.col("value")).alias("payload"), F.col("value").alias("_line"))
+        is_valid = F.try_parse_json("value").isNotNull()
+        return lines.select(F.when(is_valid, F.col("value")).alias("payload"), F.col("value").alias("_line"))
     if kind == "csv":
         separator = "\t" if name.endswith("tsv") else ","
         options = {"header": "true", "sep": separator, "multiLine": "true", "escape": '"'}
@@ -82,91 +92,99 @@ def read(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
         rows = spark.read.options(**options, columnNameOfCorruptRecord="_corrupt").schema(struct).csv(source)
         payload = F.to_json(F.struct(*(F.col(f"`{c}`") for c in columns)), {"ignoreNullFields": "false"})
         return rows.withColumn("payload", F.when(F.col("_corrupt").isNull(), payload))
-    return _with_payload(spark.read.format(kind).load(source))
+    return _add_payload(spark.read.format(kind).load(source))
 
 
-def _with_payload(rows: DataFrame) -> DataFrame:
+def _add_payload(rows: DataFrame) -> DataFrame:
     columns = F.struct(*(F.col(f"`{name}`") for name in rows.columns))
     return rows.withColumn("payload", F.to_json(columns, {"ignoreNullFields": "false"}))
 
 
-def keyed(rows: DataFrame, command: str, key: str) -> DataFrame:
-    """`payload` and `idempotency_key` of each row; a null key where it cannot be sent.
+def add_idempotency_keys(rows: DataFrame, command: str, key: str) -> DataFrame:
+    """Return `payload` and `idempotency_key` of each row.
 
-    Without a key column a row is known by its content and by how many like it came before: whatever order the rows
-    are read in, the same dataset makes the same keys.
+    The key is null if the row cannot be sent.
+
+    Without a key column, the key is computed from the row's content and the number of equal rows before it. So the
+    same dataset gives the same keys in any order of rows.
     """
     if key:
-        said: Column = (
+        value: Column = (
             F.get_json_object("payload", f"$['{key}']") if "_line" in rows.columns else F.col(f"`{key}`").cast("string")
         )
-        named = rows.withColumn("_key", said)
+        with_key = rows.withColumn("_key", value)
     else:
-        alike = Window.partitionBy("payload").orderBy(F.lit(0))
-        named = rows.withColumn("_key", F.concat_ws(" ", F.row_number().over(alike).cast("string"), "payload"))
+        equal_rows = Window.partitionBy("payload").orderBy(F.lit(0))
+        with_key = rows.withColumn("_key", F.concat_ws(" ", F.row_number().over(equal_rows).cast("string"), "payload"))
     hashed = F.sha2(F.concat(F.lit(f"{command}\n"), F.col("_key")), 256)
     usable = F.col("payload").isNotNull() & F.col("_key").isNotNull()
-    return named.select("payload", F.when(usable, F.concat(F.lit("load-"), hashed)).alias("idempotency_key"))
+    return with_key.select("payload", F.when(usable, F.concat(F.lit("load-"), hashed)).alias("idempotency_key"))
 
 
 def load(
     spark: SparkSession,
     lake: Lake,
     source: str,
-    target: Target,
+    target: LoadTarget,
     *,
     key: str = "",
     kind: str = "",
     again: str = "",
-    told: Callable[[int, int], None] = lambda done, total: None,
-) -> Loaded:
-    """Send every row of `source` as a task. Resumes what an earlier call with the same arguments began; `again` (any
-    word) makes it another load, whose rows are tasks of their own."""
-    began = time.monotonic()
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LoadResult:
+    """Send every row of `source` as a task.
+
+    A call with the same arguments as an interrupted one resumes it. `again`, any word, starts a separate load, whose
+    rows become new tasks.
+    """
+    started = time.monotonic()
     names = (source, target.url, target.command, str(target.priority), key, kind, again)
     folder = f"_loads/{hashlib.sha256(chr(10).join(names).encode()).hexdigest()[:16]}"
-    plan, resumed = _plan(spark, lake, folder, read(spark, source, kind), target, key, again)
-    done = {int(name.removesuffix(".json")): _result(lake, folder, name) for name in lake.store.names(f"{folder}/done")}
-    left = [bucket for bucket in plan["buckets"] if bucket not in done]
-    told(sum(result["sent"] for result in done.values()), plan["rows"])
-    for at in range(0, len(left), BUCKETS_PER_WAVE):
-        wave = left[at : at + BUCKETS_PER_WAVE]
+    plan, resumed = _plan_load(spark, lake, folder, read_dataset(spark, source, kind), target, key, again)
+    done = {
+        int(name.removesuffix(".json")): _read_result(lake, folder, name)
+        for name in lake.store.list_names(f"{folder}/done")
+    }
+    remaining = [bucket for bucket in plan["buckets"] if bucket not in done]
+    on_progress(sum(result["sent"] for result in done.values()), plan["rows"])
+    for start in range(0, len(remaining), BUCKETS_PER_WAVE):
+        wave = remaining[start : start + BUCKETS_PER_WAVE]
         for result in _send_wave(spark, lake, folder, wave, target):
             done[result["bucket"]] = result
             lake.store.put_new(f"{folder}/done/{result['bucket']}.json", json.dumps(result).encode())
-        told(sum(result["sent"] for result in done.values()), plan["rows"])
+        on_progress(sum(result["sent"] for result in done.values()), plan["rows"])
     lake.store.delete(f"{folder}/rows")
-    return Loaded(
+    return LoadResult(
         plan["rows"],
         sum(result["sent"] for result in done.values()),
         sum(result["refused"] for result in done.values()),
         plan["quarantined"],
-        round(time.monotonic() - began, 3),
+        round(time.monotonic() - started, 3),
         tuple(sorted({result["reason"] for result in done.values() if result["reason"]}))[:10],
         resumed,
     )
 
 
-def _result(lake: Lake, folder: str, name: str) -> Any:
+def _read_result(lake: Lake, folder: str, name: str) -> Any:
     return json.loads(lake.store.read(f"{folder}/done/{name}") or b"{}")
 
 
-def _plan(
-    spark: SparkSession, lake: Lake, folder: str, rows: DataFrame, target: Target, key: str, again: str
+def _plan_load(
+    spark: SparkSession, lake: Lake, folder: str, rows: DataFrame, target: LoadTarget, key: str, again: str
 ) -> tuple[Any, bool]:
-    known = lake.store.read(f"{folder}/plan.json")
-    if known:
-        return json.loads(known), True
+    saved_plan = lake.store.read(f"{folder}/plan.json")
+    if saved_plan:
+        return json.loads(saved_plan), True
     lake.store.delete(f"{folder}/rows")
     lake.store.delete(f"{folder}/begun")
-    lake.store.put_new(f"{folder}/begun", new_run().encode())
-    salted = keyed(rows, f"{target.command}\n{again}" if again else target.command, key)
-    total = salted.count()
+    lake.store.put_new(f"{folder}/begun", new_run_id().encode())
+    keyed_rows = add_idempotency_keys(rows, f"{target.command}\n{again}" if again else target.command, key)
+    total = keyed_rows.count()
     buckets = max(1, -(-total // ROWS_PER_BUCKET))
     bucket = F.when(F.col("idempotency_key").isNull(), -1).otherwise(
         F.pmod(F.xxhash64("idempotency_key"), F.lit(buckets))
     )
-    staged = salted.withColumn("bucket", bucket).repartition("bucket")
+    staged = keyed_rows.withColumn("bucket", bucket).repartition("bucket")
     staged.write.mode("overwrite").partitionBy("bucket").parquet(f"{lake.url}/{folder}/rows")
     counts = (
         {
@@ -186,7 +204,7 @@ def _plan(
 
 
 def _send_wave(
-    spark: SparkSession, lake: Lake, folder: str, wave: list[int], target: Target
+    spark: SparkSession, lake: Lake, folder: str, wave: list[int], target: LoadTarget
 ) -> Iterator[dict[str, Any]]:
     base = f"{lake.url}/{folder}/rows"
     rows = (
@@ -194,20 +212,20 @@ def _send_wave(
         .option("basePath", base)
         .parquet(*(f"{base}/bucket={bucket}" for bucket in wave))
     )
-    spread = rows.repartition(spark.sparkContext.defaultParallelism, "bucket")
+    distributed = rows.repartition(spark.sparkContext.defaultParallelism, "bucket")
 
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         return _send(batches, target)
 
-    sums = spread.mapInArrow(send, RESULT).groupBy("bucket")
+    sums = distributed.mapInArrow(send, RESULT).groupBy("bucket")
     for row in sums.agg(
         F.sum("sent").alias("sent"), F.sum("refused").alias("refused"), F.max("reason").alias("reason")
     ).collect():
         yield row.asDict()
 
 
-def _send(batches: Iterator[Any], target: Target) -> Iterator[Any]:
-    """Runs on an executor: the rows of its buckets, a request for each `target.batch` of them."""
+def _send(batches: Iterator[Any], target: LoadTarget) -> Iterator[Any]:
+    """Send the rows of some buckets, `target.batch` rows per request. This runs on an executor."""
     import pyarrow as pa
 
     connection = _Connection(target)
@@ -217,17 +235,17 @@ def _send(batches: Iterator[Any], target: Target) -> Iterator[Any]:
         columns = [batch.column(name).to_pylist() for name in ("payload", "idempotency_key", "bucket")]
         rows = list(zip(*columns, strict=True))
         results = []
-        for at in range(0, len(rows), target.batch):
-            chunk = rows[at : at + target.batch]
-            # The payload is JSON already: put together by hand, no digit of it is touched.
+        for start in range(0, len(rows), target.batch):
+            chunk = rows[start : start + target.batch]
+            # The payload is JSON already. Concatenating it keeps every digit, which parsing would not.
             body = ",".join(
                 f'{{"command":{command},"priority":{target.priority},"idempotencyKey":"{key}","payload":{payload}}}'
                 for payload, key, _ in chunk
             )
-            answers = connection.post(f'{{"tasks":[{body}]}}'.encode())
-            for (_, _, bucket), answer in zip(chunk, answers, strict=True):
-                refused = "error" in answer
-                results.append((bucket, not refused, refused, _reason(answer) if refused else ""))
+            items = connection.post(f'{{"tasks":[{body}]}}'.encode())
+            for (_, _, bucket), item in zip(chunk, items, strict=True):
+                is_refused = "error" in item
+                results.append((bucket, not is_refused, is_refused, _get_reason(item) if is_refused else ""))
         yield pa.RecordBatch.from_pydict(
             {
                 name: pa.array([row[i] if name in ("bucket", "reason") else int(row[i]) for row in results], kind)
@@ -238,39 +256,45 @@ def _send(batches: Iterator[Any], target: Target) -> Iterator[Any]:
         )
 
 
-def _reason(answer: Any) -> str:
-    error = answer["error"]
+def _get_reason(item: Any) -> str:
+    error = item["error"]
     return str(error.get("detail") or error.get("code") or error)[:200] if isinstance(error, dict) else str(error)[:200]
 
 
 class _Connection:
-    """One keep-alive connection to the API, made again when it breaks: every request may be repeated."""
+    """A keep-alive connection to the API, reopened when it breaks.
 
-    def __init__(self, target: Target) -> None:
+    Every request may be repeated.
+    """
+
+    def __init__(self, target: LoadTarget) -> None:
         self.target = target
         self.parts = urlsplit(target.url)
         self.connection: Any = None
 
     def post(self, body: bytes) -> list[Any]:
-        """The answers to a batch, in its order. Waits while the API is away or says so; Refused where it says no."""
+        """Return the results of a batch, in its order.
+
+        Retry while the API is unreachable or asks to retry later. Raise LoadRejected if it rejects the request.
+        """
         import http.client
 
         deadline = time.monotonic() + GIVE_UP_SECONDS
-        pause = 0.2
+        delay_seconds = 0.2
         while True:
             try:
-                status, headers, answer = self._request(body)
+                status, headers, response = self._request(body)
             except (OSError, http.client.HTTPException) as error:
                 self.connection = None
-                status, headers, answer = 0, {}, str(error).encode()
+                status, headers, response = 0, {}, str(error).encode()
             if status == 200:
-                return list(json.loads(answer)["results"])
+                return list(json.loads(response)["results"])
             if status not in (0, 429, 500, 502, 503, 504) or time.monotonic() > deadline:
-                raise Refused(f"{status or 'no answer'}: {answer[:500].decode(errors='replace')}")
-            with contextlib.suppress(ValueError):  # Retry-After may be a date: then our own pause will do
-                pause = max(pause, min(float(headers.get("Retry-After", 0)), 60.0))
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+                raise LoadRejected(f"{status or 'no response'}: {response[:500].decode(errors='replace')}")
+            with contextlib.suppress(ValueError):  # Retry-After may be a date; then use the current delay
+                delay_seconds = max(delay_seconds, min(float(headers.get("Retry-After", 0)), 60.0))
+            time.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, 5.0)
 
     def _request(self, body: bytes) -> tuple[int, Any, bytes]:
         import http.client

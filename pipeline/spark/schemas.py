@@ -1,7 +1,7 @@
-"""The contracts: what a row of the fact and of each mart holds, and what a file or table must offer to be read.
+"""The contracts: the columns of each table, and the check of data before it is read.
 
-A mart's `version` is part of what its rows were computed from: raise it when its transform changes, and the next
-run computes it anew.
+A mart's `version` is part of the identifier of its source. Raise it when the mart's transform changes: the next run
+then computes the mart again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES: dict[str, DataType] = {
     "date": DateType(),
     "time": TimestampType(),
 }
-# What a value may have been written as and still be read without loss.
+# Types that a value may have been written as and can still be read without loss.
 WIDENS = {"long": ("bigint", "int", "smallint", "tinyint"), "int": ("int", "smallint", "tinyint")}
 
 OUTCOMES = ("COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED", "CANCELLED")
@@ -40,22 +40,24 @@ TERMINAL = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True)
-class Column:
+class ContractColumn:
+    """A column of a contract. `type` is a key of `TYPES`."""
+
     name: str
     type: str
-    optional: bool = False  # may be null, and may be missing in what was written before the column existed
+    optional: bool = False  # may be null, and may be missing in files written before the column existed
 
 
 @dataclass(frozen=True)
-class Table:
-    """One table of the lake. `keys` make a row unique and are the order rows are stored in."""
+class TableContract:
+    """One table of the lake. `keys` identify a row, and rows are stored in their order."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[ContractColumn, ...]
     keys: tuple[str, ...]
     partitions: tuple[str, ...]
     version: int = 1
-    lookahead_days: int = 0  # days of the fact after a mart's own day that its rows are computed from
+    lookahead_days: int = 0  # number of following days whose facts a mart's day also depends on
     fact: str = "attempts"
 
     @property
@@ -67,44 +69,45 @@ class Table:
         return StructType([StructField(c.name, TYPES[c.type], True) for c in self.columns])
 
     def select(self, frame: DataFrame) -> DataFrame:
-        """The frame as this contract has it: these columns, in this order, of these types."""
+        """Select the columns of this contract, in its order and cast to its types."""
         return frame.select(*(F.col(c.name).cast(TYPES[c.type]).alias(c.name) for c in self.columns))
 
 
 class ContractBroken(ValueError):
-    """What was to be read does not offer what the contract asks for."""
+    """A file or table does not have the columns and types of its contract."""
 
 
-def check(table: Table, found: StructType, where: str, *, but: Iterable[str] = ()) -> None:
-    """Raise `ContractBroken` where a column is missing, unknown, or of a type that cannot be read without loss.
+def check(table: TableContract, schema: StructType, location: str, *, ignore: Iterable[str] = ()) -> None:
+    """Raise `ContractBroken` if a column is missing, unknown, or of an incompatible type.
 
-    A column that is missing would be read as nulls and one that is unknown is perhaps a renamed one: neither may
-    pass in silence.
+    A type is compatible if it can be read without loss.
+
+    Spark would read a missing column as nulls, and an unknown column may be a renamed one: both must be errors.
     """
-    types = {field.name: field.dataType.simpleString() for field in found.fields if field.name not in set(but)}
+    types = {field.name: field.dataType.simpleString() for field in schema.fields if field.name not in set(ignore)}
     problems = []
     for column in table.columns:
-        if column.name in set(but):
+        if column.name in set(ignore):
             continue
         actual = types.pop(column.name, None)
-        wanted = TYPES[column.type].simpleString()
+        expected = TYPES[column.type].simpleString()
         if actual is None:
             if not column.optional:
                 problems.append(f"{column.name} is missing")
-        elif actual != wanted and actual not in WIDENS.get(column.type, ()):
-            problems.append(f"{column.name} is {actual}, not {wanted}")
+        elif actual != expected and actual not in WIDENS.get(column.type, ()):
+            problems.append(f"{column.name} is {actual}, not {expected}")
     problems += [f"{name} is unknown" for name in types]
     if problems:
-        raise ContractBroken(f"{where}: {', '.join(problems)}")
+        raise ContractBroken(f"{location}: {', '.join(problems)}")
 
 
-def _columns(text: str) -> tuple[Column, ...]:
-    """`name:type`, `name:type?` for one that may be null."""
-    found = []
+def _parse_columns(text: str) -> tuple[ContractColumn, ...]:
+    """Parse columns written as `name:type`, or `name:type?` for a column that may be null."""
+    columns = []
     for word in text.split():
         name, _, kind = word.partition(":")
-        found.append(Column(name, kind.rstrip("?"), kind.endswith("?")))
-    return tuple(found)
+        columns.append(ContractColumn(name, kind.rstrip("?"), kind.endswith("?")))
+    return tuple(columns)
 
 
 _ATTEMPT = """id:long task_id:string number:int command:string priority:int created_at:time visible_at:time
@@ -113,21 +116,25 @@ _ATTEMPT = """id:long task_id:string number:int command:string priority:int crea
 _DELIVERY = """id:long delivery_id:string number:int endpoint:string command:string started_at:time duration_ms:long
     status_code:int? delivered:int error:string?"""
 
-# As read: everything the audit holds, each row with why it is not counted, if it is not.
-SOURCE = Table("source", _columns(f"tenant:string {_ATTEMPT}"), ("id",), ())
-DELIVERY_SOURCE = Table("delivery_source", _columns(f"tenant:string {_DELIVERY}"), ("id",), ())
+# The tables as read from the audit, and the rejected rows with the reason.
+SOURCE = TableContract("source", _parse_columns(f"tenant:string {_ATTEMPT}"), ("id",), ())
+DELIVERY_SOURCE = TableContract("delivery_source", _parse_columns(f"tenant:string {_DELIVERY}"), ("id",), ())
 _BY_DAY = ("date", "tenant")
-RAW = Table("raw", _columns(f"date:date tenant:string {_ATTEMPT}"), ("id",), _BY_DAY)
-REJECTED = Table("rejected", _columns(f"date:date tenant:string {_ATTEMPT} reason:string"), ("id",), _BY_DAY)
-DELIVERIES_REJECTED = Table(
-    "deliveries_rejected", _columns(f"date:date tenant:string {_DELIVERY} reason:string"), ("id",), _BY_DAY
+RAW = TableContract("raw", _parse_columns(f"date:date tenant:string {_ATTEMPT}"), ("id",), _BY_DAY)
+REJECTED = TableContract(
+    "rejected", _parse_columns(f"date:date tenant:string {_ATTEMPT} reason:string"), ("id",), _BY_DAY
 )
-DELIVERIES_RAW = Table("deliveries_raw", _columns(f"date:date tenant:string {_DELIVERY}"), ("id",), _BY_DAY)
+DELIVERIES_REJECTED = TableContract(
+    "deliveries_rejected", _parse_columns(f"date:date tenant:string {_DELIVERY} reason:string"), ("id",), _BY_DAY
+)
+DELIVERIES_RAW = TableContract(
+    "deliveries_raw", _parse_columns(f"date:date tenant:string {_DELIVERY}"), ("id",), _BY_DAY
+)
 
-# The facts: typed, one row for one attempt.
-ATTEMPTS = Table(
+# The facts: one typed row for each attempt.
+ATTEMPTS = TableContract(
     "attempts",
-    _columns(f"date:date tenant:string {_ATTEMPT} wait_ms:long? run_ms:long?"),
+    _parse_columns(f"date:date tenant:string {_ATTEMPT} wait_ms:long? run_ms:long?"),
     ("task_id", "number"),
     _BY_DAY,
     fact="raw",
@@ -136,45 +143,45 @@ ATTEMPTS = Table(
 _HOUR = "date:date tenant:string command:string hour:time"
 _HOUR_KEYS = ("date", "tenant", "command", "hour")
 _COUNTS = "attempts:long completed:long failed:long nacked:long abandoned:long expired:long cancelled:long"
-MARTS: dict[str, Table] = {
+MARTS: dict[str, TableContract] = {
     table.name: table
     for table in (
-        Table(
+        TableContract(
             "throughput",
-            _columns(f"{_HOUR} {_COUNTS} retries:long ended:long dead:long"),
+            _parse_columns(f"{_HOUR} {_COUNTS} retries:long ended:long dead:long"),
             _HOUR_KEYS,
             ("date",),
         ),
-        Table(
+        TableContract(
             "latency",
-            _columns(
+            _parse_columns(
                 f"{_HOUR} attempts:long wait_mean_ms:double wait_p50_ms:long wait_p95_ms:long wait_p99_ms:long "
                 "wait_max_ms:long run_mean_ms:double run_p50_ms:long run_p95_ms:long run_p99_ms:long run_max_ms:long"
             ),
             _HOUR_KEYS,
             ("date",),
         ),
-        Table(
+        TableContract(
             "failures",
-            _columns(
+            _parse_columns(
                 "date:date tenant:string command:string fingerprint:string attempts:long dead:long "
                 "first_at:time last_at:time example:string"
             ),
             ("date", "tenant", "command", "fingerprint"),
             ("date",),
         ),
-        Table(
+        TableContract(
             "usage",
-            _columns(
+            _parse_columns(
                 "date:date tenant:string tasks:long attempts:long compute_ms:long payload_bytes:long "
                 "result_bytes:long delivered_bytes:long"
             ),
             ("date", "tenant"),
             ("date",),
         ),
-        Table(
+        TableContract(
             "capacity",
-            _columns(
+            _parse_columns(
                 f"{_HOUR} arrivals:long service_mean_ms:double service_cv2:double load:double wait_mean_ms:double "
                 "workers_1s:int workers_10s:int workers_60s:int"
             ),
@@ -182,9 +189,9 @@ MARTS: dict[str, Table] = {
             ("date",),
             lookahead_days=1,
         ),
-        Table(
+        TableContract(
             "leases",
-            _columns(
+            _parse_columns(
                 "date:date tenant:string command:string attempts:long completed:long expired:long run_p50_ms:long? "
                 "run_p99_ms:long? run_max_ms:long? duplicate_ms:long lease_advice_seconds:int? "
                 "max_attempts_advice:int?"
@@ -192,9 +199,9 @@ MARTS: dict[str, Table] = {
             ("date", "tenant", "command"),
             ("date",),
         ),
-        Table(
+        TableContract(
             "webhooks",
-            _columns(
+            _parse_columns(
                 "date:date tenant:string endpoint:string hour:time attempts:long delivered:long refused:long "
                 "unreachable:long latency_p50_ms:long? latency_p95_ms:long? latency_p99_ms:long? latency_max_ms:long?"
             ),
@@ -204,9 +211,9 @@ MARTS: dict[str, Table] = {
         ),
     )
 }
-DELIVERIES = Table(
+DELIVERIES = TableContract(
     "deliveries",
-    _columns(f"date:date tenant:string {_DELIVERY}"),
+    _parse_columns(f"date:date tenant:string {_DELIVERY}"),
     ("delivery_id", "number"),
     _BY_DAY,
     fact="deliveries_raw",

@@ -1,8 +1,9 @@
-"""What if: real history played again through other workers, priorities, leases or backoff.
+"""Simulate real history with other workers, priorities, leases or backoff.
 
-Each tenant is a queue of its own. A free worker takes, as the engine does, the highest priority first and the oldest
-inside it. What a run costs is what it cost then; a lease that is shorter than the run returns the task meanwhile and
-the worker finishes for nothing; one whose worker was lost is over when the new lease is.
+Each tenant is a separate queue. Like the engine, a free worker takes the task with the highest priority and, among
+those, the oldest. An attempt takes as long as it took in reality. If the simulated lease is shorter than the run, the
+task becomes visible again when the lease expires, and the worker's run is wasted. An attempt whose worker was lost ends
+when the simulated lease expires.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ SUMMARY = (
 
 @dataclass(frozen=True)
 class Backoff:
-    """When a task is tried again. Jitter is replaced by its mean: a simulation has no use for luck."""
+    """The delay before a retry.
+
+    Jitter is replaced by its mean, so that the simulation is deterministic.
+    """
 
     policy: str
     base_seconds: float = 5.0
@@ -39,16 +43,19 @@ class Backoff:
 
     @classmethod
     def parse(cls, text: str) -> Backoff:
-        """`policy[:base seconds[:cap seconds]]`"""
+        """Parse `policy[:base seconds[:cap seconds]]`."""
         policy, *numbers = text.split(":")
         if policy not in BACKOFFS or len(numbers) > 2:
-            raise ValueError(f"{text}: say policy[:base[:cap]] with one of {', '.join(BACKOFFS)}")
+            raise ValueError(f"{text}: expected policy[:base[:cap]], where policy is one of {', '.join(BACKOFFS)}")
         return cls(policy, *(float(number) for number in numbers))
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What to change. None = as it was; `workers` None = as many as were ever busy at once."""
+    """The parameters to change. None keeps the recorded value.
+
+    If `workers` is None, the simulation uses the largest number of attempts that ran at the same time.
+    """
 
     workers: int | None = None
     concurrency: int = 1
@@ -59,28 +66,28 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Try:
-    """One attempt as it happened: how long it held its worker, and how long after it the task was visible again."""
+class RecordedAttempt:
+    """A recorded attempt."""
 
-    run_ms: int
+    run_ms: int  # time that it held its worker
     failed: bool = False
-    lost: bool = False  # the lease ran out
-    gap_ms: int = 0
+    lost: bool = False  # the lease expired
+    gap_ms: int = 0  # delay until the task was visible again
 
 
 @dataclass(frozen=True)
-class Job:
-    """One task of the history."""
+class SimulatedTask:
+    """A task of the history, with its recorded attempts."""
 
     command: str
     visible_ms: int
-    tries: Sequence[Try]
+    attempts: Sequence[RecordedAttempt]
     priority: int = 0
 
 
 @dataclass
-class Played:
-    """What became of a command's tasks."""
+class CommandOutcome:
+    """The simulated results of a command's tasks."""
 
     waits: list[int] = field(default_factory=list)
     tasks: int = 0
@@ -88,94 +95,107 @@ class Played:
     duplicate_ms: int = 0
 
 
-def play(jobs: Sequence[Job], scenario: Scenario, servers: int) -> tuple[dict[str, Played], float]:
-    """Play the history with so many servers. Returns each command's outcome, and the share of time they were busy."""
-    found: dict[str, Played] = {}
-    order = sorted(range(len(jobs)), key=lambda i: jobs[i].visible_ms)
+def simulate_tasks(
+    tasks: Sequence[SimulatedTask], scenario: Scenario, servers: int
+) -> tuple[dict[str, CommandOutcome], float]:
+    """Simulate the history with this number of servers.
+
+    Return the outcome of each command, and the share of time that the servers were busy.
+    """
+    outcomes: dict[str, CommandOutcome] = {}
+    order = sorted(range(len(tasks)), key=lambda i: tasks[i].visible_ms)
     arrivals = iter(order)
     upcoming = next(arrivals, None)
-    again: list[tuple[int, int, int]] = []  # (visible, task, number)
-    ready: list[tuple[int, int, int, int]] = []  # (-priority, visible, task, number)
-    first = jobs[order[0]].visible_ms if order else 0
+    retries: list[tuple[int, int, int]] = []  # (visible, index, number)
+    ready: list[tuple[int, int, int, int]] = []  # (-priority, visible, index, number)
+    first = tasks[order[0]].visible_ms if order else 0
     free = [first] * servers
     busy = 0
     while True:
         now = free[0]
         if not ready:
-            # Nobody waits: the server stands idle until the next task is due.
-            due = [jobs[upcoming].visible_ms] if upcoming is not None else []
-            due += [again[0][0]] if again else []
+            # No task is waiting: the server is idle until the next task is due.
+            due = [tasks[upcoming].visible_ms] if upcoming is not None else []
+            due += [retries[0][0]] if retries else []
             if not due:
                 break
             now = max(now, min(due))
-        while upcoming is not None and jobs[upcoming].visible_ms <= now:
-            heapq.heappush(ready, (-_priority(jobs[upcoming], scenario), jobs[upcoming].visible_ms, upcoming, 0))
+        while upcoming is not None and tasks[upcoming].visible_ms <= now:
+            heapq.heappush(ready, (-_get_priority(tasks[upcoming], scenario), tasks[upcoming].visible_ms, upcoming, 0))
             upcoming = next(arrivals, None)
-        while again and again[0][0] <= now:
-            visible, task, number = heapq.heappop(again)
-            heapq.heappush(ready, (-_priority(jobs[task], scenario), visible, task, number))
-        _, visible, task, number = heapq.heappop(ready)
-        job = jobs[task]
-        outcome = found.setdefault(job.command, Played())
+        while retries and retries[0][0] <= now:
+            visible, index, number = heapq.heappop(retries)
+            heapq.heappush(ready, (-_get_priority(tasks[index], scenario), visible, index, number))
+        _, visible, index, number = heapq.heappop(ready)
+        task = tasks[index]
+        outcome = outcomes.setdefault(task.command, CommandOutcome())
         outcome.tasks += number == 0
         outcome.waits.append(now - visible)
-        held_ms, ended_ms, failed, gap_ms = _attempt(job.tries[min(number, len(job.tries) - 1)], number, scenario)
+        held_ms, ended_ms, failed, gap_ms = _simulate_attempt(
+            task.attempts[min(number, len(task.attempts) - 1)], number, scenario
+        )
         heapq.heapreplace(free, now + held_ms)
         busy += held_ms
         outcome.duplicate_ms += held_ms if failed and held_ms > ended_ms else 0
         if failed:
-            more = number + 1 < (scenario.max_attempts or len(job.tries))
-            if more and (number + 1 < len(job.tries) or scenario.max_attempts is not None):
-                heapq.heappush(again, (now + ended_ms + gap_ms, task, number + 1))
+            has_attempts_left = number + 1 < (scenario.max_attempts or len(task.attempts))
+            if has_attempts_left and (number + 1 < len(task.attempts) or scenario.max_attempts is not None):
+                heapq.heappush(retries, (now + ended_ms + gap_ms, index, number + 1))
             else:
                 outcome.dead += 1
     span = max(free) - first if order else 0
-    return found, busy / (span * servers) if span else 0.0
+    return outcomes, busy / (span * servers) if span else 0.0
 
 
-def _priority(job: Job, scenario: Scenario) -> int:
-    return scenario.priorities.get(job.command, job.priority)
+def _get_priority(task: SimulatedTask, scenario: Scenario) -> int:
+    return scenario.priorities.get(task.command, task.priority)
 
 
-def _attempt(one: Try, number: int, scenario: Scenario) -> tuple[int, int, bool, int]:
-    """How long the attempt holds its worker, after what time the task is given back, whether it failed, and how long
-    it is hidden then."""
-    held = ended = one.run_ms
-    failed = one.failed or one.lost
+def _simulate_attempt(attempt: RecordedAttempt, number: int, scenario: Scenario) -> tuple[int, int, bool, int]:
+    """Return the attempt's timing and result in the scenario.
+
+    The values are the time that it holds its worker, the time after which the task leaves it, whether it failed, and
+    the delay until the task is visible again.
+    """
+    held = ended = attempt.run_ms
+    failed = attempt.failed or attempt.lost
     if scenario.lease_seconds is not None:
         lease = scenario.lease_seconds * 1000
-        if one.lost:
+        if attempt.lost:
             held = ended = lease
-        elif one.run_ms > lease:
+        elif attempt.run_ms > lease:
             ended, failed = lease, True
-    gap = scenario.backoff.delay_ms(number + 1) if scenario.backoff else one.gap_ms
+    gap = scenario.backoff.delay_ms(number + 1) if scenario.backoff else attempt.gap_ms
     return held, ended, failed, gap
 
 
-def most_at_once(starts: Any, ends: Any) -> int:
-    """The most attempts that were running at one moment."""
-    moments = np.concatenate([np.asarray(starts), np.asarray(ends)])
+def peak_concurrency(starts: Any, ends: Any) -> int:
+    """Return the largest number of attempts that ran at the same time."""
+    times = np.concatenate([np.asarray(starts), np.asarray(ends)])
     steps = np.concatenate([np.ones(len(starts), dtype=int), -np.ones(len(ends), dtype=int)])
-    # Who ends at the moment another begins has made room for it.
-    order = np.lexsort((steps, moments))
+    # At equal times, count an end before a start.
+    order = np.lexsort((steps, times))
     return int(np.cumsum(steps[order]).max(initial=0))
 
 
-def simulated(attempts: DataFrame, scenario: Scenario) -> DataFrame:
-    """Each tenant's history under this scenario: a row per command (`SUMMARY`)."""
+def simulate_tenants(attempts: DataFrame, scenario: Scenario) -> DataFrame:
+    """Simulate each tenant's history with this scenario.
+
+    The result has a row per command (`SUMMARY`).
+    """
     columns = ("tenant", "task_id", "number", "command", "priority", "outcome", "status")
     times = [F.unix_millis(f"{name}_at").alias(f"{name}_ms") for name in ("visible", "claimed", "ended")]
     history = attempts.where("claimed_at IS NOT NULL").select(*columns, *times)
 
-    def of_tenant(rows: Any) -> Any:
-        return _summary(rows, scenario)
+    def simulate_tenant(rows: Any) -> Any:
+        return _simulate_rows(rows, scenario)
 
-    return history.groupBy("tenant").applyInPandas(of_tenant, SUMMARY)
+    return history.groupBy("tenant").applyInPandas(simulate_tenant, SUMMARY)
 
 
-def measured(attempts: DataFrame) -> DataFrame:
-    """The same columns as they were."""
-    from pipeline.spark.transforms.common import at, count_where, sorted_values
+def measure_tenants(attempts: DataFrame) -> DataFrame:
+    """Return the same columns, computed from the recorded history."""
+    from pipeline.spark.transforms.common import collect_sorted, count_where, quantile
     from pipeline.spark.transforms.throughput import is_dead
 
     grouped = (
@@ -187,53 +207,58 @@ def measured(attempts: DataFrame) -> DataFrame:
             count_where(is_dead()).alias("dead"),
             F.sum(F.when(F.col("outcome") == "EXPIRED", F.col("run_ms")).otherwise(0)).alias("duplicate_ms"),
             F.avg("wait_ms").alias("wait_mean_ms"),
-            sorted_values(F.col("wait_ms")).alias("waits"),
+            collect_sorted(F.col("wait_ms")).alias("waits"),
         )
     )
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     kept = [name for name in grouped.columns if name != "waits"]
-    return grouped.select(*kept, *(at(F.col("waits"), share).alias(f"wait_{n}_ms") for n, share in shares.items()))
+    return grouped.select(
+        *kept, *(quantile(F.col("waits"), share).alias(f"wait_{n}_ms") for n, share in shares.items())
+    )
 
 
-def _summary(rows: Any, scenario: Scenario) -> Any:
+def _simulate_rows(rows: Any, scenario: Scenario) -> Any:
     import pandas as pd
 
     tenant = rows["tenant"].iloc[0]
     servers = (
         scenario.workers * scenario.concurrency
         if scenario.workers
-        else most_at_once(rows["claimed_ms"].to_numpy(), rows["ended_ms"].to_numpy())
+        else peak_concurrency(rows["claimed_ms"].to_numpy(), rows["ended_ms"].to_numpy())
     )
-    found, busy = play(list(_jobs(rows)), scenario, max(servers, 1))
+    outcomes, busy = simulate_tasks(list(_build_tasks(rows)), scenario, max(servers, 1))
     result = []
-    for command, played in sorted(found.items()):
-        waits = np.sort(np.asarray(played.waits))
+    for command, outcome in sorted(outcomes.items()):
+        waits = np.sort(np.asarray(outcome.waits))
         ranks = [max(int(np.ceil(len(waits) * share)), 1) - 1 for share in (0.5, 0.95, 0.99, 1.0)]
         quantiles = (int(waits[rank]) for rank in ranks)
-        counts = (played.tasks, len(waits), played.dead, played.duplicate_ms)
+        counts = (outcome.tasks, len(waits), outcome.dead, outcome.duplicate_ms)
         result.append((tenant, command, *counts, float(waits.mean()), *quantiles, servers, round(busy, 4)))
-    return pd.DataFrame(result, columns=[part.split()[0] for part in SUMMARY.split(", ")])
+    return pd.DataFrame(result, columns=[column.split()[0] for column in SUMMARY.split(", ")])
 
 
-def _jobs(rows: Any) -> Iterator[Job]:
-    """The tasks of one tenant's attempts. Of a task whose beginning lies before the period, what is in it."""
+def _build_tasks(rows: Any) -> Iterator[SimulatedTask]:
+    """Yield the tasks of one tenant's attempts.
+
+    A task that began before the period has only the later attempts.
+    """
     ordered = rows.sort_values(["task_id", "number"])
     names = ("task_id", "command", "priority", "outcome", "visible_ms", "claimed_ms", "ended_ms")
-    tries: list[Try] = []
+    attempts: list[RecordedAttempt] = []
     last: Any = None
     first: Any = None
     for row in zip(*(ordered[name].tolist() for name in names), strict=True):
         task, _, _, outcome, visible, claimed, ended = row
         if last is not None and last[0] == task:
-            previous = tries[-1]
-            tries[-1] = Try(previous.run_ms, previous.failed, previous.lost, max(visible - last[6], 0))
+            previous = attempts[-1]
+            attempts[-1] = RecordedAttempt(previous.run_ms, previous.failed, previous.lost, max(visible - last[6], 0))
         elif first is not None:
-            yield Job(first[1], first[4], tuple(tries), first[2])
-            tries = []
-        if not tries:
+            yield SimulatedTask(first[1], first[4], tuple(attempts), first[2])
+            attempts = []
+        if not attempts:
             first = row
         failed = outcome in ("NACKED", "ABANDONED", "EXPIRED")
-        tries.append(Try(max(ended - claimed, 0), failed, outcome == "EXPIRED"))
+        attempts.append(RecordedAttempt(max(ended - claimed, 0), failed, outcome == "EXPIRED"))
         last = row
     if first is not None:
-        yield Job(first[1], first[4], tuple(tries), first[2])
+        yield SimulatedTask(first[1], first[4], tuple(attempts), first[2])

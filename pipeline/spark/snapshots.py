@@ -1,8 +1,9 @@
-"""One moment of the audit in PostgreSQL, held while its rows are read, and up to which id it is settled.
+"""Hold a snapshot of an audit table in PostgreSQL, and find its last settled id.
 
-Not every id below the highest one has been committed when that one is seen, and an id may never be. So a snapshot says
-up to which id everything is *settled*: no transaction that was writing the table when the highest id was looked up
-is still open. What lies above is read too, and read again next time; the `attempts` job drops what came twice.
+When the highest id is visible, rows with lower ids may still be uncommitted, or may never be committed. So a snapshot
+states up to which id the table is *settled*: every transaction that was writing to the table when the highest id was
+read has ended. Rows with higher ids are read too, and read again by the next run. The `attempts` job removes the
+duplicates.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from pipeline.spark import schemas
 logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 10.0
-# Times that no clock of ours can have said (infinity, the year 44 BC) are read as absent, which is a broken contract.
+# Read implausible times (infinity, the year 44 BC) as null, so that the row is rejected for breaking the contract.
 _TIME = "CASE WHEN {0} >= '2000-01-01Z' AND {0} < '2200-01-01Z' THEN {0} END"
 
 
 @dataclass(frozen=True)
-class Audit:
-    """A table of the audit, and how each column of the contract is said in SQL where it is not the column itself."""
+class AuditTable:
+    """A table of the audit.
+
+    `overrides` maps columns of the contract to SQL where the table has no such column.
+    """
 
     table: str
-    contract: schemas.Table
+    contract: schemas.TableContract
     day: str  # the column whose UTC day a row belongs to
-    said: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[tuple[str, str], ...] = ()
     join: str = ""
 
     @property
@@ -38,20 +42,20 @@ class Audit:
         return f"{self.table} a {self.join}"
 
     def expressions(self) -> list[str]:
-        said = dict(self.said)
-        found = []
+        overrides = dict(self.overrides)
+        expressions = []
         for column in self.contract.columns:
-            text = said.get(column.name, f"a.{column.name}")
+            text = overrides.get(column.name, f"a.{column.name}")
             if column.type == "time":
                 text = _TIME.format(text)
             elif column.type == "string":
                 text = f"({text})::text"
-            found.append(f"{text} AS {column.name}")
-        return found
+            expressions.append(f"{text} AS {column.name}")
+        return expressions
 
 
-ATTEMPTS = Audit("queues_attempt", schemas.SOURCE, "ended_at", (("tenant", "a.tenant_id"),))
-DELIVERIES = Audit(
+ATTEMPTS = AuditTable("queues_attempt", schemas.SOURCE, "ended_at", (("tenant", "a.tenant_id"),))
+DELIVERIES = AuditTable(
     "webhooks_deliveryattempt",
     schemas.DELIVERY_SOURCE,
     "started_at",
@@ -65,8 +69,8 @@ DELIVERIES = Audit(
 )
 
 
-def exists(dsn: str, audit: Audit) -> bool:
-    """Whether the database has this table. An installation may have no webhooks."""
+def has_table(dsn: str, audit: AuditTable) -> bool:
+    """Return whether the database has this table. An installation may not have webhooks."""
     import psycopg
 
     with psycopg.connect(dsn) as connection:
@@ -75,24 +79,27 @@ def exists(dsn: str, audit: Audit) -> bool:
 
 
 class NotAPrimary(RuntimeError):
-    """History is read from the primary: a standby cannot say which ids are still being written."""
+    """Use the primary: a standby does not show which transactions are still open."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of the audit, held open by the connection that made it."""
+    """A snapshot of an audit table.
+
+    It is valid while the connection that exported it holds its transaction.
+    """
 
     name: str
-    lowest: int  # the ids it holds, both ends included; lowest > highest = nothing
-    highest: int
-    settled: int
+    lowest: int  # first id
+    highest: int  # last id; lower than `lowest` if there are no rows
+    settled: int  # every id up to this one is either committed or will never appear
 
 
 @contextlib.contextmanager
-def held(
-    dsn: str, audit: Audit = ATTEMPTS, *, after: int = 0, settle_seconds: float | None = None
+def hold_snapshot(
+    dsn: str, audit: AuditTable = ATTEMPTS, *, after: int = 0, settle_seconds: float | None = None
 ) -> Iterator[Snapshot]:
-    """Hold one snapshot of the audit while its partitions are read. Ids up to `after` are known and not wanted."""
+    """Hold a snapshot of the rows with ids above `after` while its partitions are read."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -103,16 +110,19 @@ def held(
         settled = _settle(connection, audit, after, SETTLE_SECONDS if settle_seconds is None else settle_seconds)
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            found: Any = connection.execute(
+            bounds: Any = connection.execute(
                 f"SELECT pg_export_snapshot(), min(id), max(id) FROM {audit.table} WHERE id > %s",  # noqa: S608
                 [after],
             ).fetchone()
-            name, lowest, highest = found
+            name, lowest, highest = bounds
             yield Snapshot(name, lowest or 1, highest or 0, settled)
 
 
-def _check_columns(connection: Any, audit: Audit) -> None:
-    """Let PostgreSQL itself say whether every column is there; what else the table has is not our business."""
+def _check_columns(connection: Any, audit: AuditTable) -> None:
+    """Let PostgreSQL check that every column exists.
+
+    Additional columns of the table are ignored.
+    """
     import psycopg
 
     try:
@@ -121,13 +131,13 @@ def _check_columns(connection: Any, audit: Audit) -> None:
         raise schemas.ContractBroken(f"{audit.table}: {error.diag.message_primary}") from error
 
 
-def _settle(connection: Any, audit: Audit, after: int, seconds: float) -> int:
-    """The highest id below which no row can appear any more.
+def _settle(connection: Any, audit: AuditTable, after: int, seconds: float) -> int:
+    """Return the highest id below which no row can appear any more.
 
-    An INSERT locks the table (ROW EXCLUSIVE) before it draws its id and until its transaction is over, and the lock
-    goes after the commit is visible. So: the highest id visible now, then who holds that lock; once those have ended,
-    every id up to it is decided. Writers are not blocked, and one that does not end in time only means that we read
-    from the old mark again.
+    An INSERT locks the table (ROW EXCLUSIVE) before it draws its id, and releases the lock only after its commit is
+    visible. So this reads the highest visible id first, then the transactions that hold this lock, and waits until
+    they have ended: then every id up to the highest one is decided. Writers are not blocked. If a writer does not end
+    in time, this returns `after`, and the next run reads the same rows again.
     """
     highest = connection.execute(
         f"SELECT coalesce(max(id), %s) FROM {audit.table} WHERE id > %s",  # noqa: S608
@@ -136,7 +146,7 @@ def _settle(connection: Any, audit: Audit, after: int, seconds: float) -> int:
     writers = None
     deadline = time.monotonic() + seconds
     while True:
-        now = {
+        holders = {
             row[0]
             for row in connection.execute(
                 "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = %s::regclass"
@@ -145,10 +155,15 @@ def _settle(connection: Any, audit: Audit, after: int, seconds: float) -> int:
                 [audit.table],
             )
         }
-        writers = now if writers is None else writers & now
+        writers = holders if writers is None else writers & holders
         if not writers:
             return int(highest)
         if time.monotonic() > deadline:
-            logger.warning("%s: %d writers have not ended in %.0f s", audit.table, len(writers), seconds)
+            logger.warning(
+                "%s: %d transactions are still open after %.0f s; the next run reads their rows again",
+                audit.table,
+                len(writers),
+                seconds,
+            )
             return after
         time.sleep(0.05)

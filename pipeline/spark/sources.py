@@ -1,4 +1,4 @@
-"""Where history comes from: the rows of one snapshot of the audit, in partitions of their ids."""
+"""Read the rows of a snapshot of the audit, in partitions of id ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pipeline.spark import schemas
-from pipeline.spark.snapshots import ATTEMPTS, Audit, Snapshot
+from pipeline.spark.snapshots import ATTEMPTS, AuditTable, Snapshot
 
 ROWS_PER_PARTITION = 250_000
 JDBC_DRIVER = "org.postgresql.Driver"
@@ -21,22 +21,24 @@ JDBC_DRIVER = "org.postgresql.Driver"
 def read(
     spark: SparkSession,
     dsn: str,
-    moment: Snapshot,
-    audit: Audit = ATTEMPTS,
+    snapshot: Snapshot,
+    audit: AuditTable = ATTEMPTS,
     *,
     between: tuple[date, date] | None = None,
     via: str | None = None,
 ) -> DataFrame:
-    """The rows of the snapshot, in partitions of their ids; `between` two days (the second one excluded) only.
+    """Return the rows of the snapshot, in partitions of id ranges.
 
-    Read while the snapshot is held. `via="jdbc"` reads through PostgreSQL's JDBC driver, and is what is done where it
-    is on the class path, can be told all that the DSN says, and nothing else is said.
+    With `between`, only the rows of those days are read.
+
+    The second day is excluded. Evaluate the frame while the snapshot is held. `via="jdbc"` reads through PostgreSQL's
+    JDBC driver. It is the default if the driver is on the class path and supports every parameter of the DSN.
     """
     where = "true"
     if between:
         where = f"a.{audit.day} >= '{between[0]:%Y-%m-%d}Z' AND a.{audit.day} < '{between[1]:%Y-%m-%d}Z'"
     if (via or ("jdbc" if is_plain(dsn) and has_jdbc(spark) else "python")) == "jdbc":
-        return _read_jdbc(spark, dsn, moment, audit, where)
+        return _read_jdbc(spark, dsn, snapshot, audit, where)
     spark.dataSource.register(AuditSource)
     return (
         spark.read.format("codeq_audit")
@@ -46,16 +48,16 @@ def read(
             rows=audit.rows,
             select=", ".join(audit.expressions()),
             where=where,
-            snapshot=moment.name,
-            lowest=str(moment.lowest),
-            highest=str(moment.highest),
+            snapshot=snapshot.name,
+            lowest=str(snapshot.lowest),
+            highest=str(snapshot.highest),
         )
         .load()
     )
 
 
-def ranges(lowest: int, highest: int) -> list[tuple[int, int]]:
-    """The ids, both ends included, in ranges that one task reads."""
+def split_ids(lowest: int, highest: int) -> list[tuple[int, int]]:
+    """Split the ids, both ends included, into ranges. A task reads one range."""
     return [
         (first, min(first + ROWS_PER_PARTITION - 1, highest))
         for first in range(lowest, highest + 1, ROWS_PER_PARTITION)
@@ -63,7 +65,7 @@ def ranges(lowest: int, highest: int) -> list[tuple[int, int]]:
 
 
 class AuditSource(DataSource):
-    """Spark's Python data source over the audit."""
+    """A Spark Python data source that reads an audit table."""
 
     @classmethod
     def name(cls) -> str:
@@ -77,15 +79,18 @@ class AuditSource(DataSource):
 
 
 class AuditReader(DataSourceReader):
-    """Reads one range of ids per task with COPY: PostgreSQL writes CSV, Arrow parses it, no row becomes an object."""
+    """Read one range of ids per task with COPY.
+
+    Arrow parses the CSV, so no Python object is created per row.
+    """
 
     def __init__(self, options: Any, schema: StructType) -> None:
         self.options = dict(options)
         self.fields = schema
 
     def partitions(self) -> list[InputPartition]:
-        found = ranges(int(self.options["lowest"]), int(self.options["highest"]))
-        return [InputPartition(bounds) for bounds in found] or [InputPartition((1, 0))]
+        bounds = split_ids(int(self.options["lowest"]), int(self.options["highest"]))
+        return [InputPartition(pair) for pair in bounds] or [InputPartition((1, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         import psycopg
@@ -125,50 +130,52 @@ class AuditReader(DataSourceReader):
 
 
 class _Stream(io.RawIOBase):
-    """What COPY sends, as a file to read from."""
+    """A readable file over the data that COPY sends."""
 
     def __init__(self, copy: Any) -> None:
         self.copy = copy
-        self.rest = memoryview(b"")
+        self.remaining = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not self.rest:
-            self.rest = memoryview(self.copy.read())
-        size = min(len(buffer), len(self.rest))
-        buffer[:size] = self.rest[:size]
-        self.rest = self.rest[size:]
+        if not self.remaining:
+            self.remaining = memoryview(self.copy.read())
+        size = min(len(buffer), len(self.remaining))
+        buffer[:size] = self.remaining[:size]
+        self.remaining = self.remaining[size:]
         return size
 
 
 def has_jdbc(spark: SparkSession) -> bool:
-    """Whether PostgreSQL's JDBC driver is on the class path."""
+    """Return whether PostgreSQL's JDBC driver is on the class path."""
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     return loader.getResource(JDBC_DRIVER.replace(".", "/") + ".class") is not None
 
 
 def is_plain(dsn: str) -> bool:
-    """Whether this says nothing that the JDBC driver would not be told: without the DSN's `sslmode` it would send the
-    password to whoever answers."""
+    """Return whether the DSN only has parameters that are passed on to the JDBC driver.
+
+    For example, without the DSN's `sslmode` the driver would send the password to an unverified server.
+    """
     from psycopg.conninfo import conninfo_to_dict
 
-    said = conninfo_to_dict(dsn)
-    is_one_host = not {"/", ","} & set(str(said.get("host") or ""))
-    return is_one_host and said.keys() <= {"host", "port", "dbname", "user", "password"}
+    parameters = conninfo_to_dict(dsn)
+    is_one_host = not {"/", ","} & set(str(parameters.get("host") or ""))
+    return is_one_host and parameters.keys() <= {"host", "port", "dbname", "user", "password"}
 
 
-def _read_jdbc(spark: SparkSession, dsn: str, moment: Snapshot, audit: Audit, where: str) -> DataFrame:
+def _read_jdbc(spark: SparkSession, dsn: str, snapshot: Snapshot, audit: AuditTable, where: str) -> DataFrame:
     from psycopg.conninfo import conninfo_to_dict
 
     parts = conninfo_to_dict(dsn)
-    # Each partition's query is the first statement of its transaction, so it can join the snapshot there.
+    # A snapshot must be set before the first query of a transaction. The session's initial statement runs before it.
     frame = spark.read.jdbc(
         f"jdbc:postgresql://{parts.get('host') or 'localhost'}:{parts.get('port') or 5432}/{parts.get('dbname')}",
         f"(SELECT {', '.join(audit.expressions())} FROM {audit.rows} WHERE {where}) AS audit",  # noqa: S608
-        predicates=[f"id BETWEEN {a} AND {b}" for a, b in ranges(moment.lowest, moment.highest)] or ["false"],
+        predicates=[f"id BETWEEN {a} AND {b}" for a, b in split_ids(snapshot.lowest, snapshot.highest)] or ["false"],
         properties={
             "driver": JDBC_DRIVER,
             "user": str(parts.get("user") or ""),
@@ -176,7 +183,7 @@ def _read_jdbc(spark: SparkSession, dsn: str, moment: Snapshot, audit: Audit, wh
             "fetchsize": "20000",
             "sessionInitStatement": (
                 "SET TIME ZONE 'UTC'; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
-                f" SET TRANSACTION SNAPSHOT '{moment.name}'"
+                f" SET TRANSACTION SNAPSHOT '{snapshot.name}'"
             ),
         },
     )

@@ -1,4 +1,4 @@
-"""Small files of a lake as bytes: whole or not at all, on a local disk or on whatever Hadoop's file systems reach."""
+"""Read and atomically create small files, on a local disk or through Hadoop."""
 
 from __future__ import annotations
 
@@ -17,38 +17,50 @@ logger = logging.getLogger(__name__)
 
 
 def checksum(data: bytes) -> str:
-    """Finds every flipped byte and every cut; not made against who wants to deceive."""
+    """Return a checksum that detects a changed byte or a truncated file.
+
+    It does not detect deliberate tampering.
+    """
     return f"{len(data)}-{zlib.crc32(data):08x}"
 
 
 class Store(Protocol):
-    """What the lake needs of a file system. Names are relative, with `/`."""
+    """The file operations that a lake needs.
+
+    Names are relative to the store, with `/` as the separator.
+    """
 
     url: str
 
     def read(self, name: str) -> bytes | None: ...
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """Create this file: its readers see all of it or none. False, and nothing done, where it exists."""
+        """Create the file atomically. Return False and change nothing if it already exists."""
         ...
 
-    def names(self, folder: str) -> list[str]:
-        """What is directly inside, sorted; empty where there is no such folder."""
+    def list_names(self, folder: str) -> list[str]:
+        """Return the sorted names directly inside the folder.
+
+        The list is empty if the folder does not exist.
+        """
         ...
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Every file below with its size, by the name relative to the store."""
+    def list_sizes(self, folder: str) -> dict[str, int]:
+        """Return the size of every file below the folder, by the name relative to the store."""
         ...
 
-    def sums(self, names: Sequence[str]) -> dict[str, str]:
-        """The checksum of each of these files; one that is not there has none."""
+    def compute_checksums(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the checksum of each of these files. Files that do not exist are left out."""
         ...
 
     def delete(self, name: str) -> None: ...
 
 
 class LocalStore:
-    """A directory of this machine. Never uses Spark, so a notebook can read a lake without it."""
+    """A directory on this machine.
+
+    It does not use Spark, so a notebook can read a lake without Spark.
+    """
 
     def __init__(self, url: str) -> None:
         self.root = Path(unquote(urlsplit(url).path) if "://" in url else url).absolute()
@@ -69,7 +81,7 @@ class LocalStore:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            # A link fails where the name exists; a rename would silently replace another run's file.
+            # Creating a link fails if the name exists. A rename would silently replace another run's file.
             os.link(staged, target)
         except FileExistsError:
             return False
@@ -82,31 +94,33 @@ class LocalStore:
             os.close(folder)
         return True
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self.root / folder) if not name.startswith("."))
         except FileNotFoundError:
             return []
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        found = {}
+    def list_sizes(self, folder: str) -> dict[str, int]:
+        sizes = {}
         for parent, _, names in os.walk(self.root / folder):
             for name in names:
                 if not name.startswith((".", "_")):
                     path = Path(parent) / name
-                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
-        return dict(sorted(found.items()))
+                    sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(sizes.items()))
 
-    def sums(self, names: Sequence[str]) -> dict[str, str]:
+    def compute_checksums(self, names: Sequence[str]) -> dict[str, str]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return {name: sum_ for name, sum_ in zip(names, pool.map(self._sum, names), strict=True) if sum_}
+            return {
+                name: sum_ for name, sum_ in zip(names, pool.map(self._compute_checksum, names), strict=True) if sum_
+            }
 
-    def _sum(self, name: str) -> str | None:
+    def _compute_checksum(self, name: str) -> str | None:
         try:
             with (self.root / name).open("rb") as file:
                 size = crc = 0
-                while piece := file.read(1 << 20):
-                    size, crc = size + len(piece), zlib.crc32(piece, crc)
+                while chunk := file.read(1 << 20):
+                    size, crc = size + len(chunk), zlib.crc32(chunk, crc)
         except FileNotFoundError:
             return None
         return f"{size}-{crc:08x}"
@@ -120,15 +134,16 @@ class LocalStore:
 
 
 class HadoopStore:
-    """Any file system the session's Hadoop knows: `s3a://`, `hdfs://`, `abfss://`, `gs://`.
+    """A file system of the session's Hadoop: `s3a://`, `hdfs://`, `abfss://`, `gs://`.
 
-    On an object store an object appears when its stream is closed, and is created there without overwriting. S3A does
-    so only when asked (Hadoop >= 3.4.2): else it looks first and overwrites what has come since. Where the file
-    system is none of objects, a rename that does not overwrite is the atomic step.
+    On an object store, an object appears when its stream is closed, and must be created there without overwriting.
+    S3A needs an option for this (Hadoop >= 3.4.2). Without it, S3A checks whether the object exists before writing,
+    and overwrites an object that was created in the meantime. On other file systems, the atomic step is a rename that
+    does not overwrite.
     """
 
     OBJECTS = ("s3a", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
-    EXCLUSIVE = ("gs", "abfs", "abfss")  # a create without overwriting is conditional at the store
+    EXCLUSIVE = ("gs", "abfs", "abfss")  # creating without overwriting is a conditional request
     CONDITIONAL = "fs.option.create.conditional.overwrite"
 
     def __init__(self, url: str, spark: Any) -> None:
@@ -142,7 +157,9 @@ class HadoopStore:
         self._is_object = scheme in self.OBJECTS
         self.is_conditional = bool(self._fs.hasPathCapability(self._path(""), self.CONDITIONAL))
         if self._is_object and not self.is_conditional and scheme not in self.EXCLUSIVE:
-            logger.warning("%s:// cannot create without overwriting: let one run at a time write to the lake", scheme)
+            logger.warning(
+                "%s:// cannot create objects without overwriting. Run only one pipeline at a time on this lake.", scheme
+            )
 
     def _path(self, name: str) -> Any:
         return self._hadoop.fs.Path(f"{self.url}/{name}" if name else self.url)
@@ -155,7 +172,7 @@ class HadoopStore:
             finally:
                 stream.close()
         except Exception as error:
-            if "FileNotFoundException" in _thrown(error):
+            if "FileNotFoundException" in _list_java_exceptions(error):
                 return None
             raise
 
@@ -167,16 +184,16 @@ class HadoopStore:
         try:
             stream = self._create(written)
             stream.write(bytearray(data))
-            # Not where the writing failed: what an object's stream has by then would become the object.
+            # Do not close the stream after a failed write: closing would create an object of the data written so far.
             stream.close()
             if not self._is_object:
-                none = self._jvm.org.apache.hadoop.fs.Options.Rename.valueOf("NONE")
-                renames = self._hadoop.fs.FileContext.getFileContext(self._path("").toUri(), self._conf)
-                options = self._jvm.java.lang.reflect.Array.newInstance(none.getClass(), 1)
-                options[0] = none
-                renames.rename(written, target, options)
+                no_overwrite = self._jvm.org.apache.hadoop.fs.Options.Rename.valueOf("NONE")
+                file_context = self._hadoop.fs.FileContext.getFileContext(self._path("").toUri(), self._conf)
+                options = self._jvm.java.lang.reflect.Array.newInstance(no_overwrite.getClass(), 1)
+                options[0] = no_overwrite
+                file_context.rename(written, target, options)
         except Exception as error:
-            if _thrown(error) & FIRST:
+            if _list_java_exceptions(error) & ALREADY_EXISTS:
                 return False
             raise
         finally:
@@ -189,7 +206,7 @@ class HadoopStore:
             return self._fs.createFile(path).create().must(self.CONDITIONAL, "true").build()
         return self._fs.create(path, False)
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         path = self._path(folder)
         if not self._fs.exists(path):
             return []
@@ -199,46 +216,49 @@ class HadoopStore:
             if not name.startswith(".") and not name.endswith(".staged")
         )
 
-    def sizes(self, folder: str) -> dict[str, int]:
+    def list_sizes(self, folder: str) -> dict[str, int]:
         path = self._path(folder)
         if not self._fs.exists(path):
             return {}
-        found, listing = {}, self._fs.listFiles(path, True)
+        sizes, listing = {}, self._fs.listFiles(path, True)
         prefix = self._fs.makeQualified(self._path("")).toString().rstrip("/") + "/"
         while listing.hasNext():
             status = listing.next()
             file = status.getPath()
             if not file.getName().startswith((".", "_")):
-                found[file.toString().removeprefix(prefix)] = status.getLen()
-        return dict(sorted(found.items()))
+                sizes[file.toString().removeprefix(prefix)] = status.getLen()
+        return dict(sorted(sizes.items()))
 
-    def sums(self, names: Sequence[str]) -> dict[str, str]:
-        """By Spark's own tasks, where the files may be nearer."""
+    def compute_checksums(self, names: Sequence[str]) -> dict[str, str]:
+        """Compute the checksums in Spark tasks, which may run closer to the files."""
         from pyspark.sql import functions as F
 
-        # Each question is a round trip to an object store.
+        # Each check is a round trip to the object store.
         with ThreadPoolExecutor(16) as pool:
-            found = pool.map(lambda name: self._fs.exists(self._path(name)), names)
-            there = [name for name, is_there in zip(names, found, strict=True) if is_there]
-        if not there:
+            exists = pool.map(lambda name: self._fs.exists(self._path(name)), names)
+            existing = [name for name, is_existing in zip(names, exists, strict=True) if is_existing]
+        if not existing:
             return {}
-        read = self._spark.read.format("binaryFile").load([f"{self.url}/{name}" for name in there])
-        summed = read.select("path", "length", F.lower(F.lpad(F.hex(F.crc32("content")), 8, "0")).alias("crc"))
-        by_path = {row["path"]: f"{row['length']}-{row['crc']}" for row in summed.collect()}
-        paths = {name: self._fs.makeQualified(self._path(name)).toString() for name in there}
-        # Spark passes over a file without a byte.
+        contents = self._spark.read.format("binaryFile").load([f"{self.url}/{name}" for name in existing])
+        checksums = contents.select("path", "length", F.lower(F.lpad(F.hex(F.crc32("content")), 8, "0")).alias("crc"))
+        by_path = {row["path"]: f"{row['length']}-{row['crc']}" for row in checksums.collect()}
+        paths = {name: self._fs.makeQualified(self._path(name)).toString() for name in existing}
+        # Spark skips empty files.
         return {name: by_path.get(path, checksum(b"")) for name, path in paths.items()}
 
     def delete(self, name: str) -> None:
         self._fs.delete(self._path(name), True)
 
 
-# Somebody was first: found before writing (FileAlreadyExists), or by the store at the end of it (412 to S3A).
-FIRST = {"FileAlreadyExistsException", "RemoteFileChangedException"}
+# Another writer created the file first: detected before writing (FileAlreadyExists) or at its end (412 from S3A).
+ALREADY_EXISTS = {"FileAlreadyExistsException", "RemoteFileChangedException"}
 
 
-def _thrown(error: Exception) -> set[str]:
-    """The names of the Java exceptions behind this one: PySpark keeps some as they are, and has its own for others."""
+def _list_java_exceptions(error: Exception) -> set[str]:
+    """Return the class names of the Java exceptions that caused this error.
+
+    PySpark exposes some of them directly and wraps others in its own exceptions.
+    """
     names: set[str] = set()
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while java is not None:
@@ -247,22 +267,27 @@ def _thrown(error: Exception) -> set[str]:
     return names
 
 
-def _scheme(url: str) -> str:
+def _get_scheme(url: str) -> str:
     return urlsplit(url).scheme if "://" in url else "file"
 
 
 def is_local(url: str) -> bool:
-    return _scheme(url) == "file"
+    return _get_scheme(url) == "file"
 
 
 def open_store(url: str, spark: Any = None) -> Store:
-    """The store behind a URL. Other than a local one needs a Spark session, whose file systems are used."""
-    scheme = _scheme(url)
+    """Return the store for a URL.
+
+    All URLs except local ones need a Spark session, whose file systems are used.
+    """
+    scheme = _get_scheme(url)
     if urlsplit(url).password:
-        # Errors, logs and plans say where the lake is.
-        raise ValueError(f"{scheme}:// with a secret in it: give keys by the environment or Spark's configuration")
+        # The URL appears in errors, logs and query plans.
+        raise ValueError(
+            f"{scheme}://: the URL contains a secret. Configure keys in the environment or in Spark instead."
+        )
     if is_local(url):
         return LocalStore(url)
     if spark is None:
-        raise ValueError(f"{scheme}:// is read through a Spark session: none was given")
+        raise ValueError(f"{scheme}:// requires a Spark session")
     return HadoopStore(url, spark)

@@ -1,1 +1,1 @@
-"""Races on purpose: the race is shown without its guard, then the guard."""
+"""Concurrency tests: show a race without its guard, then show that the guard prevents it."""

@@ -1,4 +1,4 @@
-"""Many clients at once: a thread and a connection each, let go by one barrier."""
+"""Run many clients at once, each with a thread and a connection, started by a barrier."""
 
 from __future__ import annotations
 
@@ -18,32 +18,39 @@ T = TypeVar("T")
 
 
 def crowd(
-    url: str, acts: Sequence[Callable[[World], T]], *, clocks: Sequence[Callable[[], int] | None] = (), **options: Any
+    url: str,
+    actions: Sequence[Callable[[World], T]],
+    *,
+    clocks: Sequence[Callable[[], int] | None] = (),
+    **options: Any,
 ) -> list[T]:
-    """Run every act in a thread of its own, all starting together; their results in order, or the first exception."""
-    results: list[Any] = [None] * len(acts)
-    problems: list[BaseException] = []
-    barrier = threading.Barrier(len(acts))
+    """Run every action in a thread, starting them together.
 
-    def run(at: int) -> None:
+    Return the results in order, or raise the first exception.
+    """
+    results: list[Any] = [None] * len(actions)
+    problems: list[BaseException] = []
+    barrier = threading.Barrier(len(actions))
+
+    def run(index: int) -> None:
         try:
             with redis.Redis.from_url(url) as client:
                 client.ping()
-                world = World(client, clock=clocks[at] if clocks else None, **options)
+                world = World(client, clock=clocks[index] if clocks else None, **options)
                 barrier.wait(60)
-                results[at] = acts[at](world)
-        except BaseException as problem:  # noqa: BLE001  (shown in the test's own thread)
+                results[index] = actions[index](world)
+        except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
             problems.append(problem)
             barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(acts))]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(actions))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     if problems:
         raise min(problems, key=lambda problem: isinstance(problem, threading.BrokenBarrierError))
-    assert not any(thread.is_alive() for thread in threads), "somebody did not come to an end"
+    assert not any(thread.is_alive() for thread in threads), "a thread did not end"
     return results
 
 
@@ -54,8 +61,8 @@ def outcome(call: ScriptCall[T]) -> T | errors.CodeqError:
         return error
 
 
-def dawdle(dice: random.Random, most_us: int = 300) -> None:
-    """Let the scheduler's habits not decide every race alike."""
-    until = time.perf_counter() + dice.randrange(most_us) / 1e6
-    while time.perf_counter() < until:
+def dawdle(dice: random.Random, max_us: int = 300) -> None:
+    """Wait for a random time, so that the order of the threads varies."""
+    deadline = time.perf_counter() + dice.randrange(max_us) / 1e6
+    while time.perf_counter() < deadline:
         pass

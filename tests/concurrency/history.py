@@ -1,4 +1,4 @@
-"""What clients saw, written down as it happened, and what must be true of it whatever the order was."""
+"""Record the calls of clients, and check that the recorded history is possible."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tests.queues.engine.world import Event
 
 
 @dataclass(frozen=True)
-class Act:
-    """One answered call. Times in milliseconds of this machine, which is the server's too."""
+class RecordedCall:
+    """A successful call. Times are milliseconds of this machine, which also runs the server."""
 
-    verb: str  # claim heartbeat COMPLETED FAILED NACKED ABANDONED CANCELLED
+    operation: str  # claim heartbeat COMPLETED FAILED NACKED ABANDONED CANCELLED
     task_id: str
     token: str
     began_ms: float
     ended_ms: float
-    from_ms: int = 0  # of a claim: when the lease began, by the server
-    until_ms: int = 0  # of a claim and a heartbeat: the deadline, by the server
-    attempts: int = 0  # of a claim: how many attempts had ended before; so leases are in order within a millisecond
+    from_ms: int = 0  # of a claim: start of the lease, from the server
+    until_ms: int = 0  # of a claim or heartbeat: deadline of the lease, from the server
+    attempts: int = 0  # of a claim: attempts that ended before, to order leases of one millisecond
 
 
 class History:
-    """The acts of one client that were accepted. Refusals change nothing, so nothing is to be said of them."""
+    """The successful calls of one client. Rejected calls change nothing."""
 
     def __init__(self) -> None:
-        self.acts: list[Act] = []
+        self.calls: list[RecordedCall] = []
 
-    def note(
+    def record(
         self,
-        verb: str,
+        operation: str,
         task_id: str,
         token: str,
         began_ms: float,
@@ -42,72 +42,83 @@ class History:
         until_ms: int = 0,
         attempts: int = 0,
     ) -> None:
-        self.acts.append(Act(verb, task_id, token, began_ms, now_ms(), from_ms, until_ms, attempts))
+        self.calls.append(RecordedCall(operation, task_id, token, began_ms, now_ms(), from_ms, until_ms, attempts))
 
 
 def now_ms() -> float:
     return time.time() * 1000
 
 
-def violations(histories: Iterable[History], events: dict[str, list[Event]]) -> list[str]:
-    """Everything that cannot have happened if one lease lives at a time and a task ends once."""
-    by_task: dict[str, list[Act]] = defaultdict(list)
+def find_violations(histories: Iterable[History], events: dict[str, list[Event]]) -> list[str]:
+    """Find contradictions to the rules: one lease at a time, and one end for each task."""
+    by_task: dict[str, list[RecordedCall]] = defaultdict(list)
     for history in histories:
-        for act in history.acts:
-            by_task[act.task_id].append(act)
+        for call in history.calls:
+            by_task[call.task_id].append(call)
     wrong: list[str] = []
-    for task_id, acts in by_task.items():
-        wrong += _overlaps(task_id, acts)
-        wrong += _late(task_id, acts)
-        wrong += _endings(task_id, acts, events.get(task_id, []))
+    for task_id, calls in by_task.items():
+        wrong += _find_overlapping_leases(task_id, calls)
+        wrong += _find_late_calls(task_id, calls)
+        wrong += _compare_endings(task_id, calls, events.get(task_id, []))
     for task_id, entries in events.items():
-        wrong += _intervals(task_id, entries)
+        wrong += _find_overlapping_attempts(task_id, entries)
     return wrong
 
 
-def _overlaps(task_id: str, acts: list[Act]) -> list[str]:
+def _find_overlapping_leases(task_id: str, calls: list[RecordedCall]) -> list[str]:
     wrong = []
-    leases = sorted((act for act in acts if act.verb == "claim"), key=lambda act: (act.attempts, act.from_ms))
-    for one, other in pairwise(leases):
-        mine = [act for act in acts if act.token == one.token and act is not one]
-        let_go = [act for act in mine if act.verb not in ("claim", "heartbeat") and act.began_ms <= other.ended_ms]
-        cancelled = [act for act in acts if act.verb == "CANCELLED" and act.began_ms <= other.ended_ms]
-        # A heartbeat may also bring the deadline nearer; one client holds the lease, so its acts are in order.
-        deadline = [one.until_ms, *(act.until_ms for act in mine if act.verb == "heartbeat")][-1]
-        if not let_go and not cancelled and deadline > other.from_ms:
-            wrong.append(f"{task_id}: a lease until {deadline} and another from {other.from_ms}")
-        late = [act for act in mine if act.began_ms > other.ended_ms]
-        wrong += [f"{task_id}: {act.verb} accepted of a lease that was over" for act in late]
+    leases = sorted(
+        (call for call in calls if call.operation == "claim"), key=lambda call: (call.attempts, call.from_ms)
+    )
+    for lease, next_lease in pairwise(leases):
+        same_lease = [call for call in calls if call.token == lease.token and call is not lease]
+        released = [
+            call
+            for call in same_lease
+            if call.operation not in ("claim", "heartbeat") and call.began_ms <= next_lease.ended_ms
+        ]
+        cancelled = [call for call in calls if call.operation == "CANCELLED" and call.began_ms <= next_lease.ended_ms]
+        # A heartbeat may also shorten the lease. One client holds the lease, so its calls are in order.
+        deadline = [lease.until_ms, *(call.until_ms for call in same_lease if call.operation == "heartbeat")][-1]
+        if not released and not cancelled and deadline > next_lease.from_ms:
+            wrong.append(f"{task_id}: a lease until {deadline} overlaps one from {next_lease.from_ms}")
+        late = [call for call in same_lease if call.began_ms > next_lease.ended_ms]
+        wrong += [f"{task_id}: {call.operation} accepted after its lease ended" for call in late]
     return wrong
 
 
-def _late(task_id: str, acts: list[Act]) -> list[str]:
-    """Nothing is accepted of a holder who spoke after the deadline, reaped or not."""
+def _find_late_calls(task_id: str, calls: list[RecordedCall]) -> list[str]:
+    """Find calls that were accepted after the deadline of their lease."""
     wrong = []
     deadlines: dict[str, int] = {}
-    for act in acts:
-        if act.token and act.verb != "claim" and act.began_ms > deadlines[act.token] + 1:
+    for call in calls:
+        if call.token and call.operation != "claim" and call.began_ms > deadlines[call.token] + 1:
             wrong.append(
-                f"{task_id}: {act.verb} accepted at {act.began_ms:.0f}, the lease was over at {deadlines[act.token]}"
+                f"{task_id}: {call.operation} accepted at {call.began_ms:.0f}, "
+                f"but the lease expired at {deadlines[call.token]}"
             )
-        if act.until_ms:
-            deadlines[act.token] = act.until_ms
+        if call.until_ms:
+            deadlines[call.token] = call.until_ms
     return wrong
 
 
-def _endings(task_id: str, acts: list[Act], entries: list[Event]) -> list[str]:
-    """Each accepted ending has its entry in the outbox, and each entry but expiry somebody who was told."""
-    told = Counter(act.verb for act in acts if act.verb not in ("claim", "heartbeat"))
+def _compare_endings(task_id: str, calls: list[RecordedCall], entries: list[Event]) -> list[str]:
+    """Compare the accepted endings with the entries of the outbox, except for expired leases."""
+    accepted = Counter(call.operation for call in calls if call.operation not in ("claim", "heartbeat"))
     written = Counter(entry["outcome"] for entry in entries if entry["outcome"] != "EXPIRED")
-    return [] if told == written else [f"{task_id}: clients were told {dict(told)}, the outbox says {dict(written)}"]
+    if accepted == written:
+        return []
+    return [f"{task_id}: accepted by clients: {dict(accepted)}, in the outbox: {dict(written)}"]
 
 
-def _intervals(task_id: str, entries: list[Event]) -> list[str]:
+def _find_overlapping_attempts(task_id: str, entries: list[Event]) -> list[str]:
     wrong = []
-    worked = [entry for entry in entries if entry["attempt"] != "0"]
-    for one, other in pairwise(worked):
-        if int(other["claimed"]) < int(one["ended"]):
-            wrong.append(f"{task_id}: claimed at {other['claimed']} before the attempt before ended at {one['ended']}")
+    attempts = [entry for entry in entries if entry["attempt"] != "0"]
+    for first, second in pairwise(attempts):
+        if int(second["claimed"]) < int(first["ended"]):
+            wrong.append(
+                f"{task_id}: claimed at {second['claimed']}, but the previous attempt ended at {first['ended']}"
+            )
     if sum(entry["status"] in ("COMPLETED", "FAILED", "CANCELLED") for entry in entries) > 1:
         wrong.append(f"{task_id}: ended more than once")
     return wrong

@@ -1,4 +1,4 @@
-"""Real clocks, real threads, short leases: at no moment has a task two holders."""
+"""Short leases with real clocks and threads: a task never has two lease holders."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from core import errors
 from queues.domain import NewResult, Result, Status, Task
 from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd, outcome
-from tests.concurrency.history import Act, History, now_ms, violations
+from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
 
 SEEDS = range(300 if LONG else 12)
-VERBS = 150
+CALLS = 150
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def world(valkey: Valkey) -> Iterator[World]:
         yield World(client, partitions=1, backoff="exp_full_jitter", backoff_base_ms=4, backoff_cap_ms=20)
 
 
-class Player:
-    """One of eight unreliable workers on five tasks: a random verb at a time; what is accepted is noted."""
+class UnreliableWorker:
+    """A worker that makes random calls, and records the successful ones."""
 
     def __init__(self, name: str, dice: random.Random) -> None:
         self.name, self.dice = name, dice
         self.history = History()
         self.leases: list[Task] = []
 
-    def play(self, world: World) -> History:
-        end = time.monotonic() + 30
-        verbs = (
+    def run(self, world: World) -> History:
+        deadline = time.monotonic() + 30
+        operations = (
             [self.claim] * 6 + [self.heartbeat] * 4 + [self.submit, self.nack, self.abandon, self.repair, self.stall]
         )
-        for _ in range(VERBS):
-            if time.monotonic() > end:
+        for _ in range(CALLS):
+            if time.monotonic() > deadline:
                 break
-            self.dice.choice(verbs)(world)
+            self.dice.choice(operations)(world)
             if self.name == "w0" and self.dice.random() < 0.01:
                 self.cancel(world)
         return self.history
@@ -56,50 +56,50 @@ class Player:
         ).run_sync()
         for task in claimed.tasks:
             self.leases.append(task)
-            self.history.note("claim", task.id, task.lease_token or "", began, from_ms=claimed.now_ms,
+            self.history.record("claim", task.id, task.lease_token or "", began, from_ms=claimed.now_ms,
                               until_ms=task.lease_until_ms or 0, attempts=task.attempts)  # fmt: skip
 
-    def _held(self) -> Task | None:
-        """Mostly the newest; now and then one that was lost long ago."""
+    def _choose_task(self) -> Task | None:
+        """Choose mostly a recent task, and sometimes one whose lease expired long ago."""
         return self.dice.choice(self.leases[-3:] * 5 + self.leases) if self.leases else None
 
     def heartbeat(self, world: World) -> None:
-        began, task = now_ms(), self._held()
+        began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
             lease = outcome(
                 worker_commands.heartbeat(world.engine, TID, task.id, self.name, extend_ms=20, token=token, progress="")
             )
             if not isinstance(lease, Exception):
-                self.history.note("heartbeat", task.id, token, began, until_ms=lease.until_ms)
+                self.history.record("heartbeat", task.id, token, began, until_ms=lease.until_ms)
 
     def submit(self, world: World) -> None:
-        began, task = now_ms(), self._held()
+        began, task = now_ms(), self._choose_task()
         if task and self.dice.random() < 0.2:
             status = self.dice.choice([Status.COMPLETED, Status.FAILED])
-            said = f"{self.name} {began}"  # no two answers are the same, so none is a repetition
+            text = f"{self.name} {began}"  # unique, so that no result counts as a repetition
             result = NewResult(
                 task_id=task.id,
                 status=status,
-                result=said.encode() if status is Status.COMPLETED else None,
-                error=None if status is Status.COMPLETED else said,
+                result=text.encode() if status is Status.COMPLETED else None,
+                error=None if status is Status.COMPLETED else text,
                 lease_token=task.lease_token,
             )
-            [answer] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
-            if isinstance(answer, Result):
-                self.history.note(status.value, task.id, task.lease_token or "", began)
+            [item] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
+            if isinstance(item, Result):
+                self.history.record(status.value, task.id, task.lease_token or "", began)
 
     def nack(self, world: World) -> None:
-        self._give_back(world, "NACKED")
+        self._release(world, "NACKED")
 
     def abandon(self, world: World) -> None:
-        self._give_back(world, "ABANDONED")
+        self._release(world, "ABANDONED")
 
-    def _give_back(self, world: World, how: str) -> None:
-        began, task = now_ms(), self._held()
+    def _release(self, world: World, outcome_name: str) -> None:
+        began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
-            if how == "NACKED":
+            if outcome_name == "NACKED":
                 call = worker_commands.nack(
                     world.engine,
                     TID,
@@ -115,15 +115,18 @@ class Player:
                     world.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
                 )
             if not isinstance(outcome(call), Exception):
-                self.history.note(how, task.id, token, began)
+                self.history.record(outcome_name, task.id, token, began)
 
     def cancel(self, world: World) -> None:
-        """Only one player does it: a repeated cancellation is answered like the first, and ends nothing."""
-        began, task = now_ms(), self._held()
+        """Cancel a task.
+
+        Only one worker does this, because a repeated cancellation succeeds without an effect.
+        """
+        began, task = now_ms(), self._choose_task()
         if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not Status.CANCELLED:
-            answer = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
-            if not isinstance(answer, Exception):
-                self.history.note("CANCELLED", task.id, "", began)
+            result = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
+            if not isinstance(result, Exception):
+                self.history.record("CANCELLED", task.id, "", began)
 
     def repair(self, world: World) -> None:
         maintenance_commands.reap(world.engine, TID, "send").run_sync()
@@ -135,24 +138,26 @@ class Player:
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("CLM-7", "Eight workers with random verbs on five tasks: no two live leases, no act of a late holder")
+@pytest.mark.spec(
+    "CLM-7", "Eight workers with random calls on five tasks: no overlapping leases, no call accepted after its lease"
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: World, seed: int) -> None:
     producer_commands.enqueue(
         world.engine, TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS
     ).run_sync()
-    players = [Player(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
-    histories = crowd(valkey.url, [player.play for player in players], partitions=1, backoff="exp_full_jitter",
+    workers = [UnreliableWorker(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
+    histories = crowd(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
-    found = world.check()
-    assert violations(histories, found.events) == []
-    assert {"claim", "heartbeat"} < {act.verb for history in histories for act in history.acts}
+    places = world.check()
+    assert find_violations(histories, places.events) == []
+    assert {"claim", "heartbeat"} < {call.operation for history in histories for call in history.calls}
 
 
-def test_the_history_would_tell() -> None:
-    """The checker is no use if it finds nothing in a history that cannot be."""
+def test_history_check_detects_violations() -> None:
+    """The check must find the find_violations in impossible histories."""
 
-    def event(attempt: int, outcome: str, claimed: int, ended: int, status: str = "PENDING") -> dict[str, str]:
+    def build_event(attempt: int, outcome: str, claimed: int, ended: int, status: str = "PENDING") -> dict[str, str]:
         return {
             "attempt": str(attempt),
             "outcome": outcome,
@@ -161,45 +166,52 @@ def test_the_history_would_tell() -> None:
             "ended": str(ended),
         }
 
-    def history(*acts: Act) -> History:
-        found = History()
-        found.acts += acts
-        return found
+    def build_history(*calls: RecordedCall) -> History:
+        history = History()
+        history.calls += calls
+        return history
 
-    first = Act("claim", "t", "a", 0, 1, 0, 100)
-    assert violations([history(first), history(Act("claim", "t", "b", 49, 51, 50, 150))], {})
-    assert violations(
+    first = RecordedCall("claim", "t", "a", 0, 1, 0, 100)
+    assert find_violations([build_history(first), build_history(RecordedCall("claim", "t", "b", 49, 51, 50, 150))], {})
+    assert find_violations(
         [
-            history(first, Act("heartbeat", "t", "a", 90, 91, 0, 190)),
-            history(Act("claim", "t", "b", 99, 101, 100, 200)),
+            build_history(first, RecordedCall("heartbeat", "t", "a", 90, 91, 0, 190)),
+            build_history(RecordedCall("claim", "t", "b", 99, 101, 100, 200)),
         ],
         {},
     )
-    over = Act("claim", "t", "b", 99, 101, 100, 200)
-    late = Act("COMPLETED", "t", "a", 110, 111)
-    assert violations([history(first, late), history(over)], {"t": [event(1, "COMPLETED", 0, 110, "COMPLETED")]})
-    assert violations([history(first)], {"t": [event(1, "NACKED", 0, 50)]})
-    assert violations([history(first, late)], {"t": [event(1, "COMPLETED", 0, 110, "COMPLETED")]})
-    assert violations([], {"t": [event(1, "EXPIRED", 0, 50), event(2, "EXPIRED", 40, 60)]})
-    assert violations([], {"t": [event(1, "COMPLETED", 0, 50, "COMPLETED"), event(2, "FAILED", 60, 70, "FAILED")]})
-    fine = Act("NACKED", "t", "a", 40, 45)
-    assert not violations([history(first, fine), history(over)], {"t": [event(1, "NACKED", 0, 42)]})
+    next_lease = RecordedCall("claim", "t", "b", 99, 101, 100, 200)
+    late = RecordedCall("COMPLETED", "t", "a", 110, 111)
+    assert find_violations(
+        [build_history(first, late), build_history(next_lease)],
+        {"t": [build_event(1, "COMPLETED", 0, 110, "COMPLETED")]},
+    )
+    assert find_violations([build_history(first)], {"t": [build_event(1, "NACKED", 0, 50)]})
+    assert find_violations([build_history(first, late)], {"t": [build_event(1, "COMPLETED", 0, 110, "COMPLETED")]})
+    assert find_violations([], {"t": [build_event(1, "EXPIRED", 0, 50), build_event(2, "EXPIRED", 40, 60)]})
+    assert find_violations(
+        [], {"t": [build_event(1, "COMPLETED", 0, 50, "COMPLETED"), build_event(2, "FAILED", 60, 70, "FAILED")]}
+    )
+    valid = RecordedCall("NACKED", "t", "a", 40, 45)
+    assert not find_violations(
+        [build_history(first, valid), build_history(next_lease)], {"t": [build_event(1, "NACKED", 0, 42)]}
+    )
 
 
 @pytest.mark.real_time
 @pytest.mark.spec(
-    "CLM-7", "Sixty-four claimers on a thousand tasks with leases of a second: no overlap, and every task is done"
+    "CLM-7", "Sixty-four workers on a thousand tasks with leases of a second: no overlap, and every task is completed"
 )
-def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None:
-    tasks = 1_000
+def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World) -> None:
+    task_count = 1_000
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(max_attempts=1_000)] * tasks, retention_ms=DAY_MS
+        world.engine, TID, "acme", [new(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
     ).run_sync()
-    give_up = time.monotonic() + 120
+    deadline = time.monotonic() + 120
 
     def work(world: World, name: str) -> History:
         dice, history = random.Random(name), History()
-        while time.monotonic() < give_up:
+        while time.monotonic() < deadline:
             began = now_ms()
             claimed = worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=1_000, limit=1).run_sync()
             if not claimed.tasks:
@@ -210,7 +222,7 @@ def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None
                 continue
             [task] = claimed.tasks
             token = task.lease_token or ""
-            history.note(
+            history.record(
                 "claim",
                 task.id,
                 token,
@@ -219,23 +231,23 @@ def test_sixty_four_claimers_never_overlap(valkey: Valkey, world: World) -> None
                 until_ms=task.lease_until_ms or 0,
                 attempts=task.attempts,
             )
-            mood = dice.random()
-            if mood < 0.03:
-                continue  # died over it
-            if mood < 0.06:
+            chance = dice.random()
+            if chance < 0.03:
+                continue  # the worker is lost
+            if chance < 0.06:
                 time.sleep(dice.uniform(0.9, 1.2))  # about as long as the lease
             began = now_ms()
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=f'"{name}"'.encode(), lease_token=token)
-            [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
-            if isinstance(answer, Result):
-                history.note("COMPLETED", task.id, token, began)
+            [item] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
+            if isinstance(item, Result):
+                history.record("COMPLETED", task.id, token, began)
             else:
-                assert isinstance(answer, errors.LeaseLost | errors.NotLeaseOwner | errors.AlreadyEnded)
+                assert isinstance(item, errors.LeaseLost | errors.NotLeaseOwner | errors.AlreadyEnded)
         return history
 
-    acts = [partial(work, name=f"w{n}") for n in range(64)]
-    histories = crowd(valkey.url, acts, partitions=1, backoff="fixed", backoff_base_ms=10)
-    found = world.check()
-    assert violations(histories, found.events) == []
-    assert [found.status(task_id) for task_id in found.tasks] == ["COMPLETED"] * tasks
-    assert sum(entry["outcome"] == "EXPIRED" for entries in found.events.values() for entry in entries) > 10
+    actions = [partial(work, name=f"w{n}") for n in range(64)]
+    histories = crowd(valkey.url, actions, partitions=1, backoff="fixed", backoff_base_ms=10)
+    places = world.check()
+    assert find_violations(histories, places.events) == []
+    assert [places.status(task_id) for task_id in places.tasks] == ["COMPLETED"] * task_count
+    assert sum(entry["outcome"] == "EXPIRED" for entries in places.events.values() for entry in entries) > 10

@@ -1,4 +1,4 @@
-"""Order and delay with many claimers and a real clock."""
+"""Order of tasks and delays, with many workers and a real clock."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ def world(valkey: Valkey) -> Iterator[World]:
         yield World(client, partitions=1)
 
 
-def take_all(world: World, commands: list[str]) -> list[int]:
-    """The numbers in the payloads, in the order in which this claimer got them."""
-    got = []
+def claim_all(world: World, commands: list[str]) -> list[int]:
+    """Claim all tasks, and return the numbers in their payloads in the order of the claims."""
+    numbers = []
     while tasks := worker_commands.claim(world.engine, TID, commands, "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks:
-        got.append(int(tasks[0].spec.payload))
-    return got
+        numbers.append(int(tasks[0].spec.payload))
+    return numbers
 
 
-@pytest.mark.spec("QUE-3", "Eight claimers share a line and none of them sees a later task before an earlier one")
+@pytest.mark.spec("QUE-3", "With eight workers on one queue, no worker gets a later task before an earlier one")
 @pytest.mark.parametrize("claimers", [1, 8])
-def test_a_line_is_served_in_order(valkey: Valkey, world: World, claimers: int) -> None:
+def test_queue_is_served_in_order(valkey: Valkey, world: World, claimers: int) -> None:
     for first in range(0, TASKS, 500):
-        asked = [new(payload=f"{n}") for n in range(first, first + 500)]
-        producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
-    got = crowd(valkey.url, [partial(take_all, commands=["send"])] * claimers, partitions=1)
-    assert sorted(number for numbers in got for number in numbers) == list(range(TASKS))
-    for numbers in got:
-        assert all(one < other for one, other in pairwise(numbers))
+        tasks = [new(payload=f"{n}") for n in range(first, first + 500)]
+        producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
+    results = crowd(valkey.url, [partial(claim_all, commands=["send"])] * claimers, partitions=1)
+    assert sorted(number for numbers in results for number in numbers) == list(range(TASKS))
+    for numbers in results:
+        assert all(first < second for first, second in pairwise(numbers))
     world.check()
 
 
-@pytest.mark.spec("QUE-2", "Higher priority first over all queues asked, whoever asks")
-def test_priorities_come_down_for_every_claimer(valkey: Valkey, world: World) -> None:
+@pytest.mark.spec("QUE-2", "Every worker gets higher priorities first, over all requested queues")
+def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world: World) -> None:
     for priority in range(10):
         for command in ("send", "mail"):
-            asked = [new(command, payload=f"{priority}", priority=priority) for _ in range(20)]
-            producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
-    got = crowd(valkey.url, [partial(take_all, commands=["mail", "send"])] * 4, partitions=1)
-    assert sum(map(len, got)) == 400
-    for priorities in got:
+            tasks = [new(command, payload=f"{priority}", priority=priority) for _ in range(20)]
+            producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
+    results = crowd(valkey.url, [partial(claim_all, commands=["mail", "send"])] * 4, partitions=1)
+    assert sum(map(len, results)) == 400
+    for priorities in results:
         assert priorities == sorted(priorities, reverse=True)
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("SCH-1", "With eight claimers at it all the time no delayed task is seen before its moment")
-def test_nothing_delayed_is_seen_early(valkey: Valkey, world: World) -> None:
-    tasks = 500
-    asked = [new(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(tasks)]
-    made = producer_commands.enqueue(world.engine, TID, "acme", asked, retention_ms=DAY_MS).run_sync()
-    visible = {item.task.id: item.task.visible_ms for item in made if not isinstance(item, Exception)}
-    give_up = time.monotonic() + 60
+@pytest.mark.spec("SCH-1", "With eight workers claiming continuously, no delayed task is claimed before it is due")
+def test_delayed_task_is_not_claimed_early(valkey: Valkey, world: World) -> None:
+    task_count = 500
+    tasks = [new(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(task_count)]
+    items = producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
+    visible = {item.task.id: item.task.visible_ms for item in items if not isinstance(item, Exception)}
+    deadline = time.monotonic() + 60
 
-    def claim_on(world: World) -> list[tuple[str, int]]:
-        got: list[tuple[str, int]] = []
-        while time.monotonic() < give_up:
+    def claim_until_empty(world: World) -> list[tuple[str, int]]:
+        results: list[tuple[str, int]] = []
+        while time.monotonic() < deadline:
             claimed = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=2).run_sync()
-            got += [(task.id, claimed.now_ms) for task in claimed.tasks]
+            results += [(task.id, claimed.now_ms) for task in claimed.tasks]
             [stats] = queries.stats(world.engine, TID).run_sync()
             if not stats.delayed + stats.ready:
                 break
-        return got
+        return results
 
-    got = [one for claims in crowd(valkey.url, [claim_on] * 8, partitions=1) for one in claims]
-    assert len(got) == tasks
-    assert [task_id for task_id, at_ms in got if at_ms < visible[task_id]] == []
+    results = [claim for claims in crowd(valkey.url, [claim_until_empty] * 8, partitions=1) for claim in claims]
+    assert len(results) == task_count
+    assert [task_id for task_id, at_ms in results if at_ms < visible[task_id]] == []

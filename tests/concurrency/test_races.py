@@ -1,4 +1,4 @@
-"""Two want what only one can have: the race is shown to happen without a guard, then the script decides it."""
+"""Races: each is shown to happen without a guard, then to be decided by a script."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def world(valkey: Valkey) -> Iterator[World]:
         yield World(client, clock=Clock(), **OPTIONS)
 
 
-def claimed(world: World, **asked: Any) -> Task:
-    """One task at work, its lease over at DEADLINE_MS."""
-    producer_commands.enqueue(world.engine, TID, "acme", [new(**asked)], retention_ms=DAY_MS).run_sync()
+def claim_one(world: World, **options: Any) -> Task:
+    """Enqueue and claim a task whose lease expires at DEADLINE_MS."""
+    producer_commands.enqueue(world.engine, TID, "acme", [new(**options)], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).run_sync().tasks
     return task
 
 
-def answer(task: Task, status: Status = Status.COMPLETED, said: bytes = b"1") -> NewResult:
-    is_good = status is Status.COMPLETED
+def build_result(task: Task, status: Status = Status.COMPLETED, content: bytes = b"1") -> NewResult:
+    is_success = status is Status.COMPLETED
     return NewResult(
         task_id=task.id,
         status=status,
-        result=said if is_good else None,
-        error=None if is_good else "boom",
+        result=content if is_success else None,
+        error=None if is_success else "boom",
         lease_token=task.lease_token,
     )
 
@@ -59,30 +59,30 @@ def submit(engine: Engine, new: NewResult) -> ScriptCall[Any]:
 # Idempotency
 
 
-def test_reading_first_and_writing_then_makes_two_tasks(valkey: Valkey) -> None:
-    """What the engine must not do: two round trips, and between them somebody else."""
-    read = threading.Barrier(2)
+def test_separate_read_and_write_create_two_tasks(valkey: Valkey) -> None:
+    """Show the race that the engine must avoid: another client runs between two round trips."""
+    both_have_read = threading.Barrier(2)
 
-    def naive(world: World) -> str:
-        known = world.client.get("idem:key")
-        read.wait(10)
-        if known:
-            return str(known)
-        [made] = producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
-        assert isinstance(made, Enqueued)
-        world.client.set("idem:key", made.task.id)
-        return made.task.id
+    def enqueue_naively(world: World) -> str:
+        existing = world.client.get("idem:key")
+        both_have_read.wait(10)
+        if existing:
+            return str(existing)
+        [item] = producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+        assert isinstance(item, Enqueued)
+        world.client.set("idem:key", item.task.id)
+        return item.task.id
 
-    assert len(set(crowd(valkey.url, [naive, naive], **OPTIONS))) == 2
+    assert len(set(crowd(valkey.url, [enqueue_naively, enqueue_naively], **OPTIONS))) == 2
 
 
-@pytest.mark.spec("IDM-1", "A hundred identical requests at once make one task, for each of two hundred keys")
-def test_a_hundred_identical_requests_make_one_task(valkey: Valkey, world: World) -> None:
-    callers, number_of_keys = 100, 200
-    together = threading.Barrier(callers)
+@pytest.mark.spec("IDM-1", "A hundred concurrent identical requests create one task, for each of two hundred keys")
+def test_hundred_identical_requests_create_one_task(valkey: Valkey, world: World) -> None:
+    clients, number_of_keys = 100, 200
+    together = threading.Barrier(clients)
 
-    def ask(world: World) -> list[tuple[str, bool]]:
-        found = []
+    def enqueue_all(world: World) -> list[tuple[str, bool]]:
+        items = []
         for key in range(number_of_keys):
             together.wait(60)
             [item] = producer_commands.enqueue(
@@ -90,28 +90,26 @@ def test_a_hundred_identical_requests_make_one_task(valkey: Valkey, world: World
             ).run_sync()
             assert isinstance(item, Enqueued)
             assert not item.is_mismatch
-            found.append((item.task.id, item.is_replayed))
-        return found
+            items.append((item.task.id, item.is_replayed))
+        return items
 
-    answers = crowd(valkey.url, [ask] * callers, **OPTIONS)
+    results = crowd(valkey.url, [enqueue_all] * clients, **OPTIONS)
     for key in range(number_of_keys):
-        assert len({found[key][0] for found in answers}) == 1
-        assert sum(not found[key][1] for found in answers) == 1
+        assert len({items[key][0] for items in results}) == 1
+        assert sum(not items[key][1] for items in results) == 1
     assert len(world.check().tasks) == number_of_keys
 
 
 # The deadline
 
 
-@pytest.mark.spec(
-    "CLM-7", "A result and the end of its lease arrive together: one of them counts, never both, never none"
-)
-def test_a_result_and_the_reaper_never_both_win(valkey: Valkey, world: World) -> None:
+@pytest.mark.spec("CLM-7", "If a result arrives when its lease expires, exactly one of the two takes effect")
+def test_either_a_result_or_the_reaper_wins(valkey: Valkey, world: World) -> None:
     won = Counter(
-        _duel(
+        _race_with_expiry(
             valkey,
             world,
-            lambda w, task: submit(w.engine, answer(task)),
+            lambda w, task: submit(w.engine, build_result(task)),
             lambda result: isinstance(result, Result),
             seed,
         )
@@ -120,36 +118,38 @@ def test_a_result_and_the_reaper_never_both_win(valkey: Valkey, world: World) ->
     assert won.keys() == {"worker", "reaper"}
 
 
-@pytest.mark.spec(
-    "CLM-7", "A heartbeat and the end of its lease arrive together: the lease goes on or is over, never both"
-)
-def test_a_heartbeat_and_the_reaper_never_both_win(valkey: Valkey, world: World) -> None:
-    def beat(w: World, task: Task) -> ScriptCall[Any]:
+@pytest.mark.spec("CLM-7", "If a heartbeat arrives when its lease expires, the lease is either extended or expired")
+def test_either_a_heartbeat_or_the_reaper_wins(valkey: Valkey, world: World) -> None:
+    def send_heartbeat(w: World, task: Task) -> ScriptCall[Any]:
         return worker_commands.heartbeat(
             w.engine, TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress=""
         )
 
     won = Counter(
-        _duel(valkey, world, beat, lambda result: not isinstance(result, Exception), seed) for seed in range(ROUNDS)
+        _race_with_expiry(valkey, world, send_heartbeat, lambda result: not isinstance(result, Exception), seed)
+        for seed in range(ROUNDS)
     )
     assert won.keys() == {"worker", "reaper"}
 
 
-def _duel(
+def _race_with_expiry(
     valkey: Valkey,
     world: World,
-    act: Callable[[World, Task], ScriptCall[Any]],
+    action: Callable[[World, Task], ScriptCall[Any]],
     has_won: Callable[[Any], bool],
     seed: int,
 ) -> str:
-    """The worker's word one millisecond before the deadline, by its clock, against reaper and claim at the deadline."""
+    """Run the action 1 ms before the deadline, against a reaper and a claim at the deadline.
+
+    Return which side won.
+    """
     world.client.flushall()
-    task = claimed(world)
+    task = claim_one(world)
     dice = [random.Random(3 * seed + n) for n in range(3)]
 
     def worker(w: World) -> bool:
         dawdle(dice[0])
-        result = outcome(act(w, task))
+        result = outcome(action(w, task))
         assert has_won(result) or isinstance(result, errors.LeaseLost)
         return has_won(result)
 
@@ -162,18 +162,18 @@ def _duel(
         return worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
 
     clocks = [lambda: DEADLINE_MS - 1, lambda: DEADLINE_MS, lambda: DEADLINE_MS]
-    has_answered, reaped, repaired = crowd(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
-    assert has_answered + reaped + repaired == 1
+    has_worker_won, reaped, repaired = crowd(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
+    assert has_worker_won + reaped + repaired == 1
     world.check()
-    return "worker" if has_answered else "reaper"
+    return "worker" if has_worker_won else "reaper"
 
 
 # The end of a task
 
 
 ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
-    "completed": lambda engine, task: submit(engine, answer(task)),
-    "failed": lambda engine, task: submit(engine, answer(task, Status.FAILED)),
+    "completed": lambda engine, task: submit(engine, build_result(task)),
+    "failed": lambda engine, task: submit(engine, build_result(task, Status.FAILED)),
     "nacked": lambda engine, task: worker_commands.nack(
         engine, TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
     ),
@@ -184,22 +184,22 @@ ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
 }
 
 
-def end(world: World, *, by: str, task: Task, dice: random.Random) -> bool:
+def end_task(world: World, *, by: str, task: Task, dice: random.Random) -> bool:
     dawdle(dice)
     result = outcome(ENDINGS[by](world.engine, task))
     return result[0] == 1 if isinstance(result, tuple) else not isinstance(result, Exception)
 
 
-@pytest.mark.spec("ACK-1", "Of all that can end an attempt, arriving together, one does")
-def test_one_of_all_endings_wins(valkey: Valkey, world: World) -> None:
+@pytest.mark.spec("ACK-1", "If all operations that end an attempt arrive together, exactly one succeeds")
+def test_exactly_one_ending_wins(valkey: Valkey, world: World) -> None:
     clocks = [lambda: DEADLINE_MS - 1] * 4 + [lambda: DEADLINE_MS]
     won: Counter[str] = Counter()
     for seed in range(ROUNDS):
         world.client.flushall()
-        task = claimed(world)
-        acts = [partial(end, by=by, task=task, dice=random.Random(f"{seed} {by}")) for by in ENDINGS]
-        answers = crowd(valkey.url, acts, clocks=clocks, **OPTIONS)
-        winners = [by for by, has_won in zip(ENDINGS, answers, strict=True) if has_won]
+        task = claim_one(world)
+        actions = [partial(end_task, by=by, task=task, dice=random.Random(f"{seed} {by}")) for by in ENDINGS]
+        results = crowd(valkey.url, actions, clocks=clocks, **OPTIONS)
+        winners = [by for by, has_won in zip(ENDINGS, results, strict=True) if has_won]
         assert len(winners) == 1
         won[winners[0]] += 1
         [entries] = world.check().events.values()
@@ -207,12 +207,12 @@ def test_one_of_all_endings_wins(valkey: Valkey, world: World) -> None:
     assert len(won) > 1
 
 
-@pytest.mark.spec("ACK-3", "Fifty identical results at once are one result")
-def test_fifty_identical_results_are_one(valkey: Valkey, world: World) -> None:
-    task = claimed(world)
+@pytest.mark.spec("ACK-3", "Fifty concurrent identical results count as one")
+def test_fifty_identical_results_count_as_one(valkey: Valkey, world: World) -> None:
+    task = claim_one(world)
     results = crowd(
         valkey.url,
-        [lambda w: submit(w.engine, answer(task)).run_sync()] * 50,
+        [lambda w: submit(w.engine, build_result(task)).run_sync()] * 50,
         clocks=[lambda: DEADLINE_MS - 1] * 50,
         **OPTIONS,
     )
@@ -221,9 +221,9 @@ def test_fifty_identical_results_are_one(valkey: Valkey, world: World) -> None:
     assert len(entries) == 1
 
 
-@pytest.mark.spec("RET-4", "A dead letter replayed by fifty at once is replayed once")
-def test_a_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
-    task = claimed(world, max_attempts=1)
+@pytest.mark.spec("RET-4", "A dead letter that fifty clients replay at once is replayed once")
+def test_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
+    task = claim_one(world, max_attempts=1)
     worker_commands.nack(
         world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
     ).run_sync()
@@ -238,44 +238,46 @@ def test_a_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
     assert world.check().places[task.id] == {"ready 0": 1}
 
 
-@pytest.mark.spec("ACK-2", "Many reapers and claims over the same expired leases give each task back once")
-def test_expired_leases_are_given_back_once(valkey: Valkey, world: World) -> None:
-    tasks = 1_000
-    producer_commands.enqueue(world.engine, TID, "acme", [new()] * tasks, retention_ms=DAY_MS).run_sync()
-    worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=tasks).run_sync()
+@pytest.mark.spec("ACK-2", "Many concurrent reapers and claims return each task with an expired lease once")
+def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: World) -> None:
+    task_count = 1_000
+    producer_commands.enqueue(world.engine, TID, "acme", [new()] * task_count, retention_ms=DAY_MS).run_sync()
+    worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=task_count).run_sync()
 
-    def reaper(w: World) -> int:
+    def reap_all(w: World) -> int:
         total = 0
-        while (found := maintenance_commands.reap(w.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync())[0]:
-            total += found[0]
+        while (result := maintenance_commands.reap(w.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync())[0]:
+            total += result[0]
         return total
 
-    def claimer(w: World) -> int:
+    def claim_all(w: World) -> int:
         total = 0
         while (
-            found := worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
+            expired := worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1)
+            .run_sync()
+            .expired
         ):
-            total += found
+            total += expired
         return total
 
-    counts = crowd(valkey.url, [reaper, claimer] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, inspect_limit=29)
-    assert sum(counts) == tasks
-    found = world.check()
-    assert {int(task["attempts"]) for task in found.tasks.values()} == {1}
+    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, inspect_limit=29)
+    assert sum(counts) == task_count
+    places = world.check()
+    assert {int(task["attempts"]) for task in places.tasks.values()} == {1}
 
 
-@pytest.mark.spec("SCH-4", "Many movers over the same due tasks make each ready once")
+@pytest.mark.spec("SCH-4", "Many concurrent promotions make each due task ready once")
 def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
-    tasks = 1_000
+    task_count = 1_000
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(delay_ms=1 + n % 7) for n in range(tasks)], retention_ms=DAY_MS
+        world.engine, TID, "acme", [new(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS
     ).run_sync()
 
-    def mover(w: World) -> int:
+    def promote_all(w: World) -> int:
         total = 0
         while moved := maintenance_commands.promote(w.engine, TID, "send", 41).run_sync()[0]:
             total += moved
         return total
 
-    assert sum(crowd(valkey.url, [mover] * 8, clocks=[lambda: NOON_MS + 10] * 8, **OPTIONS)) == tasks
-    assert sum(map(len, world.check().ready.values())) == tasks
+    assert sum(crowd(valkey.url, [promote_all] * 8, clocks=[lambda: NOON_MS + 10] * 8, **OPTIONS)) == task_count
+    assert sum(map(len, world.check().ready.values())) == task_count

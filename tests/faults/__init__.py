@@ -1,1 +1,1 @@
-"""Servers killed, cut, filled, moved: nothing acknowledged is lost, nothing is doubled."""
+"""Fault tests: failures of servers neither lose nor duplicate acknowledged data."""

@@ -1,4 +1,4 @@
-"""Valkey's append-only file: where its records end, and a server that boots from any part of it."""
+"""Valkey's append-only file: parse its records, and start a server on any prefix of it."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ import redis
 from codeq_site.devserver.embedded import DURABLE, Valkey
 
 
-def path_of(server: Valkey) -> Path:
-    """The file that grows; there is one as long as nothing rewrites it."""
-    [found] = (server.data / "appendonlydir").glob("*.incr.aof")
-    return found
+def find_aof(server: Valkey) -> Path:
+    """Return the path of the incremental file.
+
+    There is exactly one while the file is not rewritten.
+    """
+    [path] = (server.data / "appendonlydir").glob("*.incr.aof")
+    return path
 
 
-def records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The end of each record and its command: `*<n>`, then n times `$<length>` and so many bytes."""
-    at = 0
-    while at < len(data):
-        end = data.index(b"\r\n", at)
-        assert data[at : at + 1] == b"*"
-        words, at = int(data[at + 1 : end]), end + 2
+def parse_records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the end offset and the command of each record.
+
+    A record is `*<n>`, followed by n strings, each written as `$<length>` and its bytes.
+    """
+    offset = 0
+    while offset < len(data):
+        end = data.index(b"\r\n", offset)
+        assert data[offset : offset + 1] == b"*"
+        count, offset = int(data[offset + 1 : end]), end + 2
         command = b""
-        for n in range(words):
-            end = data.index(b"\r\n", at)
-            length = int(data[at + 1 : end])
+        for n in range(count):
+            end = data.index(b"\r\n", offset)
+            length = int(data[offset + 1 : end])
             if n == 0:
                 command = data[end + 2 : end + 2 + length].upper()
-            at = end + 2 + length + 2
-        yield at, command
+            offset = end + 2 + length + 2
+        yield offset, command
 
 
 @contextmanager
-def booted(server: Valkey, size: int, directory: Path) -> Iterator[redis.Redis]:
-    """A new server on the first `size` bytes of what another has written, as after a power cut at that moment."""
+def start_from_prefix(server: Valkey, size: int, directory: Path) -> Iterator[redis.Redis]:
+    """Start a server on the first `size` bytes of another server's file, as after a power cut."""
     shutil.rmtree(directory, ignore_errors=True)
     files = directory / "data" / "appendonlydir"
-    shutil.copytree(path_of(server).parent, files)
-    with (files / path_of(server).name).open("r+b") as file:
+    shutil.copytree(find_aof(server).parent, files)
+    with (files / find_aof(server).name).open("r+b") as file:
         file.truncate(size)
     other = Valkey(directory / "data", directory / "log", directory / "s", DURABLE)
     other.start()

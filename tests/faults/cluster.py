@@ -1,4 +1,4 @@
-"""A Redis Cluster of three primaries on the loopback, and slots moved between them as an operator's tools do it."""
+"""A Redis Cluster of three primaries on the loopback, whose slots can be moved."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ NODES = 3
 
 
 class Client(clusters.ClusterClient):
-    """The client of the engine, which also empties all nodes."""
+    """The engine's cluster client with a `flushall` that empties all nodes."""
 
     def flushall(self, **_: object) -> bool:
         return all(self.nodes.client(address).flushall() for address in self.nodes.all())
 
 
 class Cluster:
+    """Three primaries, and optionally a replica of each."""
+
     def __init__(self, directory: Path, **config: str) -> None:
-        """`config` of every node. Three servers of one test on one disk: they are not durable unless told to be."""
+        """Start the nodes with this configuration.
+
+        Writes are not durable by default, because the three servers share one disk.
+        """
         self.ports = [free_port() for _ in range(NODES)]
         self.servers = [self._server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]
         for server in self.servers:
@@ -47,7 +52,7 @@ class Cluster:
             "cluster-enabled": "yes",
             "cluster-port": str(free_port()),
             "cluster-node-timeout": "2000",
-            # A partition whose node is away must not stop the others.
+            # Partitions on an unreachable node must not stop the others.
             "cluster-require-full-coverage": "no",
             "appendfsync": "everysec",
             "repl-diskless-sync-delay": "0",
@@ -71,21 +76,21 @@ class Cluster:
 
     def _is_whole(self, node: redis.Redis) -> bool:
         info = node.execute_command("CLUSTER", "INFO")
-        known = len(self.servers) + len(self.replicas)
-        return b"cluster_state:ok" in info and f"cluster_known_nodes:{known}".encode() in info
+        node_count = len(self.servers) + len(self.replicas)
+        return b"cluster_state:ok" in info and f"cluster_known_nodes:{node_count}".encode() in info
 
     def add_replicas(self, directory: Path, **config: str) -> list[redis.Redis]:
-        """One of each primary, in step with it."""
+        """Add a replica of each primary, and wait until they are in sync."""
         self.replicas = [self._server(directory / f"r{n}", free_port(), config) for n in range(NODES)]
         for server in self.replicas:
             server.start()
             self._meet(server)
-        copies = [redis.Redis.from_url(server.url) for server in self.replicas]
-        until(lambda: all(self._is_whole(node) for node in (*self.nodes, *copies)), 30)
-        for copy, node_id in zip(copies, self.ids, strict=True):
-            copy.execute_command("CLUSTER", "REPLICATE", node_id)
-        until(lambda: all(copy.info("replication").get("master_link_status") == "up" for copy in copies), 30)
-        return copies
+        replicas = [redis.Redis.from_url(server.url) for server in self.replicas]
+        until(lambda: all(self._is_whole(node) for node in (*self.nodes, *replicas)), 30)
+        for replica, node_id in zip(replicas, self.ids, strict=True):
+            replica.execute_command("CLUSTER", "REPLICATE", node_id)
+        until(lambda: all(replica.info("replication").get("master_link_status") == "up" for replica in replicas), 30)
+        return replicas
 
     @contextmanager
     def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
@@ -95,47 +100,54 @@ class Cluster:
         finally:
             client.close()
 
-    def owner(self, slot: int) -> int:
-        """Which node serves the slot, by its own word."""
+    def find_owner(self, slot: int) -> int:
+        """Return the index of the node that reports that it serves the slot."""
         for n, node in enumerate(self.nodes):
             for first, last, (_, _, node_id, *_), *_ in node.execute_command("CLUSTER", "SLOTS"):
                 if first <= slot <= last and node_id.decode() == self.ids[n]:
                     return n
-        raise AssertionError(f"nobody serves slot {slot}")
+        raise AssertionError(f"no node serves slot {slot}")
 
     def begin_move(self, slot: int, to: int) -> int:
-        source = self.owner(slot)
+        source = self.find_owner(slot)
         self.nodes[to].execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
         self.nodes[source].execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[to])
         return source
 
-    def carry(self, source: int, to: int, names: list[bytes]) -> None:
+    def migrate_keys(self, source: int, to: int, names: list[bytes]) -> None:
         self.nodes[source].execute_command("MIGRATE", "127.0.0.1", self.ports[to], "", 0, 5000, "KEYS", *names)
 
     def end_move(self, slot: int, source: int, to: int) -> None:
-        # The target first: until the source knows, it sends askers there, and they are answered.
+        # Update the target first: until the source is updated, it redirects clients to the target, which must accept
+        # them.
         for node in (self.nodes[to], self.nodes[source], *self.nodes):
             node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.ids[to])
 
     def move(self, slot: int, to: int, pause: float = 0.0) -> int:
-        """Move a slot key by key, as `valkey-cli --cluster reshard` does; how many keys went."""
+        """Move a slot key by key, as `valkey-cli --cluster reshard` does.
+
+        Return the number of keys.
+        """
         source, moved = self.begin_move(slot, to), 0
-        while found := self.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
-            self.carry(source, to, found)
-            moved += len(found)
+        while names := self.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            self.migrate_keys(source, to, names)
+            moved += len(names)
             time.sleep(pause)
         self.end_move(slot, source, to)
         return moved
 
-    def move_whole(self, slot: int, to: int) -> None:
-        """Move a slot in one piece, as Valkey 9 can: it changes hands when the last key is there."""
-        self.nodes[self.owner(slot)].execute_command(
+    def move_atomically(self, slot: int, to: int) -> None:
+        """Move a slot atomically, as Valkey 9 supports.
+
+        The owner changes when all keys have arrived.
+        """
+        self.nodes[self.find_owner(slot)].execute_command(
             "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.ids[to]
         )
-        until(lambda: self.owner(slot) == to, 30)
+        until(lambda: self.find_owner(slot) == to, 30)
 
-    def errors(self) -> dict[str, int]:
-        """How often each node has said each kind of error, all nodes together."""
+    def count_errors(self) -> dict[str, int]:
+        """Return the number of error replies of all nodes, by kind."""
         counts: dict[str, int] = {}
         for node in self.nodes:
             for name, stats in node.info("errorstats").items():
@@ -150,5 +162,5 @@ class Cluster:
             server.kill()
 
 
-def slot_of(partition: int) -> int:
+def find_slot(partition: int) -> int:
     return int(key_slot(keys.of_partition(partition).root.encode()))

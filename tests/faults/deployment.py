@@ -1,4 +1,4 @@
-"""codeQ as it is deployed: web, Celery workers and beats as processes, to be killed, frozen and stopped."""
+"""Run web, Celery workers and beat as processes that tests can kill, freeze and stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Process = subprocess.Popen[bytes]
 
 @contextmanager
 def database_at(url: str) -> Iterator[None]:
-    """Another PostgreSQL than the tests' in this thread, to be stopped."""
+    """Use another PostgreSQL in this thread, which the test can stop."""
     before = connection.settings_dict
     connection.close()
     connection.settings_dict = {**before, **dj_database_url.parse(url)}
@@ -38,13 +38,16 @@ def database_at(url: str) -> Iterator[None]:
 
 
 def own_database() -> str:
-    """The URL of the database that this test has."""
+    """Return the URL of this test's database."""
     database = connection.settings_dict
     return f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"
 
 
 class Deployment:
-    """Processes on the tests' Valkey and on one database. Each has a session of its own: a kill takes its children."""
+    """Processes on the tests' Valkey and one database.
+
+    Each process has a separate session, so that its children can be killed with it.
+    """
 
     def __init__(self, directory: Path, database_url: str, **environment: str) -> None:
         self.directory = directory
@@ -71,15 +74,15 @@ class Deployment:
         return self.start("web", "-m", "codeq_site.web")
 
     def worker(self, processes: int = 4) -> Process:
-        alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        return self.start("worker", *_celery("worker"), f"--concurrency={processes}", *alone)
+        isolated = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        return self.start("worker", *_build_celery_command("worker"), f"--concurrency={processes}", *isolated)
 
     def beat(self) -> Process:
         schedule = self.directory / f"schedule-{len(self.processes)}"
-        return self.start("beat", *_celery("beat"), f"--schedule={schedule}")
+        return self.start("beat", *_build_celery_command("beat"), f"--schedule={schedule}")
 
     def start(self, name: str, *arguments: str) -> Process:
-        # As `up` starts its children: in sessions of their own, and gone when the tests are killed.
+        # Start it as `up` does: in a separate session, and killed when the tests are killed.
         process = spawn(
             [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", *arguments],
             log=self.log(name),
@@ -91,13 +94,13 @@ class Deployment:
         return process
 
     def until_it_answers(self, webs: Sequence[Process] = ()) -> None:
-        def answers() -> bool:
-            assert all(each.poll() is None for each in webs), self.log("web").read_text()[-2000:]
+        def accepts_connections() -> bool:
+            assert all(web.poll() is None for web in webs), self.log("web").read_text()[-2000:]
             with contextlib.suppress(OSError), closing(socket.create_connection(("127.0.0.1", self.port), 1)):
                 return True
             return False
 
-        until(answers, 60, every=0.05)
+        until(accepts_connections, 60, every=0.05)
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
@@ -107,32 +110,32 @@ class Deployment:
             kill(process)
 
 
-def _celery(what: str) -> list[str]:
-    return ["-m", "celery", "-A", "codeq_site", "--quiet", what, "--loglevel=WARNING"]
+def _build_celery_command(command: str) -> list[str]:
+    return ["-m", "celery", "-A", "codeq_site", "--quiet", command, "--loglevel=WARNING"]
 
 
 def kill(process: Process) -> None:
-    """As a machine dies: the process and all it has started, at once."""
+    """Kill the process and all its children at once, as when a machine fails."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
 
 
-def family(pid: int) -> list[psutil.Process]:
+def list_process_tree(pid: int) -> list[psutil.Process]:
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
 
 
 def freeze(pid: int) -> list[psutil.Process]:
-    """Stop a process and its children where they stand: connections stay open, and nobody answers."""
-    stopped = family(pid)
-    for each in stopped:
+    """Suspend a process and its children. Their connections stay open without a response."""
+    processes = list_process_tree(pid)
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.suspend()
-    return stopped
+            process.suspend()
+    return processes
 
 
-def thaw(stopped: list[psutil.Process]) -> None:
-    for each in stopped:
+def thaw(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.resume()
+            process.resume()

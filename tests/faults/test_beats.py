@@ -1,4 +1,4 @@
-"""Two beats and two Celery workers, stopped, frozen past every lock and let go again: each effect happens once."""
+"""Stop, freeze and resume beats and Celery workers: each effect happens once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.webhooks.receiver import OK, Receiver, Request, raw
 from webhooks.models import Delivery, DeliveryAttempt, Subscription
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
-PAST_THE_LOCKS_SECONDS = 12  # of drain, repair and deliver; that of notify is 30 s
+PAST_LOCKS_SECONDS = 12  # longer than the locks of drain, repair and deliver; that of notify lasts 30 s
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def tenant() -> Iterator[Tenant]:
 def receiver() -> Iterator[Receiver]:
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         if request.path != "/wake":
-            await asyncio.sleep(0.3)  # so that some are on the wire when a worker freezes
+            await asyncio.sleep(0.3)  # so that some requests are in flight when a worker freezes
         await raw(OK)(request, writer)
 
     receiver = Receiver(answer=answer).start()
@@ -57,114 +57,124 @@ def receiver() -> Iterator[Receiver]:
     receiver.stop()
 
 
-class Work:
-    """A bit of everything that beat has to do, again and again, and what must have come of it once."""
+class PeriodicWork:
+    """Create work for every periodic task, and record the effects that must happen once."""
 
     def __init__(self, tenant: Tenant, receiver: Receiver) -> None:
         self.tenant, self.receiver = tenant, receiver
         self.expiring: list[str] = []
-        self.told: list[str] = []
-        self.woken: list[str] = []
+        self.completed: list[str] = []
+        self.woken_commands: list[str] = []
         Subscription.objects.create(
             tenant_id=tenant.tid, worker="w", callback_url=receiver.url("/wake"), event_types=["*"], ttl_seconds=3600,
             min_interval_seconds=0, expires_at=datetime.now(UTC) + timedelta(hours=1),
         )  # fmt: skip
 
-    def some(self) -> None:
-        number = len(self.woken)
-        # A lease that nobody renews: one attempt more, and nobody who would find that out but beat.
+    def create_some(self) -> None:
+        number = len(self.woken_commands)
+        # Leases that expire: only beat detects them, and adds one attempt.
         command = f"expire-{number}"
         services.enqueue(self.tenant, [NewTask(command=command, payload="1", max_attempts=9)] * 5).run_sync()
         leased = services.claim(self.tenant, [command], "w", count=5, lease_seconds=1).run_sync().tasks
         self.expiring += [task.id for task in leased]
-        # An ending with a webhook.
-        hook = self.receiver.url(f"/told/{number}")
+        # Completed tasks with a webhook.
+        hook = self.receiver.url(f"/callback/{number}")
         services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).run_sync()
         tasks = services.claim(self.tenant, ["tell"], "w", count=5).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
         services.submit(self.tenant, "w", results).run_sync()
-        self.told += [task.id for task in tasks]
-        # A queue that becomes non-empty, once.
+        self.completed += [task.id for task in tasks]
+        # A queue that becomes non-empty once.
         command = f"wake-{number}"
         services.enqueue(self.tenant, [NewTask(command=command, payload="1")]).run_sync()
-        self.woken.append(command)
+        self.woken_commands.append(command)
 
-    def keep_on(self, seconds: float) -> None:
-        until_when = time.monotonic() + seconds
-        while time.monotonic() < until_when:
-            self.some()
+    def create_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.create_some()
             time.sleep(0.5)
 
     def is_done(self) -> bool:
         return (
             stream.lag() == 0
             and Attempt.objects.filter(command__startswith="expire").count() >= len(self.expiring)
-            and Delivery.objects.filter(status="delivered").count() >= len(self.told)
-            and len({body["eventType"] for body in self.wakes()} & set(self.woken)) == len(self.woken)
+            and Delivery.objects.filter(status="delivered").count() >= len(self.completed)
+            and len({body["eventType"] for body in self.list_notifications()} & set(self.woken_commands))
+            == len(self.woken_commands)
         )
 
-    def wakes(self) -> list[dict[str, str]]:
+    def list_notifications(self) -> list[dict[str, str]]:
         return [json.loads(request.body) for request in self.receiver.requests if request.path == "/wake"]
 
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec(
-    "BEA-1", "Two beats, one stopped, one frozen, and a worker frozen past its locks: each effect once (B-8)"
+    "BEA-1", "Two beats, one stopped and one frozen, and a worker frozen past its locks: each effect happens once (B-8)"
 )
-def test_each_effect_happens_once_whatever_beats_and_workers_do(
+def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
     deployment: Deployment, tenant: Tenant, receiver: Receiver
 ) -> None:
-    work = Work(tenant, receiver)
+    work = PeriodicWork(tenant, receiver)
     first, second = deployment.beat(), deployment.beat()
-    one, _ = deployment.worker(), deployment.worker()
+    worker, _ = deployment.worker(), deployment.worker()
     until(lambda: BeatJob.objects.count() >= 5, 60, every=0.1)
 
-    work.keep_on(180 if LONG else 4)  # two of each
-    stopped = freeze(one.pid)  # in the middle of whatever it does
+    work.keep_on(180 if LONG else 4)  # two beats and two workers
+    stopped = freeze(worker.pid)  # at an arbitrary point of its work
     frozen_at = datetime.now(UTC)
-    work.keep_on(PAST_THE_LOCKS_SECONDS)
+    work.keep_on(PAST_LOCKS_SECONDS)
     thawed_at = datetime.now(UTC)
     thaw(stopped)
     work.keep_on(2)
     first.terminate()
     first.wait(20)
     stopped = freeze(second.pid)
-    work.keep_on(PAST_THE_LOCKS_SECONDS)
+    work.keep_on(PAST_LOCKS_SECONDS)
     assert not work.is_done()
     thaw(stopped)
     until(work.is_done, 60, every=0.1)
 
     attempts = Counter(Attempt.objects.filter(command__startswith="expire").values_list("task_id", "number", "outcome"))
-    assert attempts == Counter((uuid.UUID(each), 1, "EXPIRED") for each in work.expiring)
-    again = [selectors.task(tenant, each).run_sync().attempts for each in work.expiring[::10]]
-    assert set(again) == {1}
-    assert sorted(map(str, AuditedResult.objects.values_list("task_id", flat=True))) == sorted(work.told)
-    posts = Counter(each.headers["webhook-id"] for each in receiver.requests if each.path.startswith("/told/"))
-    assert len(posts) == len(work.told)
-    notices = Counter(body["eventType"] for body in work.wakes() if body["eventType"] in work.woken)
-    twice = [each for each, count in posts.items() if count > 1]
-    print(f"{len(work.expiring)} leases, {len(posts)} callbacks, {len(twice)} twice, {len(notices)} notifications")
-    # What was on the wire when the worker froze is the one thing that may come again, under the same id.
-    for each in twice:
-        *before, _ = DeliveryAttempt.objects.filter(delivery_id=each).order_by("number")
-        assert len(before) == posts[each] - 1
-        assert all(was_under_way(attempt, frozen_at, thawed_at) for attempt in before), each
+    assert attempts == Counter((uuid.UUID(task_id), 1, "EXPIRED") for task_id in work.expiring)
+    attempt_counts = {selectors.task(tenant, task_id).run_sync().attempts for task_id in work.expiring[::10]}
+    assert attempt_counts == {1}
+    assert sorted(map(str, AuditedResult.objects.values_list("task_id", flat=True))) == sorted(work.completed)
+    posts = Counter(
+        request.headers["webhook-id"] for request in receiver.requests if request.path.startswith("/callback/")
+    )
+    assert len(posts) == len(work.completed)
+    notices = Counter(
+        body["eventType"] for body in work.list_notifications() if body["eventType"] in work.woken_commands
+    )
+    repeated = [delivery_id for delivery_id, count in posts.items() if count > 1]
+    print(
+        f"{len(work.expiring)} leases, {len(posts)} callbacks, {len(repeated)} repeated, {len(notices)} notifications"
+    )
+    # Only requests that were in flight when the worker froze may be repeated, with the same id.
+    for delivery_id in repeated:
+        *before, _ = DeliveryAttempt.objects.filter(delivery_id=delivery_id).order_by("number")
+        assert len(before) == posts[delivery_id] - 1
+        assert all(was_under_way(attempt, frozen_at, thawed_at) for attempt in before), delivery_id
     assert set(notices.values()) == {1}
 
 
 def was_under_way(attempt: DeliveryAttempt, frozen_at: datetime, thawed_at: datetime) -> bool:
-    """From before the worker froze until it was let go; its own clock begins a moment after `started_at`."""
+    """Return whether the attempt was in flight while the worker was frozen.
+
+    Its duration is measured from shortly after `started_at`.
+    """
     ended_at = attempt.started_at + timedelta(milliseconds=attempt.duration_ms)
     return attempt.started_at <= frozen_at and ended_at > thawed_at - timedelta(seconds=1)
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("BEA-1", "A drain frozen in its transaction stops no other for long, and doubles nothing when let go")
-def test_a_drain_frozen_in_the_middle_of_its_transaction_holds_nobody_up(
-    deployment: Deployment, tenant: Tenant
-) -> None:
-    def end_some(count: int = 50) -> None:
+@pytest.mark.spec(
+    "BEA-1", "A drain frozen in its transaction does not block others for long, and duplicates nothing when resumed"
+)
+def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deployment, tenant: Tenant) -> None:
+    def complete_some(count: int = 50) -> None:
         services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
@@ -174,24 +184,24 @@ def test_a_drain_frozen_in_the_middle_of_its_transaction_holds_nobody_up(
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("LOCK TABLE queues_auditedresult IN SHARE MODE")
-        end_some()
+        complete_some()
         frozen = deployment.worker()
-        until(is_waiting_for_the_table, 60)
+        until(is_waiting_for_table, 60)
         stopped = freeze(frozen.pid)
-    # Now its attempts are inserted, and its results too, and nobody commits them.
-    began = time.monotonic()
+    # Its attempts and results are inserted now, but not committed.
+    started = time.monotonic()
     deployment.worker()
     until(lambda: AuditedResult.objects.count() == 50, 60, every=0.1)
-    print("stored by the other worker after", round(time.monotonic() - began, 1), "s")
+    print("stored by the other worker after", round(time.monotonic() - started, 1), "s")
 
     thaw(stopped)
-    end_some()
+    complete_some()
     until(lambda: AuditedResult.objects.count() == 100 and stream.lag() == 0, 60, every=0.1)
     assert Attempt.objects.count() == 100
     assert frozen.poll() is None
 
 
-def is_waiting_for_the_table() -> bool:
+def is_waiting_for_table() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_locks WHERE relation = 'queues_auditedresult'::regclass AND NOT granted")
         return cursor.rowcount > 0
@@ -199,14 +209,12 @@ def is_waiting_for_the_table() -> bool:
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("BEA-1", "Without a beat claims alone bring back what is due; a beat that returns catches up (B-7)")
-def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
-    deployment: Deployment, tenant: Tenant
-) -> None:
+@pytest.mark.spec("BEA-1", "Without beat, claims alone make due tasks available; a beat that returns catches up (B-7)")
+def test_claims_work_without_beat_and_a_returning_beat_catches_up(deployment: Deployment, tenant: Tenant) -> None:
     count = 10_000 if LONG else 2_000
 
-    def let_everything_fall_due(command: str) -> None:
-        """Leases that run out, and tasks that become due."""
+    def create_due_tasks(command: str) -> None:
+        """Create leases that expire, and tasks that become due."""
         for _ in range(count // 500):
             new = NewTask(command=command, payload="1", max_attempts=9)
             services.enqueue(tenant, [new] * 500).run_sync()
@@ -214,21 +222,21 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
         for _ in range(count // 500):
             services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).run_sync()
 
-    let_everything_fall_due("claimed")
+    create_due_tasks("claimed")
     done = 0
-    until_when = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while done < 2 * count:
-        assert time.monotonic() < until_when, done
+        assert time.monotonic() < deadline, done
         tasks = services.claim(tenant, ["claimed"], "w", count=100).run_sync().tasks
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
-        answers = services.submit(tenant, "w", results).run_sync()
-        done += sum(not isinstance(each, Exception) for each in answers)
+        items = services.submit(tenant, "w", results).run_sync()
+        done += sum(not isinstance(item, Exception) for item in items)
     assert (
         (stats := selectors.queue_stats(tenant, "claimed").run_sync()).ready == stats.delayed == stats.in_progress == 0
     )
 
-    let_everything_fall_due("repaired")
-    time.sleep(2)  # all is due, and nobody looks
+    create_due_tasks("repaired")
+    time.sleep(2)  # everything is due, and no process is running
     deployment.worker()
     beat = deployment.beat()
 
@@ -236,22 +244,23 @@ def test_claims_alone_do_without_a_beat_and_a_beat_that_returns_catches_up(
         stats = selectors.queue_stats(tenant, "repaired").run_sync()
         return stats.ready == 2 * count and stream.lag() == 0
 
-    began = time.monotonic()
+    started = time.monotonic()
     until(is_caught_up, 60, every=0.1)
-    took = time.monotonic() - began
+    seconds = time.monotonic() - started
     assert Attempt.objects.filter(outcome="EXPIRED").count() == 2 * count
 
-    # An hour away is one run, not sixty: so are eight seconds.
+    # After a pause, a periodic task runs once, not once for each missed interval.
     until(lambda: BeatJob.objects.filter(name="repair").exists(), 60)
     stopped = freeze(beat.pid)
     runs = BeatJob.objects.get(name="repair").runs
     time.sleep(8)
-    back = time.monotonic()
+    resumed_at = time.monotonic()
     thaw(stopped)
     time.sleep(3)
-    more = BeatJob.objects.get(name="repair").runs - runs
-    since = time.monotonic() - back
+    new_runs = BeatJob.objects.get(name="repair").runs - runs
+    elapsed = time.monotonic() - resumed_at
     print(
-        f"{2 * count} due tasks ready {took:.1f} s after the start; {more} runs {since:.1f} s after 8 s without a beat"
+        f"{2 * count} due tasks ready {seconds:.1f} s after the start; "
+        f"{new_runs} runs {elapsed:.1f} s after 8 s without a beat"
     )
-    assert more <= since + 3
+    assert new_runs <= elapsed + 3

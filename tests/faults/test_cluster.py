@@ -1,4 +1,4 @@
-"""The engine on a Redis Cluster: the same verbs, the same model, and slots that move while it works."""
+"""The engine on a Redis Cluster: all operations, the model, and slots moved under load."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from core.redis.runners import AsyncRunner, ClusterRunner, with_slot_guard
 from queues.domain import NewResult, Result, Status
 from queues.engine import Engine, maintenance_commands, producer_commands, queries, worker_commands
 from queues.engine.options import Options
-from tests.faults.cluster import Client, Cluster, slot_of
+from tests.faults.cluster import Client, Cluster, find_slot
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.test_model import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Places, World, dump, new
 from tests.waiting import until
 
-# One worker, one cluster.
+# All these tests run in one xdist worker, because they share a cluster.
 pytestmark = pytest.mark.xdist_group("cluster")
 PARTITIONS = 16
-# Tenants of several partitions, on all three nodes.
+# Tenants in several partitions, on all three nodes.
 TIDS = [f"tenant{n:02}" for n in range(12)]
 
 
@@ -47,8 +47,8 @@ def client(cluster: Cluster) -> Iterator[Client]:
         for node in cluster.nodes:
             node.config_resetstat()
         yield client
-        # Nowhere, in no test of this file, was a script sent with keys of two slots.
-        assert "CROSSSLOT" not in cluster.errors()
+        # No test of this file may send a script with keys of two slots.
+        assert "CROSSSLOT" not in cluster.count_errors()
 
 
 def partition_of(tid: str) -> int:
@@ -56,28 +56,28 @@ def partition_of(tid: str) -> int:
 
 
 @pytest.mark.spec(
-    "QUE-5", "On a Redis Cluster all keys of a tenant are in one slot, and every verb works as on one node"
+    "QUE-5", "On a Redis Cluster, all keys of a tenant are in one slot, and every operation works as on one node"
 )
-def test_every_verb_works_on_a_cluster(cluster: Cluster, client: Client) -> None:
+def test_every_operation_works_on_a_cluster(cluster: Cluster, client: Client) -> None:
     for tid in TIDS:
         clock = Clock()
         world = World(client, clock=clock, partitions=PARTITIONS, **OPTIONS)
         assert len(list(Workload(world, clock, tid).steps())) > 30
     world.check()
-    used = {cluster.owner(slot_of(partition_of(tid))) for tid in TIDS}
+    used = {cluster.find_owner(find_slot(partition_of(tid))) for tid in TIDS}
     assert used == {0, 1, 2}
-    assert cluster.errors().keys() <= {"NOSCRIPT"}
+    assert cluster.count_errors().keys() <= {"NOSCRIPT"}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.spec("QUE-5", "On a Redis Cluster the model holds too")
-def test_the_model_holds_on_a_cluster(client: Client) -> None:
+@pytest.mark.spec("QUE-5", "The model also holds on a Redis Cluster")
+def test_model_holds_on_a_cluster(client: Client) -> None:
     met = run_machine(client, 500 if LONG else 25, 40)
     assert met["claimed"] > 0
 
 
-@pytest.mark.spec("QUE-5", "While a slot moves no script begins with part of its keys")
-def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
+@pytest.mark.spec("QUE-5", "While a slot moves, no script starts with only part of its keys")
+def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
     producer_commands.enqueue(
@@ -88,12 +88,12 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
         engine, TID, tasks[0].id, "w1", token="", delay_ms=60_000, reason="", dead_retention_ms=DAY_MS
     ).run_sync()
     before = dump(client)
-    slot = slot_of(partition_of(TID))
-    to = (cluster.owner(slot) + 1) % 3
+    slot = find_slot(partition_of(TID))
+    to = (cluster.find_owner(slot) + 1) % 3
     source = cluster.begin_move(slot, to)
-    # All records have gone ahead, all indexes are still here: to a script every task looks like a ghost.
+    # Move the records but not the indexes: to a script, every task would look removed.
     names = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
-    cluster.carry(source, to, [name for name in names if b":task:" in name])
+    cluster.migrate_keys(source, to, [name for name in names if b":task:" in name])
 
     result = NewResult(task_id=tasks[1].id, status=Status.COMPLETED, result=b"1")
     calls = {
@@ -109,7 +109,7 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
         "task": queries.task(engine, TID, tasks[5].id),
         "stats": queries.stats(engine, TID),
     }
-    # Without the key that never exists, a script would begin, and find a live lease's record missing.
+    # Without the additional key that never exists, a script would start and miss the record of a live lease.
     script, bound = calls["heartbeat"].commands[0]
     unguarded = cluster.nodes[source].execute_command
     with pytest.raises(redis.ResponseError, match="non local key"):
@@ -120,8 +120,8 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
         with pytest.raises(errors.Unavailable):
             call.run_sync()
     rest = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
-    cluster.carry(source, to, rest)
-    # All keys have arrived, and the source says so: still nobody begins before the target is told that it is its own.
+    cluster.migrate_keys(source, to, rest)
+    # All keys have arrived, but no script may start before the target knows that it owns the slot.
     with pytest.raises(errors.Unavailable):
         calls["claim"].run_sync()
     cluster.end_move(slot, source, to)
@@ -132,81 +132,81 @@ def test_a_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -
 
 
 @dataclass
-class Seen:
-    """What the clients of one run were told."""
+class Replies:
+    """The replies that the clients of one run received."""
 
-    made: set[str] = field(default_factory=set)
-    done: set[str] = field(default_factory=set)
-    answers: int = 0
-    put_off: int = 0
+    created: set[str] = field(default_factory=set)
+    completed: set[str] = field(default_factory=set)
+    successes: int = 0
+    retries: int = 0
 
-    def missing(self, found: Places) -> list[str]:
-        return [task_id for task_id in self.made if task_id not in found.tasks] + [
-            task_id for task_id in self.done if found.status(task_id) != "COMPLETED"
+    def list_missing(self, places: Places) -> list[str]:
+        return [task_id for task_id in self.created if task_id not in places.tasks] + [
+            task_id for task_id in self.completed if places.status(task_id) != "COMPLETED"
         ]
 
 
-def load(client: Client, stop: threading.Event, seen: Seen, number: int) -> None:
-    """Produces and works on all tenants; what is put off is asked again, as a client of the API would."""
+def run_client(client: Client, stop: threading.Event, replies: Replies, number: int) -> None:
+    """Enqueue and complete tasks of all tenants, retrying like a client of the API."""
     dice, engine = random.Random(number), World(client, partitions=PARTITIONS, **OPTIONS).engine
 
-    def insist(call: Any) -> Any:
+    def retry(call: Any) -> Any:
         while True:
             try:
-                answer = call.run_sync()
+                reply = call.run_sync()
             except errors.Unavailable:
-                seen.put_off += 1
+                replies.retries += 1
                 time.sleep(0.01)
             else:
-                seen.answers += 1
-                return answer
+                replies.successes += 1
+                return reply
 
     while not stop.is_set():
         tid, name = dice.choice([TIDS[0], dice.choice(TIDS)]), f"w{number}"
-        asked = [new(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
-        seen.made |= {
-            item.task.id for item in insist(producer_commands.enqueue(engine, tid, "acme", asked, retention_ms=DAY_MS))
+        tasks = [new(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
+        replies.created |= {
+            item.task.id for item in retry(producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS))
         }
-        for task in insist(worker_commands.claim(engine, tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
+        for task in retry(worker_commands.claim(engine, tid, ["send"], name, lease_ms=600_000, limit=2)).tasks:
             token = task.lease_token or ""
-            insist(worker_commands.heartbeat(engine, tid, task.id, name, extend_ms=600_000, token=token, progress=""))
-            insist(maintenance_commands.reap(engine, tid, "send"))
+            retry(worker_commands.heartbeat(engine, tid, task.id, name, extend_ms=600_000, token=token, progress=""))
+            retry(maintenance_commands.reap(engine, tid, "send"))
             result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
-            [answer] = insist(worker_commands.submit(engine, tid, name, [result], retention_ms=DAY_MS))
-            assert isinstance(answer, Result)
-            seen.done.add(task.id)
+            [item] = retry(worker_commands.submit(engine, tid, name, [result], retention_ms=DAY_MS))
+            assert isinstance(item, Result)
+            replies.completed.add(task.id)
 
 
-def under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Seen, list[BaseException]]:
-    """Run the act while four clients are at it."""
-    stop, seen, problems = threading.Event(), Seen(), []
+def run_under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Replies, list[BaseException]]:
+    """Run the action while four clients work. Return their replies and exceptions."""
+    stop, replies, problems = threading.Event(), Replies(), []
 
     def run(number: int) -> None:
         try:
             with cluster.client() as client:
-                load(client, stop, seen, number)
-        except BaseException as problem:  # noqa: BLE001  (shown in the test's own thread)
+                run_client(client, stop, replies, number)
+        except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
             problems.append(problem)
 
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(4)]
     for thread in threads:
         thread.start()
-    until(lambda: len(seen.done) > 20 or problems, 30)
+    until(lambda: len(replies.completed) > 20 or problems, 30)
     try:
         act()
-        enough = len(seen.done) + 20
-        until(lambda: len(seen.done) > enough or problems, 30)
+        target = len(replies.completed) + 20
+        until(lambda: len(replies.completed) > target or problems, 30)
     finally:
         stop.set()
         for thread in threads:
             thread.join(30)
-    return seen, problems
+    return replies, problems
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("QUE-5", "A slot of a Redis Cluster moved under load, key by key, loses nothing and doubles nothing")
-def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
-    slot, moved = slot_of(partition_of(TIDS[0])), []
+@pytest.mark.spec("QUE-5", "A slot of a Redis Cluster that is moved key by key under load loses and duplicates nothing")
+def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
+    slot, moved = find_slot(partition_of(TIDS[0])), []
     backlog = [new("backlog")] * 200
     producer_commands.enqueue(
         World(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
@@ -214,49 +214,49 @@ def test_a_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, clie
 
     def move_round() -> None:
         for _ in range(9 if LONG else 3):
-            moved.append(cluster.move(slot, (cluster.owner(slot) + 1) % 3, pause=0.01))
+            moved.append(cluster.move(slot, (cluster.find_owner(slot) + 1) % 3, pause=0.01))
 
-    seen, problems = under_load(cluster, move_round)
+    replies, problems = run_under_load(cluster, move_round)
     assert problems == []
     assert min(moved) > 200
-    assert cluster.errors()["TRYAGAIN"] > 0  # it did happen under load
-    found = World(client, partitions=PARTITIONS).check()
-    assert seen.missing(found) == []
-    assert len(found.tasks) == len(seen.made) + len(backlog)  # asked again or not, each is stored once
+    assert cluster.count_errors()["TRYAGAIN"] > 0  # the load was affected by the move
+    places = World(client, partitions=PARTITIONS).check()
+    assert replies.list_missing(places) == []
+    assert len(places.tasks) == len(replies.created) + len(backlog)  # each task is stored once, even after retries
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("QUE-5", "A slot moved in one piece under load is not even noticed")
-def test_a_slot_moved_in_one_piece_is_not_noticed(cluster: Cluster, client: Client) -> None:
-    slot = slot_of(partition_of(TIDS[0]))
+@pytest.mark.spec("QUE-5", "A slot that is moved atomically under load does not affect clients")
+def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client: Client) -> None:
+    slot = find_slot(partition_of(TIDS[0]))
 
     def move_round() -> None:
         for _ in range(3):
-            cluster.move_whole(slot, (cluster.owner(slot) + 1) % 3)
+            cluster.move_atomically(slot, (cluster.find_owner(slot) + 1) % 3)
 
-    seen, problems = under_load(cluster, move_round)
+    replies, problems = run_under_load(cluster, move_round)
     assert problems == []
-    assert seen.put_off == 0
-    found = World(client, partitions=PARTITIONS).check()
-    assert seen.missing(found) == []
-    assert len(found.tasks) == len(seen.made)
+    assert replies.retries == 0
+    places = World(client, partitions=PARTITIONS).check()
+    assert replies.list_missing(places) == []
+    assert len(places.tasks) == len(replies.created)
 
 
-async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluster: Cluster, client: Client) -> None:
+async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluster: Cluster, client: Client) -> None:
     for node in cluster.nodes:
         node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
     tid = TIDS[0]
-    slot = slot_of(partition_of(tid))
+    slot = find_slot(partition_of(tid))
     pipes = MultiplexedCluster(client.nodes)
     try:
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
-            behind = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
-            await producer_commands.enqueue(behind, tid, "acme", [new()], retention_ms=DAY_MS)
+            async_engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
+            await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
             for _ in range(3):
-                cluster.move(slot, (cluster.owner(slot) + 1) % 3)
-                # Both learn by MOVED where it is now.
-                await producer_commands.enqueue(behind, tid, "acme", [new()], retention_ms=DAY_MS)
+                cluster.move(slot, (cluster.find_owner(slot) + 1) % 3)
+                # Both clients learn the new owner from MOVED.
+                await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
                 producer_commands.enqueue(world.engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
             assert len(world.check().tasks) == 7
     finally:
@@ -267,47 +267,48 @@ async def test_nodes_that_announce_no_name_are_on_the_host_that_was_asked(cluste
 
 @pytest.mark.real_time
 @pytest.mark.spec(
-    "ENQ-2", "A node that is away is said to be away; the other partitions go on, and it comes back whole"
+    "ENQ-2",
+    "Requests to an unreachable node fail as unavailable; other partitions continue, and it recovers completely",
 )
-def test_a_node_that_dies_takes_only_its_partitions_with_it(cluster: Cluster, client: Client) -> None:
+def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Client) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
         producer_commands.enqueue(engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
-    dead = 1
-    lost = {tid for tid in TIDS if cluster.owner(slot_of(partition_of(tid))) == dead}
-    assert lost
-    assert lost != set(TIDS)
-    cluster.servers[dead].kill()
-    away = set()
+    failed = 1
+    affected = {tid for tid in TIDS if cluster.find_owner(find_slot(partition_of(tid))) == failed}
+    assert affected
+    assert affected != set(TIDS)
+    cluster.servers[failed].kill()
+    unavailable = set()
     for tid in TIDS:
         try:
             producer_commands.enqueue(engine, tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).run_sync()
         except errors.Unavailable:
-            away.add(tid)
-    assert away == lost
-    cluster.servers[dead].start()
+            unavailable.add(tid)
+    assert unavailable == affected
+    cluster.servers[failed].start()
     until(lambda: all(cluster._is_whole(node) for node in cluster.nodes), 30)
     for tid in TIDS:
-        until(lambda tid=tid: _answers(engine, tid), 15)
+        until(lambda tid=tid: _can_claim(engine, tid), 15)
     World(client, partitions=PARTITIONS).check()
 
 
-def _answers(engine: Engine, tid: str) -> bool:
+def _can_claim(engine: Engine, tid: str) -> bool:
     try:
         return bool(worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=1_000, limit=1).run_sync().tasks)
     except errors.Unavailable:
         return False
 
 
-@pytest.mark.spec("ENQ-3", "The pipes to a cluster sends what belongs together in order, and loads what is missing")
-async def test_the_pipes_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
+@pytest.mark.spec("ENQ-3", "The connections to a cluster send related commands in order, and load missing scripts")
+async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
     pipes = MultiplexedCluster(client.nodes)
     try:
         engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
-            asked = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
-            made = await producer_commands.enqueue(engine, tid, "acme", asked, retention_ms=DAY_MS)
-            assert [item.is_replayed for item in made] == [False, False, False, True]  # type: ignore[union-attr]
+            tasks = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
+            items = await producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS)
+            assert [item.is_replayed for item in items] == [False, False, False, True]  # type: ignore[union-attr]
             [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
             assert task.priority == 2
             with pytest.raises(errors.TaskNotFound):
@@ -317,10 +318,10 @@ async def test_the_pipes_work_on_a_cluster(cluster: Cluster, client: Client) -> 
         await pipes.close()
 
 
-def test_a_line_gets_its_last_key_after_the_others() -> None:
-    line = ("EVALSHA", "sha", 2, "codeq:{3}:due", "codeq:{3}:events", "argument", "other")
-    assert with_slot_guard(line) == (
+def test_guard_key_is_added_after_the_other_keys() -> None:
+    command = ("EVALSHA", "sha", 2, "codeq:{3}:due", "codeq:{3}:events", "argument", "other")
+    assert with_slot_guard(command) == (
         "EVALSHA", "sha", 3, "codeq:{3}:due", "codeq:{3}:events", "codeq:{3}:absent", "argument", "other",
     )  # fmt: skip
-    one = ("EVAL", "text", 1, "codeq:{12}:due", "argument")
-    assert with_slot_guard(one) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")
+    eval_command = ("EVAL", "text", 1, "codeq:{12}:due", "argument")
+    assert with_slot_guard(eval_command) == ("EVAL", "text", 2, "codeq:{12}:due", "codeq:{12}:absent", "argument")

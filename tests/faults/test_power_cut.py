@@ -1,4 +1,4 @@
-"""The append-only file cut at every place where a crash can cut it: the server boots into a state there has been."""
+"""Truncate the append-only file as a crash can: the server starts in an earlier state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from tests.conftest import ValkeyFactory
-from tests.faults.aof import booted, path_of, records
+from tests.faults.aof import find_aof, parse_records, start_from_prefix
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.world import LONG, Clock, World, checked, dump
 
 
-class Recorded:
-    """A day's work, and after each acknowledged step the file's size and the whole keyspace."""
+class Recording:
+    """A workload with the size of the file and the whole keyspace after each acknowledged step."""
 
     def __init__(self, server: Valkey) -> None:
         self.server, self.sizes, self.names = server, [0], ["nothing"]
@@ -27,51 +27,51 @@ class Recorded:
             assert isinstance(world.engine.clock, Clock)
             for name in Workload(world, world.engine.clock).steps():
                 world.check()
-                # `always`: what is acknowledged is in the file, whole, before the answer leaves.
-                self.sizes.append(path_of(server).stat().st_size)
+                # With appendfsync=always, an acknowledged write is in the file before the reply is sent.
+                self.sizes.append(find_aof(server).stat().st_size)
                 self.states.append(dump(client))
                 self.names.append(name)
-        self.data = path_of(server).read_bytes()
+        self.data = find_aof(server).read_bytes()
 
-    def state_at(self, size: int) -> int:
-        """The last step that was acknowledged when the file had this size."""
-        return max(n for n, at in enumerate(self.sizes) if at <= size)
+    def find_step(self, size: int) -> int:
+        """Return the index of the last step that was acknowledged when the file had this size."""
+        return max(n for n, step_size in enumerate(self.sizes) if step_size <= size)
 
 
 @pytest.fixture
-def recorded(valkey_server: ValkeyFactory) -> Recorded:
+def recording(valkey_server: ValkeyFactory) -> Recording:
     server = valkey_server()
-    recorded = Recorded(server)
+    recording = Recording(server)
     server.kill()
-    return recorded
+    return recording
 
 
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("QUE-5", "A crash between any two instructions, at any byte written, leaves each task in one place")
-def test_a_crash_at_any_point_loses_nothing_and_doubles_nothing(recorded: Recorded, tmp_path: Path) -> None:
-    ends = list(records(recorded.data))
-    assert ends[-1][0] == len(recorded.data)
+@pytest.mark.spec("QUE-5", "After a crash between any two instructions, at any byte, each task is in exactly one place")
+def test_crash_at_any_point_loses_and_duplicates_nothing(recording: Recording, tmp_path: Path) -> None:
+    ends = list(parse_records(recording.data))
+    assert ends[-1][0] == len(recording.data)
     dice = random.Random(20)
-    whole = set(recorded.sizes)
-    within = [end for end, _ in ends if end not in whole]
-    torn = dice.sample(range(1, len(recorded.data)), 2_000 if LONG else 50)
-    cuts = [*whole, *(within if LONG else dice.sample(within, 80)), *torn]
+    step_ends = set(recording.sizes)
+    within = [end for end, _ in ends if end not in step_ends]
+    torn = dice.sample(range(1, len(recording.data)), 2_000 if LONG else 50)
+    cuts = [*step_ends, *(within if LONG else dice.sample(within, 80)), *torn]
     assert len(cuts) >= 150
     assert len([command for _, command in ends if command == b"EXEC"]) > 25
     for cut in cuts:
-        with booted(recorded.server, cut, tmp_path / "cut") as client:
-            step = recorded.state_at(cut)
-            # Not one write of the script that was being written, and all of those before: not merely a sound state,
-            # but the one that was acknowledged last.
-            where = f"cut at {cut} of {len(recorded.data)}, after {recorded.names[step]!r}"
-            assert dump(client) == recorded.states[step], where
+        with start_from_prefix(recording.server, cut, tmp_path / "cut") as client:
+            step = recording.find_step(cut)
+            # Not only must the state be consistent: it must be the last acknowledged one, without any write of the
+            # interrupted script.
+            location = f"cut at {cut} of {len(recording.data)}, after {recording.names[step]!r}"
+            assert dump(client) == recording.states[step], location
             checked(client, World(client, partitions=1).engine)
 
 
-@pytest.mark.spec("ENQ-2", "What is acknowledged is on disk: the answer waits for the file")
-def test_an_acknowledged_task_is_in_the_file(recorded: Recorded) -> None:
-    ids = {key.removeprefix("codeq:{0}:task:") for state in recorded.states for key in state if ":task:" in key}
+@pytest.mark.spec("ENQ-2", "Acknowledged data is on disk: the reply waits for the file")
+def test_acknowledged_task_is_in_the_file(recording: Recording) -> None:
+    ids = {key.removeprefix("codeq:{0}:task:") for state in recording.states for key in state if ":task:" in key}
     assert ids
-    for size, state in zip(recorded.sizes, recorded.states, strict=True):
-        written = recorded.data[:size]
+    for size, state in zip(recording.sizes, recording.states, strict=True):
+        written = recording.data[:size]
         assert all(key.encode() in written for key in state if ":task:" in key)

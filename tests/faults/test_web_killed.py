@@ -1,4 +1,4 @@
-"""Web processes killed with SIGKILL in the middle of requests; clients send again what went unanswered."""
+"""Kill web processes during requests: clients repeat requests without a response."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 KILLS = 60 if LONG else 8
 
 
-class Persistent(Client):
-    """Sends a request until it is answered."""
+class RetryingClient(Client):
+    """A client that repeats a request until it gets a response."""
 
-    def until_answered(self, path: str, body: object) -> tuple[int, Any]:
+    def request_until_answered(self, path: str, body: object) -> tuple[int, Any]:
         deadline = time.monotonic() + 60
         while True:
-            status, answer = self.ask("POST", path, body)
+            status, answer = self.request("POST", path, body)
             if status and status != 503:
                 return status, answer
-            assert time.monotonic() < deadline, "nobody answers any more"
+            assert time.monotonic() < deadline, "no response within the deadline"
             time.sleep(0.01)
 
 
@@ -56,48 +56,48 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("QUE-5", "Web processes killed in mid-request: no task lost, none made twice, none ended twice (B-4)")
-def test_web_processes_killed_in_the_middle_of_requests_lose_and_double_nothing(deployment: Deployment) -> None:
+@pytest.mark.spec("QUE-5", "Web processes killed during requests: no task is lost, created twice or ended twice (B-4)")
+def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deployment: Deployment) -> None:
     row = services.create_tenant("north")
     producer = services.issue_token("north", Role.PRODUCER)
     worker = services.issue_token("north", Role.WORKER, subject="w")
-    made: dict[str, str] = {}
+    created: dict[str, str] = {}
     unanswered: list[Any] = []
-    done: list[str] = []
+    completed: list[str] = []
     problems: list[BaseException] = []
-    numbers, enough, all_made = itertools.count(), threading.Event(), threading.Event()
+    numbers, is_ending, all_created = itertools.count(), threading.Event(), threading.Event()
 
-    def produce(link: Persistent) -> None:
-        while not enough.is_set():
+    def produce(connection: RetryingClient) -> None:
+        while not is_ending.is_set():
             number = next(numbers)
             body = {"command": "render", "payload": number, "idempotencyKey": f"key-{number}", "maxAttempts": 1000}
-            status, task = link.until_answered(TASKS, body)
+            status, task = connection.request_until_answered(TASKS, body)
             assert status == 202, task
-            made[f"key-{number}"] = task["id"]
+            created[f"key-{number}"] = task["id"]
 
-    def work(link: Persistent) -> None:
-        asked = {"commands": ["render"], "leaseSeconds": 2, "count": 3}
-        while not (all_made.is_set() and len(done) >= len(made)):
-            # A claim is not sent again: what its lost answer held comes back when the lease is over.
-            status, answer = link.ask("POST", f"{TASKS}/claim/batch", asked)
+    def work(connection: RetryingClient) -> None:
+        body = {"commands": ["render"], "leaseSeconds": 2, "count": 3}
+        while not (all_created.is_set() and len(completed) >= len(created)):
+            # A claim is not repeated: tasks of a lost response become available when their leases expire.
+            status, answer = connection.request("POST", f"{TASKS}/claim/batch", body)
             for task in answer["tasks"] if status == 200 else ():
                 result = {"status": "COMPLETED", "result": {}, "leaseToken": task["leaseToken"]}
-                status, answered = link.until_answered(f"{TASKS}/{task['id']}/result", result)
-                # 409: its lease ran out while nobody answered, and somebody else has it.
-                assert status in (200, 409), answered
+                status, result_answer = connection.request_until_answered(f"{TASKS}/{task['id']}/result", result)
+                # 409: the lease expired before a response came, and another worker has claimed the task.
+                assert status in (200, 409), result_answer
                 if status == 200:
-                    done.append(task["id"])
+                    completed.append(task["id"])
             if status != 200:
                 time.sleep(0.01)
 
-    def run(act: Callable[[Persistent], None], token: str) -> None:
-        heard: list[Any] = []
+    def run(action: Callable[[RetryingClient], None], token: str) -> None:
+        records: list[Any] = []
         try:
-            with closing(Persistent(deployment.port, [token], heard)) as link:
-                act(link)
-        except BaseException as problem:  # noqa: BLE001  (shown in the test's own thread)
+            with closing(RetryingClient(deployment.port, [token], records)) as connection:
+                action(connection)
+        except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
             problems.append(problem)
-        unanswered.extend(each for each in heard if not each.status)
+        unanswered.extend(record for record in records if not record.status)
 
     webs = [deployment.web(), deployment.web()]
     deployment.until_it_answers()
@@ -112,23 +112,23 @@ def test_web_processes_killed_in_the_middle_of_requests_lose_and_double_nothing(
         victim = number % 2
         kill(webs[victim])
         webs[victim] = deployment.web()
-    enough.set()
+    is_ending.set()
     for thread in producers:
         thread.join(60)
-    all_made.set()
+    all_created.set()
     for thread in workers:
         thread.join(60)
     assert problems == []
-    print(f"{len(made)} tasks, {KILLS} kills, {len(unanswered)} requests unanswered")
-    assert len(unanswered) >= KILLS // 2, "the kills hit no request"
+    print(f"{len(created)} tasks, {KILLS} kills, {len(unanswered)} requests unanswered")
+    assert len(unanswered) >= KILLS // 2, "the kills interrupted no request"
 
-    assert len(made) == len(set(made.values())) > 100 * KILLS
-    assert Counter(done) == Counter(made.values())
+    assert len(created) == len(set(created.values())) > 100 * KILLS
+    assert Counter(completed) == Counter(created.values())
     tenant = Tenant(tid=row.tid, slug=row.slug)
-    for task_id in made.values():
+    for task_id in created.values():
         assert selectors.task(tenant, task_id).run_sync().status is Status.COMPLETED
     [stats] = selectors.queues(tenant).run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress, stats.dlq) == (0, 0, 0, 0)
     entries = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)
     ended = Counter(fields[b"id"].decode() for _, fields in entries if fields[b"status"] == b"COMPLETED")
-    assert ended == Counter(made.values())
+    assert ended == Counter(created.values())

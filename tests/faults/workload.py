@@ -1,4 +1,4 @@
-"""Every verb in a plausible day of two queues: one script a step, so that a fault can be put between any two."""
+"""A workload of all operations, one script per step, for faults between any two steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "
 
 
 class Workload:
-    """`steps()` yields after each call what it was; every call is one script and is answered as expected."""
+    """A workload to iterate with `steps()`, which yields the name of each completed step.
+
+    Every call is one script, and its reply is checked.
+    """
 
     def __init__(self, world: World, clock: Clock, tid: str = TID) -> None:
         self.engine, self.clock, self.tid = world.engine, clock, tid
 
-    def enqueue(self, *asked: NewTask) -> list[Task]:
-        call = producer_commands.enqueue(self.engine, self.tid, "acme", asked, retention_ms=DAY_MS)
+    def enqueue(self, *tasks: NewTask) -> list[Task]:
+        call = producer_commands.enqueue(self.engine, self.tid, "acme", tasks, retention_ms=DAY_MS)
         assert len(call.commands) == 1
         return [item.task for item in call.run_sync() if not isinstance(item, Exception)]
 
@@ -44,18 +47,26 @@ class Workload:
         return tasks
 
     def submit(self, *tasks: Task, status: Status = Status.COMPLETED) -> None:
-        is_good = status is Status.COMPLETED
+        is_success = status is Status.COMPLETED
         results = [
-            NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_good else None,
-                      error=None if is_good else "boom", lease_token=task.lease_token)
+            NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_success else None,
+                      error=None if is_success else "boom", lease_token=task.lease_token)
             for task in tasks
         ]  # fmt: skip
-        answers = worker_commands.submit(self.engine, self.tid, "w1", results, retention_ms=DAY_MS).run_sync()
-        assert [answer for answer in answers if isinstance(answer, Exception)] == []
+        items = worker_commands.submit(self.engine, self.tid, "w1", results, retention_ms=DAY_MS).run_sync()
+        assert [item for item in items if isinstance(item, Exception)] == []
 
     def nack(self, task: Task, delay_ms: int | None = None) -> ScriptCall[Any]:
-        return worker_commands.nack(self.engine, self.tid, task.id, "w1", token=task.lease_token or "", delay_ms=delay_ms, reason="boom",
-                                dead_retention_ms=2 * DAY_MS)  # fmt: skip
+        return worker_commands.nack(
+            self.engine,
+            self.tid,
+            task.id,
+            "w1",
+            token=task.lease_token or "",
+            delay_ms=delay_ms,
+            reason="boom",
+            dead_retention_ms=2 * DAY_MS,
+        )
 
     def steps(self) -> Iterator[str]:
         engine, tid = self.engine, self.tid
@@ -89,13 +100,13 @@ class Workload:
         mails = self.claim(3, "send", "mail")
         yield "claim of two queues"
         assert self.nack(mails[0]).run_sync().is_dead
-        yield "nack to death"
+        yield "nack to a dead letter"
         self.submit(mails[1], status=Status.FAILED)
         yield "submit a failure"
         queries.task(engine, tid, mails[2].id, watch=True).run_sync()
         yield "watch"
         producer_commands.cancel(engine, tid, first[3].id, retention_ms=DAY_MS).run_sync()
-        yield "cancel in line"
+        yield "cancel a ready task"
         producer_commands.cancel(engine, tid, late.id, retention_ms=DAY_MS).run_sync()
         yield "cancel delayed"
         self.clock.advance(2)
@@ -103,7 +114,7 @@ class Workload:
         yield "promote"
         self.clock.advance(40)
         assert maintenance_commands.reap(engine, tid, "mail", dead_retention_ms=2 * DAY_MS).run_sync()[:2] == (1, 1)
-        yield "reap to death"
+        yield "reap to a dead letter"
         assert not isinstance(
             dead_letter_commands.replay(engine, tid, [mails[0].id, mails[2].id]).run_sync()[0], Exception
         )
@@ -115,9 +126,9 @@ class Workload:
         admin_commands.resume(engine, tid, "mail").run_sync()
         yield "resume"
         again = self.claim(4, "mail", "send", lease_s=1)
-        yield "claim past a ghost"
+        yield "claim past a removed id"
         producer_commands.cancel(engine, tid, again[0].id, retention_ms=DAY_MS).run_sync()
-        yield "cancel at work"
+        yield "cancel a claimed task"
         self.clock.advance(3)
         rest = self.claim(2)
         yield "claim that repairs"
@@ -142,6 +153,6 @@ class Workload:
             .run_sync()
             .tasks
         ):
-            yield "claim what is left"
+            yield "claim the remaining tasks"
             self.submit(*tasks)
-            yield "submit what is left"
+            yield "submit the remaining tasks"

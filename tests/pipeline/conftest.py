@@ -1,6 +1,6 @@
-"""One Spark session on two cores for all tests of the pipeline, and an audit in the tests' own PostgreSQL.
+"""Fixtures of the pipeline's tests: a Spark session on two cores, an audit and a lake.
 
-Tests marked for the session belong to one xdist worker (`--dist loadgroup`): two JVMs would only wait for each other.
+All tests of this directory run in one xdist worker (`--dist loadgroup`), because two JVMs would compete for the cores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pipeline.spark import jobs, session
 from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
-# A few rows a query: compiling it would take longer than answering it.
-QUICK = {
+# The queries read a few rows, so compiling them would take longer than interpreting them.
+FAST_CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-# Its jars are none of codeQ's dependencies: `make test-s3a` fetches them.
+# The S3A jars are not a dependency of codeQ. `make test-s3a` downloads them.
 collect_ignore = [] if "CODEQ_TEST_S3A_JARS" in os.environ else ["test_s3a.py"]
 
 
@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    # PySpark leaves its callback and gateway sockets to the end of the process.
+    # PySpark closes its callback and gateway sockets only when the process ends, which causes ResourceWarnings.
     os.environ["PYTHONWARNINGS"] = "ignore"
-    started = session.start("local[2]", name="tests", conf=QUICK)
+    started = session.start("local[2]", name="tests", conf=FAST_CONF)
     yield started
     started.stop()
 
@@ -51,16 +51,19 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def audit(transactional_db: None) -> Audit:
-    """The audit's tables as Django made them, empty. Rows are committed: Spark reads by connections of its own."""
+    """The audit's empty tables.
+
+    Rows must be committed, because Spark reads with its own connections.
+    """
     return Audit(services.dsn())
 
 
 @pytest.fixture
 def run(spark: Any, lake: Lake, audit: Audit) -> Any:
-    """Run jobs on this lake and audit: `run("ingest", "attempts", since=…)`; the reports by job."""
+    """Run jobs, as in `run("ingest", "attempts", since=…)`. Return the reports by job."""
 
-    def running(*names: str, **more: Any) -> dict[str, jobs.Report]:
-        context = jobs.Context(spark, more.pop("lake", lake), audit.dsn, **more)
+    def run_jobs(*names: str, **more: Any) -> dict[str, jobs.JobReport]:
+        context = jobs.JobContext(spark, more.pop("lake", lake), audit.dsn, **more)
         return {report.job: report for report in jobs.run(context, names)}
 
-    return running
+    return run_jobs

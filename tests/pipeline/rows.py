@@ -1,4 +1,7 @@
-"""Rows of the marts in PostgreSQL for tests of what reads them: a value in every column, but for what is said."""
+"""Build rows of the marts in PostgreSQL, for tests of their readers.
+
+Every column has a default value.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ VALUES: dict[type[models.Field[Any, Any]], Any] = {
 }
 
 
-def row(mart: type[Mart], tid: str, **said: Any) -> Any:
-    """A row of the day, and where it has hours of its tenth."""
-    said = {"date": DAY, "tenant_id": tid} | said
-    day: date = said["date"]
+def row(mart: type[Mart], tid: str, **values: Any) -> Any:
+    """Build a row of the mart for `DAY` and, in marts by hour, for the hour from 09:00 UTC."""
+    values = {"date": DAY, "tenant_id": tid} | values
+    day: date = values["date"]
     for column in mart._meta.fields:
         if isinstance(column, models.DateTimeField):
-            said.setdefault(column.name, datetime(day.year, day.month, day.day, 9, tzinfo=UTC))
+            values.setdefault(column.name, datetime(day.year, day.month, day.day, 9, tzinfo=UTC))
         elif type(column) in VALUES:
-            said.setdefault(column.name, VALUES[type(column)])
-    return mart(**said)
+            values.setdefault(column.name, VALUES[type(column)])
+    return mart(**values)

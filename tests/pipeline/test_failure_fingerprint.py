@@ -1,4 +1,4 @@
-"""Failures are named alike by the console and by Spark, and alike for all occurrences of the same failure."""
+"""Fingerprints: the console and Spark give all occurrences of a failure the same name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from core.failure_fingerprint import LENGTH, fingerprint, normalise
-from pipeline.spark.transforms.failures import fingerprinted
+from core.failure_fingerprint import MAX_LENGTH, fingerprint, normalise
+from pipeline.spark.transforms.failures import add_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -35,32 +35,32 @@ from pipeline.spark.transforms.failures import fingerprinted
         ("größe 7 zu groß 🙂", "größe <n> zu groß 🙂"),
     ],
 )  # fmt: skip
-def test_a_message_loses_what_differs_between_its_occurrences(message: str, name: str) -> None:
+def test_varying_parts_of_a_message_are_replaced(message: str, name: str) -> None:
     assert normalise(message) == name
 
 
-def test_the_command_is_part_of_the_name() -> None:
+def test_fingerprint_contains_the_command() -> None:
     assert fingerprint("render", "boom 1") == "render: boom <n>"
     assert fingerprint("resize", "boom 1") != fingerprint("render", "boom 1")
 
 
-def test_a_name_is_never_long() -> None:
-    assert len(normalise("wörd " * 1000)) <= LENGTH
+def test_fingerprint_has_a_bounded_length() -> None:
+    assert len(normalise("wörd " * 1000)) <= MAX_LENGTH
 
 
 @pytest.mark.parametrize("letter", [*"a1 /.@-<:'\n", "0x", "a@", "/a", "1.", "Traceback \n"])
-def test_no_message_makes_it_slow(letter: str) -> None:
-    began = time.thread_time()
+def test_no_message_takes_quadratic_time(letter: str) -> None:
+    started = time.thread_time()
     normalise(letter * (100_000 // len(letter)))
-    assert time.thread_time() - began < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 TRACEBACK = "Traceback (most recent call last):\n  x\nValueError: y"
 
 
-def made_up(rng: random.Random) -> str:
-    """A message of the pieces that the patterns look for, their near misses, and noise."""
-    pieces = [
+def generate_message(rng: random.Random) -> str:
+    """Generate a message from matches of the patterns, near misses, and noise."""
+    generators = [
         lambda: str(rng.randrange(10 ** rng.randrange(1, 20))),
         lambda: str(uuid.UUID(int=rng.getrandbits(128))),
         lambda: str(uuid.UUID(int=rng.getrandbits(128)))[: rng.randrange(1, 40)],
@@ -77,19 +77,19 @@ def made_up(rng: random.Random) -> str:
         lambda: "".join(rng.choice("ä€🙂\u0660\u2003\uff11\u0130\x85\xa0") for _ in range(3)),
         lambda: rng.choice(["<n>", "<uuid>", "$1", "\\1", "${n}", "'", '"', "word", "A_9", "9_A", "e1", ""]),
     ]  # fmt: skip
-    text = rng.choice(["", " ", ",", ":"]).join(rng.choice(pieces)() for _ in range(rng.randrange(12)))
-    # What PostgreSQL cannot hold does not reach either of them.
+    text = rng.choice(["", " ", ",", ":"]).join(rng.choice(generators)() for _ in range(rng.randrange(12)))
+    # PostgreSQL does not store NUL, so neither implementation receives it.
     return text.replace("\x00", "")
 
 
-@pytest.mark.spec("PIP-2", "A failure has one name, whether the console or Spark gives it")
-def test_spark_and_python_give_thousands_of_messages_the_same_names(spark: Any) -> None:
+@pytest.mark.spec("PIP-2", "The console and Spark compute the same fingerprint of a failure")
+def test_spark_and_python_agree_on_thousands_of_messages(spark: Any) -> None:
     rng = random.Random(20260310)
-    messages = [made_up(rng) for _ in range(6000)]
+    messages = [generate_message(rng) for _ in range(6000)]
     messages += [("x" * n) + "7" for n in (198, 199, 200, 201)] + ["🙂" * 250, "7" * 5000, "/a" * 3000]
     frame = spark.createDataFrame([("render", message) for message in messages], "command string, message string")
-    named = fingerprinted(frame).withColumnRenamed("fingerprint", "name").collect()
-    differing = [(row["message"], row["name"]) for row in named if row["name"] != fingerprint("render", row["message"])]
+    rows = add_fingerprint(frame).withColumnRenamed("fingerprint", "name").collect()
+    differing = [(row["message"], row["name"]) for row in rows if row["name"] != fingerprint("render", row["message"])]
     assert differing == []
-    assert len(named) == len(messages)
-    assert len({row["name"] for row in named}) > 1000
+    assert len(rows) == len(messages)
+    assert len({row["name"] for row in rows}) > 1000

@@ -1,4 +1,7 @@
-"""Files that are not what they were, or are somewhere else: found by their bytes and columns, never passed over."""
+"""Damaged files, files with other columns, and lakes on other file systems.
+
+No file is skipped silently.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,29 @@ import pytest
 from pyspark.sql import functions as F
 
 from pipeline.spark import jobs, schemas, sinks
-from pipeline.spark.lake import Damaged, Lake, files
+from pipeline.spark.lake import DamagedFile, Lake, files
 from pipeline.spark.store import HadoopStore
-from pipeline.spark.synthetic import Shape, history
-from tests.pipeline.history import DAY, Audit, counts, digests
-from tests.pipeline.test_history import mixed
+from pipeline.spark.synthetic import HistoryShape, generate_history
+from tests.pipeline.history import DAY, Audit, build_mixed_attempts, count_rows, read_digests
 
 
-@pytest.mark.spec("PIP-2", "A file that cannot be read is left out and counted, or the job fails by name")
+@pytest.mark.spec("PIP-2", "A file that cannot be read is excluded and listed, or the job fails with its name")
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "flipped without checksum file"])
-def test_a_broken_file_is_quarantined_and_the_others_are_read(
+def test_broken_file_is_excluded_and_the_others_are_read(
     run: Any, spark: Any, lake: Lake, tmp_path: Path, damage: str
 ) -> None:
-    shape = Shape(2000, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date())
+    shape = HistoryShape(2000, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date())
     folder = tmp_path / "old"
-    history(spark, shape, parallelism=2).drop("arrived_at").write.parquet(str(folder))
+    generate_history(spark, shape, parallelism=2).drop("arrived_at").write.parquet(str(folder))
     good, bad = sorted(folder.glob("part-*.parquet"))
     rows = spark.read.parquet(str(good)).count()
-    broken(bad, damage)
+    damage_file(bad, damage)
     reports = run("ingest", "attempts", files=str(folder))
     assert reports["ingest"].rows_out == reports["attempts"].rows_out == rows
     assert [note.split(": ")[0].endswith(bad.name) for note in reports["ingest"].notes] == [True]
 
 
-def broken(file: Path, damage: str) -> None:
+def damage_file(file: Path, damage: str) -> None:
     data = file.read_bytes()
     if damage == "truncated":
         file.write_bytes(data[: len(data) // 2])
@@ -49,62 +51,62 @@ def broken(file: Path, damage: str) -> None:
         (file.parent / f".{file.name}.crc").unlink()
 
 
-def spots(size: int) -> list[int]:
-    """Bytes of a Parquet file to flip: its ends, the length of its footer, and all over it."""
+def choose_offsets(size: int) -> list[int]:
+    """Choose the bytes of a Parquet file to change: both ends and a sample of the rest."""
     return sorted({0, 3, 4, size - 1, size - 5, size - 8, size - 9, *range(7, size, max(size // 60, 1))})
 
 
-@pytest.mark.spec("PIP-2", "A file of the lake in which any byte has changed is an error that names it")
-def test_any_flipped_byte_of_the_lake_is_found(run: Any, lake: Lake, audit: Audit) -> None:
-    audit.add(mixed(30, random.Random(6)))
+@pytest.mark.spec("PIP-2", "A changed byte in a file of the lake is an error that names the file")
+def test_any_changed_byte_of_the_lake_is_detected(run: Any, lake: Lake, audit: Audit) -> None:
+    audit.add(build_mixed_attempts(30, random.Random(6)))
     run("ingest", "attempts", "usage")
     manifest = lake.manifest("attempts")
     (path, *_) = lake.paths(manifest, manifest.partitions)
     file = Path(path.removeprefix("file://"))
     (file.parent / f".{file.name}.crc").unlink()
     whole = file.read_bytes()
-    silent = 0
-    for spot in spots(len(whole)):
-        file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
-        with pytest.raises(Damaged, match=file.name):
-            lake.check(manifest, manifest.partitions)
+    undetected_by_parquet = 0
+    for offset in choose_offsets(len(whole)):
+        file.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x01]) + whole[offset + 1 :])
+        with pytest.raises(DamagedFile, match=file.name):
+            lake.verify(manifest, manifest.partitions)
         with contextlib.suppress(Exception):
             pq.read_table(file, partitioning=None)
-            silent += 1
-    # Without this Parquet itself would have found them all, and nobody would need the checksums.
-    assert silent > 0
+            undetected_by_parquet += 1
+    # Parquet alone misses some of the changes, which is why the lake needs checksums.
+    assert undetected_by_parquet > 0
     for torn in (whole[:-1], whole + b"x", b""):
         file.write_bytes(torn)
-        with pytest.raises(Damaged, match=file.name):
+        with pytest.raises(DamagedFile, match=file.name):
             files(lake.url, "attempts", checked=True)
     file.unlink()
-    with pytest.raises(Damaged, match=file.name):
+    with pytest.raises(DamagedFile, match=file.name):
         files(lake.url, "attempts", checked=True)
     file.write_bytes(whole)
     assert path in files(lake.url, "attempts", checked=True)
 
 
 @pytest.mark.parametrize(("table", "reader"), [("raw", "attempts"), ("attempts", "usage"), ("usage", "publish")])
-def test_a_lake_that_was_damaged_is_an_error_and_is_repaired_from_the_audit(
+def test_damaged_lake_is_an_error_and_is_repaired_from_the_audit(
     run: Any, lake: Lake, audit: Audit, table: str, reader: str
 ) -> None:
-    audit.add(mixed(50, random.Random(6)))
-    before = jobs.chosen(["ingest", "attempts", "usage", "publish"])
-    run(*before[: before.index(reader)])
+    audit.add(build_mixed_attempts(50, random.Random(6)))
+    names = jobs.select_jobs(["ingest", "attempts", "usage", "publish"])
+    run(*names[: names.index(reader)])
     manifest = lake.manifest(table)
     (path, *_) = lake.paths(manifest, manifest.partitions)
     file = Path(path.removeprefix("file://"))
     data = file.read_bytes()
-    # In the footer, whose bytes Parquet does not check.
+    # Change a byte of the footer, which Parquet's checksums do not cover.
     file.write_bytes(data[:-30] + bytes([data[-30] ^ 0x40]) + data[-29:])
     (file.parent / f".{file.name}.crc").unlink()
     number = lake.root().number
-    with pytest.raises(Damaged, match=file.name):
+    with pytest.raises(DamagedFile, match=file.name):
         run(reader)
     assert lake.root().number == number
     run("ingest", "attempts", "usage", "publish", since=DAY.date())
-    assert counts(lake) == audit.totals()
-    assert audit.ask("SELECT sum(attempts) FROM pipeline_usage")[0][0] == 50
+    assert count_rows(lake) == audit.count_per_partition()
+    assert audit.query("SELECT sum(attempts) FROM pipeline_usage")[0][0] == 50
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -117,21 +119,19 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.spec("PIP-2", "A changed column is refused by name, a new optional one is read")
-def test_old_and_new_files_are_read_or_refused_by_their_columns(
-    run: Any, spark: Any, lake: Lake, tmp_path: Path
-) -> None:
+@pytest.mark.spec("PIP-2", "A changed column is rejected by name, a missing optional column is read as null")
+def test_files_are_read_or_rejected_by_their_columns(run: Any, spark: Any, lake: Lake, tmp_path: Path) -> None:
     expected = 0
     for seed, (name, (change, reason)) in enumerate(CHANGES.items()):
-        shape = Shape(30, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date(), seed=seed)
-        rows = history(spark, shape, parallelism=1).drop("arrived_at")
+        shape = HistoryShape(30, days=1, tenants=1, tenant_ids=("acme0001",), first_day=DAY.date(), seed=seed)
+        rows = generate_history(spark, shape, parallelism=1).drop("arrived_at")
         change(rows).write.parquet(str(tmp_path / "old" / name.replace(" ", "-")))
         expected += 0 if reason else rows.count()
     reports = run("ingest", "attempts", files=str(tmp_path / "old"))
-    said = {note.split("/old/")[1].split("/")[0]: note for note in reports["ingest"].notes}
+    note_by_file = {note.split("/old/")[1].split("/")[0]: note for note in reports["ingest"].notes}
     reasons = {name.replace(" ", "-"): reason for name, (_, reason) in CHANGES.items() if reason}
-    assert said.keys() == reasons.keys()
-    assert all(reason in said[name] for name, reason in reasons.items()), said
+    assert note_by_file.keys() == reasons.keys()
+    assert all(reason in note_by_file[name] for name, reason in reasons.items()), note_by_file
     assert reports["ingest"].quarantined == 0
     assert reports["attempts"].rows_out == expected
     manifest = lake.manifest("attempts")
@@ -141,8 +141,8 @@ def test_old_and_new_files_are_read_or_refused_by_their_columns(
 
 
 @pytest.fixture(params=["renamed into place", "created in place, as on an object store"])
-def elsewhere(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """A lake under a URL with a scheme and a host, which only Hadoop's file systems can reach."""
+def hadoop_lake(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A lake under a URL with a scheme and a host, which only Hadoop can open."""
     host = f"bucket-{'object' if 'object' in request.param else 'files'}"
     (tmp_path / "mounted").mkdir()
     link = f"fs.viewfs.mounttable.{host}.link./history"
@@ -152,21 +152,21 @@ def elsewhere(request: pytest.FixtureRequest, spark: Any, tmp_path: Path, monkey
     return Lake(f"viewfs://{host}/history/codeq", spark)
 
 
-@pytest.mark.spec("PIP-3", "The lake may be under any URL that Hadoop's file systems know")
-def test_a_lake_by_url_holds_what_a_local_one_does(
-    run: Any, spark: Any, lake: Lake, elsewhere: Lake, audit: Audit, tmp_path: Path
+@pytest.mark.spec("PIP-3", "The lake can be at any URL that Hadoop's file systems support")
+def test_lake_by_url_has_the_same_content_as_a_local_lake(
+    run: Any, spark: Any, lake: Lake, hadoop_lake: Lake, audit: Audit, tmp_path: Path
 ) -> None:
-    audit.add(mixed(80, random.Random(7)))
-    for each in (elsewhere, lake):
-        run("ingest", "attempts", "usage", lake=each)
+    audit.add(build_mixed_attempts(80, random.Random(7)))
+    for target in (hadoop_lake, lake):
+        run("ingest", "attempts", "usage", lake=target)
     assert (tmp_path / "mounted" / "codeq" / "_log").is_dir()
-    assert digests(elsewhere, "attempts", "usage") == digests(lake, "attempts", "usage")
-    named = files(elsewhere.url, "attempts", spark=spark, checked=True)
-    assert named
-    assert all(name.startswith(f"{elsewhere.url}/attempts/run=") for name in named)
-    assert spark.read.parquet(*named).count() == 80
-    manifest = elsewhere.manifest("usage")
+    assert read_digests(hadoop_lake, "attempts", "usage") == read_digests(lake, "attempts", "usage")
+    urls = files(hadoop_lake.url, "attempts", spark=spark, checked=True)
+    assert urls
+    assert all(url.startswith(f"{hadoop_lake.url}/attempts/run=") for url in urls)
+    assert spark.read.parquet(*urls).count() == 80
+    manifest = hadoop_lake.manifest("usage")
     day, part = next(iter(manifest.partitions.items()))
-    broken(tmp_path / "mounted" / "codeq" / part.files[0], "flipped without checksum file")
-    with pytest.raises(Damaged, match=part.files[0]):
-        elsewhere.check(manifest, [day])
+    damage_file(tmp_path / "mounted" / "codeq" / part.files[0], "flipped without checksum file")
+    with pytest.raises(DamagedFile, match=part.files[0]):
+        hadoop_lake.verify(manifest, [day])

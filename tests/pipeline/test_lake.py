@@ -1,4 +1,4 @@
-"""The lake's pointer: whole or not at all, one writer after the other, nothing removed that somebody may still read."""
+"""The lake's pointer: commits are atomic and serialised, and files in use are kept."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.spark.lake import Conflict, Damaged, Lake, Manifest, Partition, files
+from pipeline.spark.lake import DamagedFile, Lake, Manifest, Partition, PublishConflict, files
 from pipeline.spark.store import HadoopStore, LocalStore, Store, open_store
+from tests.pipeline.history import build_manifest
 
 OLD = "20200101T000000-0a0b0c0d"
-
-
-def one(file: str, rows: int = 1) -> Manifest:
-    return Manifest({"2026-03-10/a": Partition((file,), rows)})
 
 
 @pytest.fixture(params=["local", "hadoop"])
@@ -27,22 +24,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return HadoopStore((tmp_path / "store").as_uri(), request.getfixturevalue("spark"))
 
 
-def test_a_store_creates_a_file_once(store: Store) -> None:
+def test_store_creates_a_file_once(store: Store) -> None:
     assert store.read("a/b.json") is None
     assert store.put_new("a/b.json", b"\x00one\xff")
     assert not store.put_new("a/b.json", b"two")
     assert store.read("a/b.json") == b"\x00one\xff"
     assert store.put_new("a/c.json", b"")
-    assert store.names("a") == ["b.json", "c.json"]
-    assert store.names("none") == []
-    assert store.sizes("a") == {"a/b.json": 5, "a/c.json": 0}
-    assert store.sums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
+    assert store.list_names("a") == ["b.json", "c.json"]
+    assert store.list_names("none") == []
+    assert store.list_sizes("a") == {"a/b.json": 5, "a/c.json": 0}
+    assert store.compute_checksums(["a/b.json", "a/c.json", "a/none"]) == {
+        "a/b.json": "5-d2a6860d",
+        "a/c.json": "0-00000000",
+    }
     store.delete("a")
-    assert store.names("a") == []
-    assert store.sizes("a") == {}
+    assert store.list_names("a") == []
+    assert store.list_sizes("a") == {}
 
 
-def test_of_many_creators_of_a_file_one_succeeds(tmp_path: Path) -> None:
+def test_only_one_of_many_writers_creates_a_file(tmp_path: Path) -> None:
     stores = [LocalStore(str(tmp_path)) for _ in range(16)]
     for number in range(20):
         start = threading.Barrier(16)
@@ -52,18 +52,18 @@ def test_of_many_creators_of_a_file_one_succeeds(tmp_path: Path) -> None:
             return stores[i].put_new(f"x/{number}", b"%d" % i)
 
         with ThreadPoolExecutor(16) as pool:
-            won = list(pool.map(create, range(16)))
-        assert won.count(True) == 1
-        assert stores[0].read(f"x/{number}") == b"%d" % won.index(True)
+            results = list(pool.map(create, range(16)))
+        assert results.count(True) == 1
+        assert stores[0].read(f"x/{number}") == b"%d" % results.index(True)
 
 
-def test_a_store_other_than_local_needs_a_session() -> None:
+def test_remote_store_needs_a_session() -> None:
     with pytest.raises(ValueError, match="s3a"):
         open_store("s3a://bucket/lake")
 
 
-class Blind:
-    """A file system that another writer reaches between the look and the writing."""
+class RacingFileSystem:
+    """A file system on which the existence check misses a file of another writer."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -76,17 +76,20 @@ class Blind:
 
 
 @pytest.mark.parametrize("is_object", [True, False], ids=["created-in-place", "renamed"])
-def test_who_is_second_at_the_end_of_the_writing_is_told_so(spark: Any, tmp_path: Path, is_object: bool) -> None:
+def test_writer_that_loses_the_race_gets_false(spark: Any, tmp_path: Path, is_object: bool) -> None:
     store = HadoopStore((tmp_path / "store").as_uri(), spark)
     assert store.put_new("a/b.json", b"one")
-    store._fs, store._is_object = Blind(store._fs), is_object
+    store._fs, store._is_object = RacingFileSystem(store._fs), is_object
     assert not store.put_new("a/b.json", b"two")
     assert store.read("a/b.json") == b"one"
-    assert LocalStore(str(tmp_path / "store")).names("a") == ["b.json"]
+    assert LocalStore(str(tmp_path / "store")).list_names("a") == ["b.json"]
 
 
-def test_a_file_system_that_can_is_made_to_create_without_overwriting(spark: Any, tmp_path: Path) -> None:
-    """Asked as something it must do: this machine's, which cannot, refuses, and S3A would send the condition."""
+def test_conditional_file_system_must_create_without_overwriting(spark: Any, tmp_path: Path) -> None:
+    """The option is mandatory: the local file system, which does not support it, fails.
+
+    S3A sends the condition.
+    """
     store = HadoopStore((tmp_path / "store").as_uri(), spark)
     assert not store.is_conditional
     store.is_conditional = True
@@ -95,13 +98,11 @@ def test_a_file_system_that_can_is_made_to_create_without_overwriting(spark: Any
     assert store.read("a/b.json") is None
 
 
-def test_an_object_that_could_not_be_written_whole_is_not_closed(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing its stream is what makes it an object."""
+def test_stream_is_not_closed_after_a_failed_write(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the stream would create the object."""
     closed = []
 
-    class Torn:
+    class FailingStream:
         def write(self, data: bytearray) -> None:
             raise KeyboardInterrupt
 
@@ -109,68 +110,68 @@ def test_an_object_that_could_not_be_written_whole_is_not_closed(
             closed.append(True)
 
     store = HadoopStore((tmp_path / "store").as_uri(), spark)
-    monkeypatch.setattr(store, "_create", lambda path: Torn())
+    monkeypatch.setattr(store, "_create", lambda path: FailingStream())
     with pytest.raises(KeyboardInterrupt):
         store.put_new("_log/1.json", b"pointer")
     assert not closed
 
 
-def test_a_store_that_may_lose_one_of_two_runs_says_so(
+def test_store_without_conditional_create_logs_a_warning(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(HadoopStore, "OBJECTS", ("file",))
     HadoopStore(tmp_path.as_uri(), spark)
-    assert "let one run at a time write" in caplog.text
+    assert "Run only one pipeline at a time" in caplog.text
 
 
-def test_a_lake_with_a_secret_in_its_url_is_refused_without_repeating_it() -> None:
+def test_url_with_a_secret_is_rejected_without_repeating_the_secret() -> None:
     with pytest.raises(ValueError, match="s3a") as error:
         open_store("s3a://key:canary@bucket/lake")
     assert "canary" not in str(error.value)
 
 
-def test_what_was_committed_is_what_is_read(lake: Lake) -> None:
+def test_committed_tables_are_read(lake: Lake) -> None:
     assert lake.root().number == 0
     assert lake.manifest("raw") == Manifest()
-    root = lake.commit(lake.root(), {"raw": one("raw/run=x/date=2026-03-10/tenant=a/p.parquet", 7)})
+    root = lake.commit(lake.root(), {"raw": build_manifest("raw/run=x/date=2026-03-10/tenant=a/p.parquet", 7)})
     assert (root.number, lake.manifest("raw").rows) == (1, 7)
     assert files(lake.url, "raw") == [f"{lake.url}/raw/run=x/date=2026-03-10/tenant=a/p.parquet"]
     assert files(lake.url, "raw", tenant="b") == []
 
 
 def test_tables_of_one_commit_appear_together(lake: Lake) -> None:
-    lake.commit(lake.root(), {"a": one("a0"), "b": one("b0")})
-    seen: set[tuple[str, str]] = set()
+    lake.commit(lake.root(), {"a": build_manifest("a0"), "b": build_manifest("b0")})
+    observed: set[tuple[str, str]] = set()
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
             root = lake.root()
             first, second = (lake.manifest(table, root).partitions["2026-03-10/a"].files[0] for table in "ab")
-            seen.add((first[1:], second[1:]))
+            observed.add((first[1:], second[1:]))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     for number in range(1, 60):
-        lake.commit(lake.root(), {"a": one(f"a{number}"), "b": one(f"b{number}")})
+        lake.commit(lake.root(), {"a": build_manifest(f"a{number}"), "b": build_manifest(f"b{number}")})
     done.set()
     watcher.join()
-    assert all(first == second for first, second in seen)
+    assert all(first == second for first, second in observed)
 
 
-def test_a_commit_on_moved_ground_is_refused(lake: Lake) -> None:
+def test_commit_fails_if_a_table_has_changed(lake: Lake) -> None:
     base = lake.root()
-    lake.commit(base, {"raw": one("x")})
-    with pytest.raises(Conflict, match="raw"):
-        lake.commit(base, {"raw": one("y")})
-    with pytest.raises(Conflict, match="raw"):
-        lake.commit(base, {"attempts": one("y")}, read=["raw"])
-    lake.commit(base, {"usage": one("z")}, read=["attempts"])
-    assert lake.manifest("raw") == one("x")
-    assert lake.manifest("usage") == one("z")
+    lake.commit(base, {"raw": build_manifest("x")})
+    with pytest.raises(PublishConflict, match="raw"):
+        lake.commit(base, {"raw": build_manifest("y")})
+    with pytest.raises(PublishConflict, match="raw"):
+        lake.commit(base, {"attempts": build_manifest("y")}, read=["raw"])
+    lake.commit(base, {"usage": build_manifest("z")}, read=["attempts"])
+    assert lake.manifest("raw") == build_manifest("x")
+    assert lake.manifest("usage") == build_manifest("z")
 
 
-def test_no_commit_of_many_writers_is_lost(lake: Lake) -> None:
+def test_no_commit_of_concurrent_writers_is_lost(lake: Lake) -> None:
     def add(name: str) -> None:
         for _ in range(10):
             while True:
@@ -185,10 +186,10 @@ def test_no_commit_of_many_writers_is_lost(lake: Lake) -> None:
                                 {},
                                 {**before.state, name: before.state.get(name, 0) + 1},
                             ),
-                            name: one(name),
+                            name: build_manifest(name),
                         },
                     )
-                except Conflict:
+                except PublishConflict:
                     continue
                 break
 
@@ -198,73 +199,75 @@ def test_no_commit_of_many_writers_is_lost(lake: Lake) -> None:
     assert dict(lake.manifest("raw").state) == {f"w{i}": 10 for i in range(6)}
 
 
-def test_vacuum_takes_what_nobody_refers_to_and_nothing_else(tmp_path: Path, lake: Lake) -> None:
+def test_vacuum_removes_only_old_unreferenced_files(tmp_path: Path, lake: Lake) -> None:
     folder = Path(lake.url.removeprefix("file://"))
 
-    def data(run: str) -> str:
+    def write_data(run: str) -> str:
         file = folder / "raw" / f"run={run}" / "date=2026-03-10" / "p.parquet"
         file.parent.mkdir(parents=True)
         file.write_bytes(b"rows")
         return file.relative_to(folder).as_posix()
 
-    kept, orphan, staged = data(OLD), data("20200101T000001-00000000"), data("29990101T000000-00000000")
-    lake.commit(lake.root(), {"raw": one(kept)})
+    kept, orphan, staged = (write_data(run) for run in (OLD, "20200101T000001-00000000", "29990101T000000-00000000"))
+    lake.commit(lake.root(), {"raw": build_manifest(kept)})
     assert lake.vacuum() == 1
     assert (folder / kept).exists()
     assert (folder / staged).exists()
     assert not (folder / orphan).exists()
 
 
-def test_vacuum_keeps_what_the_last_roots_refer_to(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_keeps_the_files_of_the_last_roots(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
-        lake.commit(lake.root(), {"raw": one(f"raw/run=20200101T0000{number:02}-00000000/date=2026-03-10/p")})
+        lake.commit(
+            lake.root(), {"raw": build_manifest(f"raw/run=20200101T0000{number:02}-00000000/date=2026-03-10/p")}
+        )
     lake.vacuum(timedelta(days=-1))
-    assert len(lake.store.names("_log")) == 20
-    assert len(lake.store.names("_manifests")) == 20
+    assert len(lake.store.list_names("_log")) == 20
+    assert len(lake.store.list_names("_manifests")) == 20
     assert lake.root().number == 30
     assert lake.manifest("raw").rows == 1
 
 
-def test_a_lake_has_one_meaning_through_spark_and_without(lake: Lake, spark: Any) -> None:
-    lake.commit(lake.root(), {"raw": one("x", 3)})
-    through = Lake(lake.url, store=HadoopStore(lake.url, spark))
-    assert through.root() == lake.root()
-    assert through.manifest("raw") == lake.manifest("raw")
-    through.commit(through.root(), {"raw": one("y", 4)})
+def test_lake_is_the_same_with_and_without_spark(lake: Lake, spark: Any) -> None:
+    lake.commit(lake.root(), {"raw": build_manifest("x", 3)})
+    spark_lake = Lake(lake.url, store=HadoopStore(lake.url, spark))
+    assert spark_lake.root() == lake.root()
+    assert spark_lake.manifest("raw") == lake.manifest("raw")
+    spark_lake.commit(spark_lake.root(), {"raw": build_manifest("y", 4)})
     assert lake.manifest("raw").rows == 4
 
 
-def test_vacuum_forgets_loads_that_nobody_resumes(lake: Lake) -> None:
+def test_vacuum_removes_old_loads(lake: Lake) -> None:
     for name, begun in (("old", "20200101T000000-00000000"), ("new", "29990101T000000-00000000")):
         lake.store.put_new(f"_loads/{name}/begun", begun.encode())
         lake.store.put_new(f"_loads/{name}/rows/part.parquet", b"payloads")
     assert lake.vacuum() == 1
-    assert lake.store.names("_loads") == ["new"]
+    assert lake.store.list_names("_loads") == ["new"]
 
 
-def test_a_pointer_or_manifest_in_which_a_byte_has_changed_is_an_error_that_names_it(lake: Lake) -> None:
-    lake.commit(lake.root(), {"raw": one("raw/run=x/date=2026-03-10/p", 7), "usage": one("u")})
-    lake.commit(lake.root(), {"usage": one("v")})
+def test_changed_byte_in_a_pointer_or_manifest_is_an_error_that_names_the_file(lake: Lake) -> None:
+    lake.commit(lake.root(), {"raw": build_manifest("raw/run=x/date=2026-03-10/p", 7), "usage": build_manifest("u")})
+    lake.commit(lake.root(), {"usage": build_manifest("v")})
     folder = Path(lake.url.removeprefix("file://"))
     pointer = max((folder / "_log").iterdir())
     manifest = folder / lake.root().tables["raw"]
     for file in (pointer, manifest):
         whole = file.read_bytes()
-        for spot in range(len(whole)):
-            file.write_bytes(whole[:spot] + bytes([whole[spot] ^ 0x01]) + whole[spot + 1 :])
-            with pytest.raises(Damaged, match=file.name):
+        for offset in range(len(whole)):
+            file.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x01]) + whole[offset + 1 :])
+            with pytest.raises(DamagedFile, match=file.name):
                 lake.manifest("raw")
         file.write_bytes(whole)
     assert lake.manifest("raw").rows == 7
 
 
-def test_a_lake_of_an_earlier_release_is_read(lake: Lake) -> None:
-    """One without checksums."""
+def test_lake_of_an_earlier_release_is_read(lake: Lake) -> None:
+    """Earlier releases wrote no checksums."""
     lake.store.put_new("_manifests/raw-1.json", b'{"partitions":{"2026-03-10/a":{"digest":"","files":["f"],"rows":3}},'
                        b'"sources":{},"state":{}}')  # fmt: skip
     lake.store.put_new("_log/000000000001.json", b'{"number": 1, "tables": {"raw": "_manifests/raw-1.json"}}')
     manifest = lake.manifest("raw")
     assert manifest.rows == 3
-    lake.check(manifest, manifest.partitions)
-    lake.commit(lake.root(), {"usage": one("u")})
+    lake.verify(manifest, manifest.partitions)
+    lake.commit(lake.root(), {"usage": build_manifest("u")})
     assert lake.manifest("raw").rows == 3

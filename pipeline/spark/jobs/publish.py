@@ -1,27 +1,30 @@
-"""publish: the marts of the lake to PostgreSQL, for the console and the API."""
+"""The Spark job `publish`: copy the marts from the lake to PostgreSQL.
+
+The console and the API read them there.
+"""
 
 from __future__ import annotations
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.running import Context, Report
+from pipeline.spark.jobs.running import JobContext, JobReport
 
 PUBLISHED = "pipeline_published"
 
 
-def publish(context: Context) -> Report:
+def publish(context: JobContext) -> JobReport:
     if not context.dsn:
-        return Report("publish", notes=("no database was named",))
+        return JobReport("publish", notes=("no database is configured",))
     keys = rows = 0
     for table in schemas.MARTS.values():
-        changed, written = sinks.to_postgres(
+        changed, written = sinks.publish_mart(
             context.spark,
             context.lake,
             context.dsn,
             table,
             target=f"pipeline_{table.name}",
             published=PUBLISHED,
-            anew=context.is_anew,
+            must_rewrite=context.must_recompute,
         )
-        context.told("publish", f"{table.name}: {changed} days and tenants, {written} rows")
+        context.report_progress("publish", f"{table.name}: {changed} days and tenants, {written} rows")
         keys, rows = keys + changed, rows + written
-    return Report("publish", rows_in=rows, rows_out=rows, partitions=keys)
+    return JobReport("publish", rows_in=rows, rows_out=rows, partitions=keys)

@@ -1,4 +1,4 @@
-"""What a job is given, and what it says at its end."""
+"""The input and the result of a Spark job."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ HORIZON_DAYS = 45
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a job did. `rows_in` were read, `rows_out` written, `quarantined` broke the contract."""
+class JobReport:
+    """The result of a job."""
 
     job: str
     rows_in: int = 0
     rows_out: int = 0
-    quarantined: int = 0
-    late_dropped: int = 0
+    quarantined: int = 0  # rows that break the contract
+    late_dropped: int = 0  # rows of days beyond the horizon
     partitions: int = 0
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Context:
-    """What every job is given. `dsn` is the database of the audit and of the marts; `since` and `until` (excluded)
-    name days that are to be read and computed anew although nothing about them has changed."""
+class JobContext:
+    """The input of every job.
+
+    `dsn` is the connection string of the database with the audit and the marts. `since` and `until` (excluded) name
+    days to read and compute again even if nothing has changed.
+    """
 
     spark: SparkSession
     lake: Lake
@@ -39,23 +42,23 @@ class Context:
     since: date | None = None
     until: date | None = None
     horizon_days: int = HORIZON_DAYS
-    checked: set[str] = field(default_factory=set)  # files that this run has held against their checksums
-    told: Callable[[str, str], None] = field(default=lambda job, stage: None)
+    verified_files: set[str] = field(default_factory=set)  # files whose checksums this run has verified
+    report_progress: Callable[[str, str], None] = field(default=lambda job, stage: None)
 
     @property
     def is_forced(self) -> bool:
         return self.since is not None or self.until is not None
 
-    def is_anew(self, key: str) -> bool:
-        """Whether the partition is to be made again though nothing about it has changed."""
-        return self.is_forced and self.is_asked_for(key)
+    def must_recompute(self, key: str) -> bool:
+        """Return whether the partition must be computed even if nothing has changed."""
+        return self.is_forced and self.is_in_period(key)
 
-    def is_asked_for(self, key: str) -> bool:
-        """Whether the partition's day is one of those asked for."""
+    def is_in_period(self, key: str) -> bool:
+        """Return whether the partition's day is in the period from `since` to `until`."""
         day = key.split("/")[0]
         return (self.since is None or day >= self.since.isoformat()) and (
             self.until is None or day < self.until.isoformat()
         )
 
 
-Job = Callable[[Context], Report]
+SparkJob = Callable[[JobContext], JobReport]

@@ -1,1 +1,4 @@
-"""What is computed: pure functions DataFrame -> DataFrame. Nothing here reads, writes, or knows where rows live."""
+"""Pure functions from DataFrame to DataFrame that compute the facts and the marts.
+
+They do no input or output.
+"""

@@ -1,4 +1,4 @@
-"""How many workers a queue needs, per hour in which its tasks became due."""
+"""The number of workers that a queue needs, per hour in which its tasks became due."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.spark import erlang, schemas
-from pipeline.spark.transforms.common import hour, rounded
+from pipeline.spark.transforms.common import round_ratio, truncate_to_hour
 
 TARGETS_SECONDS = {"workers_1s": 1.0, "workers_10s": 10.0, "workers_60s": 60.0}
 
 
 def capacity(attempts: DataFrame) -> DataFrame:
-    """Arrivals are deliveries that became due in the hour, first ones and retries alike, whenever they ended: the
-    facts of the day itself and of the next one are looked at. `load` is in Erlang: workers that would be busy all the
-    time. `workers_10s` keep the mean wait at 10 s or below if such an hour goes on (M/G/c; see erlang.py)."""
-    # Squares of milliseconds leave 64 bits after some thousand long runs.
+    """Compute the load of each hour and the workers that keep the mean wait at each target.
+
+    Arrivals are attempts that became due in the hour, both first attempts and retries, even if they ended later:
+    the input is the facts of the day itself and of the next day. `load` is in Erlang: the number of workers that
+    would be busy all the time. `workers_10s` workers keep the mean wait at 10 s or below if the hour's load
+    continues (M/G/c; see erlang.py).
+    """
+    # The sum of squared milliseconds exceeds 64 bits after a few thousand long runs.
     square = F.col("run_ms").cast("decimal(19,0)") * F.col("run_ms").cast("decimal(19,0)")
     grouped = (
         attempts.where("claimed_at IS NOT NULL")
-        # However many days are looked at together, a day is computed from the same ones.
+        # A day's result must not depend on how many days are computed together.
         .where(F.datediff("date", F.to_date("visible_at")) <= schemas.MARTS["capacity"].lookahead_days)
         .withColumn("date", F.to_date("visible_at"))
-        .groupBy("date", "tenant", "command", hour(F.col("visible_at")).alias("hour"))
+        .groupBy("date", "tenant", "command", truncate_to_hour(F.col("visible_at")).alias("hour"))
         .agg(
             F.count("*").alias("arrivals"),
             F.sum("run_ms").alias("run_ms"),
@@ -41,10 +45,12 @@ def capacity(attempts: DataFrame) -> DataFrame:
         "command",
         "hour",
         "arrivals",
-        rounded(mean).alias("service_mean_ms"),
-        rounded(F.when(mean > 0, F.greatest(variance, F.lit(0.0)) / (mean * mean)).otherwise(0.0)).alias("service_cv2"),
-        rounded(F.col("run_ms") / 3_600_000).alias("load"),
-        rounded(F.col("wait_ms") / F.col("arrivals")).alias("wait_mean_ms"),
+        round_ratio(mean).alias("service_mean_ms"),
+        round_ratio(F.when(mean > 0, F.greatest(variance, F.lit(0.0)) / (mean * mean)).otherwise(0.0)).alias(
+            "service_cv2"
+        ),
+        round_ratio(F.col("run_ms") / 3_600_000).alias("load"),
+        round_ratio(F.col("wait_ms") / F.col("arrivals")).alias("wait_mean_ms"),
     )
     struct = schemas.MARTS["capacity"].struct
     return measured.mapInPandas(_with_workers, struct)

@@ -1,50 +1,57 @@
-"""Pieces that several transforms share."""
+"""Column expressions and filters that several transforms share."""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-FILE = "_file"  # which file of its partition a row goes to, where the rows are already spread by it
+FILE_COLUMN = "_file"  # the number of the file, within its partition, that a row is written to
 
 
 def count_where(condition: Column) -> Column:
     return F.count_if(condition)
 
 
-def sorted_values(value: Column) -> Column:
-    """An aggregate: the group's values that are not null, in order. What `at` takes its quantiles from.
+def collect_sorted(value: Column) -> Column:
+    """Aggregate the group's values that are not null into a sorted list, for `quantile`.
 
-    Exact and the same whatever way the rows were spread, which no sketch is; and one pass for all quantiles.
+    Unlike a sketch, the list gives exact quantiles that do not depend on how the rows are distributed. One list
+    serves all quantiles of a column.
     """
     return F.sort_array(F.collect_list(value))
 
 
-def at(ordered: Column, share: float) -> Column:
-    """The nearest-rank quantile: the least value that at least this share of the values does not exceed."""
+def quantile(ordered: Column, share: float) -> Column:
+    """Return the nearest-rank quantile of a sorted list.
+
+    It is the smallest value that at least this share of the values does not exceed.
+    """
     return F.try_element_at(ordered, F.greatest(F.ceil(F.size(ordered) * F.lit(share)), F.lit(1)).cast("int"))
 
 
-def rounded(value: Column) -> Column:
-    """A mean or ratio of exact integers, to three digits: as many as mean anything, and the same on every machine."""
+def round_ratio(value: Column) -> Column:
+    """Round a mean or ratio of integers to three decimal places.
+
+    Further digits are meaningless and may differ between machines.
+    """
     return F.round(value, 3)
 
 
-def hour(moment: Column) -> Column:
-    return F.date_trunc("hour", moment)
+def truncate_to_hour(time: Column) -> Column:
+    return F.date_trunc("hour", time)
 
 
 def ms_between(earlier: Column, later: Column) -> Column:
-    """Whole milliseconds, the resolution of Redis' clock."""
+    """Return the difference in whole milliseconds, the resolution of the timestamps from Redis."""
     return F.unix_millis(later) - F.unix_millis(earlier)
 
 
-def once(frame: DataFrame, *keys: str, first: tuple[str, ...]) -> DataFrame:
-    """One row for each key of a day and tenant: the first one in this order.
+def keep_first(frame: DataFrame, *keys: str, first: tuple[str, ...]) -> DataFrame:
+    """Keep one row for each key of a day and tenant: the first one in the order of `first`.
 
-    The window is over what the rows are spread by, so that neither it nor the sorting for the files after it needs
-    them moved again.
+    The window is partitioned by the columns that the rows are already distributed by. So neither the window nor the
+    sorting before the files are written shuffles the rows again.
     """
-    spread = ["date", "tenant", *(name for name in frame.columns if name == FILE)]
-    window = Window.partitionBy(*spread, *keys).orderBy(*first)
-    return frame.withColumn("_place", F.row_number().over(window)).where("_place = 1").drop("_place")
+    distribution = ["date", "tenant", *(name for name in frame.columns if name == FILE_COLUMN)]
+    window = Window.partitionBy(*distribution, *keys).orderBy(*first)
+    return frame.withColumn("_rank", F.row_number().over(window)).where("_rank = 1").drop("_rank")

@@ -1,4 +1,4 @@
-"""What goes wrong: attempts without success by the name of their failure, per tenant, command and day."""
+"""Unsuccessful attempts, grouped by failure fingerprint, per tenant, command and day."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from pipeline.spark.transforms.common import count_where
 from pipeline.spark.transforms.throughput import is_dead
 
 
-def fingerprinted(frame: DataFrame) -> DataFrame:
-    """The frame with `fingerprint`: `core.failure_fingerprint.fingerprint` of its `command` and `message`, said in Spark's
-    own functions, step by step the same. A pattern is only tried where what it cannot do without is there."""
-    steps = [(failure_fingerprint.TRACEBACK, "", failure_fingerprint.TRACEBACK_HOLDS), *failure_fingerprint.STEPS]
+def add_fingerprint(frame: DataFrame) -> DataFrame:
+    """Add the column `fingerprint`, computed from `command` and `message`.
+
+    This applies the same steps as `core.failure_fingerprint.fingerprint`, with Spark's own functions. A pattern is only
+    tried on messages that contain the text required for a match.
+    """
+    steps = [(failure_fingerprint.TRACEBACK, "", failure_fingerprint.TRACEBACK_REQUIRED), *failure_fingerprint.STEPS]
     frame = frame.withColumn("_text", F.col("message"))
-    for pattern, replacement, holds in steps:
+    for pattern, replacement, required in steps:
         text = F.col("_text")
         replaced = F.regexp_replace(text, pattern, replacement)
-        text = F.when(F.contains(text, F.lit(holds)), replaced).otherwise(text) if holds else replaced
-        frame = frame.withColumn("_text", F.substring(text, 1, failure_fingerprint.READ) if replacement == "" else text)
-    text = F.substring(F.trim("_text"), 1, failure_fingerprint.LENGTH)
-    said = F.when(text == "", failure_fingerprint.NOTHING_SAID).otherwise(text)
-    return frame.withColumn("fingerprint", F.concat("command", F.lit(": "), said)).drop("_text")
+        text = F.when(F.contains(text, F.lit(required)), replaced).otherwise(text) if required else replaced
+        frame = frame.withColumn(
+            "_text", F.substring(text, 1, failure_fingerprint.MAX_INPUT_LENGTH) if replacement == "" else text
+        )
+    text = F.substring(F.trim("_text"), 1, failure_fingerprint.MAX_LENGTH)
+    name = F.when(text == "", failure_fingerprint.NO_MESSAGE).otherwise(text)
+    return frame.withColumn("fingerprint", F.concat("command", F.lit(": "), name)).drop("_text")
 
 
 def failures(attempts: DataFrame) -> DataFrame:
-    """`example` is one task of the group, the same one in every run. A failure without a message is named by its
-    outcome."""
-    said = F.when(F.coalesce(F.col("error"), F.lit("")) == "", F.col("outcome")).otherwise(F.col("error"))
+    """Count unsuccessful attempts by fingerprint.
+
+    `example` is one task of the group, the same task in every run. A failure without a message is named after its
+    outcome.
+    """
+    message = F.when(F.coalesce(F.col("error"), F.lit("")) == "", F.col("outcome")).otherwise(F.col("error"))
     counts = (
         F.count("*").alias("attempts"),
         count_where(is_dead()).alias("dead"),
@@ -37,14 +45,14 @@ def failures(attempts: DataFrame) -> DataFrame:
         F.max("ended_at").alias("last_at"),
         F.min("task_id").alias("example"),
     )
-    # Equal messages first: normalising costs a dozen regular expressions, and most messages say the same.
+    # Group equal messages first: normalising applies a dozen regular expressions, and most messages are equal.
     messages = (
         attempts.where(F.col("outcome").isin("FAILED", "NACKED", "ABANDONED", "EXPIRED"))
-        .groupBy("date", "tenant", "command", said.alias("message"))
+        .groupBy("date", "tenant", "command", message.alias("message"))
         .agg(*counts)
     )
     return schemas.MARTS["failures"].select(
-        fingerprinted(messages)
+        add_fingerprint(messages)
         .groupBy("date", "tenant", "command", "fingerprint")
         .agg(
             F.sum("attempts").alias("attempts"),

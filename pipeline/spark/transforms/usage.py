@@ -1,4 +1,4 @@
-"""What a tenant used, per day: the numbers an invoice or a quota is made of."""
+"""Usage per tenant and day: the figures for invoices and quotas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pipeline.spark.transforms.common import count_where
 
 
 def usage(attempts: DataFrame) -> DataFrame:
-    """`tasks` ended this day (a replayed one counts each time it ends), `compute_ms` is the time workers held tasks,
-    `payload_bytes` are those of the tasks that ended, `delivered_bytes` those of every delivery."""
+    """Sum up what each tenant used.
+
+    `tasks` counts tasks that ended on this day (a replayed task counts each time it ends), `compute_ms` is the time
+    that workers held tasks, `payload_bytes` counts the tasks that ended, and `delivered_bytes` counts every claim.
+    """
     ended = F.col("status").isin(*schemas.TERMINAL)
     return schemas.MARTS["usage"].select(
         attempts.groupBy("date", "tenant").agg(

@@ -15,7 +15,7 @@ from django.db import connection
 
 from core import threadpool
 from pipeline.models import MARTS, Failure, Latency, LeaseAdvice, Mart
-from pipeline.selectors import MOST_DAYS
+from pipeline.selectors import MAX_DAYS
 from tenants.cache import tenant_cache
 from tests.pipeline import rows
 from tests.queues.api.asgi_client import Client
@@ -150,7 +150,7 @@ REFUSED = [
     "to=0001-01-01",
     "to=9999-12-31",
     "from=0001-01-01&to=0001-01-02",
-    f"from=2026-01-01&to={date(2026, 1, 1) + timedelta(days=MOST_DAYS + 1)}",
+    f"from=2026-01-01&to={date(2026, 1, 1) + timedelta(days=MAX_DAYS + 1)}",
     "command=",
     "command=a%00b",
     "command=a/b",
@@ -220,8 +220,8 @@ async def test_a_page_is_found_by_the_keys_index(producer: Client, write: Any, c
             return execute(sql, params, many, context)
 
         with connection.execute_wrapper(explained):
-            selectors.page(
-                Latency, south, selectors.days(DAY, DAY + timedelta(days=3)), command=command,
+            selectors.read_page(
+                Latency, south, selectors.parse_period(DAY, DAY + timedelta(days=3)), command=command,
                 cursor=of("2026-03-11", "render", "2026-03-11T05:00:00Z"), limit=50,
             )  # fmt: skip
         return "\n".join(seen)
