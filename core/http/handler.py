@@ -93,7 +93,7 @@ class ApiRequest(ASGIRequest):
             raise errors.UnsupportedMediaType
         if self.content_length > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
-        # Nearly every body has arrived by now, and a timeout would cost half as much as the whole request: run the first
+        # Nearly every body has arrived by now, and a timeout costs half as much as the whole request: run the first
         # step by hand, and add the timeout only if it has to wait.
         receiving = self._receive_chunk()
         try:
