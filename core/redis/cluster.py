@@ -36,7 +36,7 @@ Address = tuple[str, int]
 Command = tuple[tuple[Any, ...], Mapping[str, Any]]
 SLOTS = 16_384
 # A node said that it did not run the command, and who may: it can be sent again without harm.
-MAX_REDIRECTIONS = (AskError, TryAgainError)  # MovedError is an AskError
+REDIRECTION_ERRORS = (AskError, TryAgainError)  # MovedError is an AskError
 # The map may be wrong: the node is gone, or says that nobody serves the slot.
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, ClusterDownError)
 # What a node is called that announces no name: it is on the host that was asked.
@@ -237,7 +237,7 @@ class ClusterClient(redis.Redis):
             for at, answer in zip(ats, found, strict=True):
                 answers[at] = answer
         for at, answer in enumerate(answers):
-            if isinstance(answer, MAX_REDIRECTIONS):
+            if isinstance(answer, REDIRECTION_ERRORS):
                 try:
                     answers[at] = self._follow(commands[at], slots[at], self.nodes.owner(slots[at]))
                 except RedisError as error:
@@ -266,7 +266,7 @@ class ClusterClient(redis.Redis):
                         raise answer
                     return answer
                 return self.nodes.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
-            except MAX_REDIRECTIONS as error:
+            except REDIRECTION_ERRORS as error:
                 if time.monotonic() > deadline:
                     raise
                 if isinstance(error, TryAgainError) or not has_waited:

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, TryAgainError
 
-from core.redis.cluster import CONNECTION_ERRORS, MAX_REDIRECTIONS, PAUSE_SECONDS, Address, ClusterTopology, slot_of
+from core.redis.cluster import CONNECTION_ERRORS, REDIRECTION_ERRORS, PAUSE_SECONDS, Address, ClusterTopology, slot_of
 from core.redis.multiplexed_connection import MultiplexedConnection
 from core.redis.runners import CommandLine, with_slot_guard
 
@@ -54,7 +54,7 @@ class MultiplexedCluster:
             address = self._nodes.known_owner(slot)
         answers = await self._ask(address, lines)
         for at, answer in enumerate(answers):
-            if isinstance(answer, MAX_REDIRECTIONS):
+            if isinstance(answer, REDIRECTION_ERRORS):
                 answers[at] = await self._follow(slot, lines[at], answer, address)
             elif isinstance(answer, CONNECTION_ERRORS):
                 self._look_again()
@@ -63,7 +63,7 @@ class MultiplexedCluster:
     async def _follow(self, slot: int, line: CommandLine, answer: Any, address: Address) -> Any:
         loop = asyncio.get_running_loop()
         deadline, has_waited = loop.time() + self._timeout_seconds, True
-        while isinstance(answer, MAX_REDIRECTIONS) and loop.time() < deadline:
+        while isinstance(answer, REDIRECTION_ERRORS) and loop.time() < deadline:
             if isinstance(answer, TryAgainError) or not has_waited:
                 await asyncio.sleep(PAUSE_SECONDS)
                 has_waited = True
