@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, TryAgainError
 
-from core.redis.cluster import CONNECTION_ERRORS, REDIRECTION_ERRORS, PAUSE_SECONDS, Address, ClusterTopology, slot_of
+from core.redis.cluster import CONNECTION_ERRORS, PAUSE_SECONDS, REDIRECTION_ERRORS, Address, ClusterTopology, slot_of
 from core.redis.multiplexed_connection import MultiplexedConnection
 from core.redis.runners import CommandLine, with_slot_guard
 
