@@ -10,7 +10,7 @@ from django.conf import settings
 
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 PROJECT = f"{settings.BASE_DIR}/"
 MAX_STEPS = 20
@@ -50,7 +50,7 @@ def name_of(frame: FrameType) -> str | None:
 
 async def test_a_claim_takes_at_most_twenty_steps(producer: Client, worker: Client) -> None:
     for _ in range(2):  # the first request fills caches
-        await made(producer)
+        await enqueue_task(producer)
         recorder = CallRecorder()
         sys.setprofile(recorder)
         try:
