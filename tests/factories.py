@@ -29,7 +29,6 @@ from jwt.algorithms import ECAlgorithm
 from core import url_check
 from pipeline import models as pipeline
 from queues import models as queues
-from queues.domain import Outcome, Status
 from ranked import models as ranked
 from tenants import models as tenants
 from tenants import secret_encryption
@@ -146,8 +145,8 @@ class AttemptFactory(OfTenantFactory[queues.Attempt]):
     claimed_at = LazyAttribute(lambda row: row.ended_at - timedelta(seconds=2))
     visible_at = LazyAttribute(lambda row: row.claimed_at - timedelta(seconds=1))
     created_at = SelfAttribute("visible_at")
-    outcome = Outcome.COMPLETED
-    status = Status.COMPLETED
+    outcome = "COMPLETED"
+    status = "COMPLETED"
     worker = "w-1"
     payload_bytes = 2
     result_bytes = 11
@@ -162,8 +161,8 @@ class AuditedResultFactory(OfTenantFactory[queues.AuditedResult]):
     class Params:
         is_dead_letter = factory.Trait(
             is_dead=True,
-            status=Status.FAILED,
-            outcome=Outcome.NACKED,
+            status="FAILED",
+            outcome="NACKED",
             error="boom",
             result="",
             attempts=1,
@@ -174,8 +173,8 @@ class AuditedResultFactory(OfTenantFactory[queues.AuditedResult]):
     command = "render"
     priority = 0
     payload = "{}"
-    status = Status.COMPLETED
-    outcome = Outcome.COMPLETED
+    status = "COMPLETED"
+    outcome = "COMPLETED"
     is_dead = False
     result = '{"ok":true}'
     attempts = 0

@@ -22,6 +22,7 @@ from queues.deadletters.queries import Filter
 from queues.models import AuditedResult
 from queues.search import pagination
 from tenants.tenant import Tenant
+from tests.factories import AuditedResultFactory
 from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,21 +49,13 @@ def made(tenant: Tenant) -> Made:
     """Rows of dead letters, as the drain would have written them; the first died last."""
 
     def make(count: int = 1, *, tid: str = tenant.tid, at: datetime = NOW, **fields: Any) -> list[str]:
-        usual: dict[str, Any] = {
-            "tenant_id": tid, "command": "render", "priority": 0, "payload": '{"n":1}', "status": "FAILED",
-            "outcome": "NACKED", "is_dead": True, "error": "boom", "attempts": 1, "deliveries": 1, "max_attempts": 1,
-            "worker": "w-1", "created_at": at - timedelta(hours=1), "position": 1,
-        }  # fmt: skip
-        usual |= fields
+        fields = {"tenant_id": tid, "payload": '{"n":1}', "created_at": at - timedelta(hours=1)} | fields
         rows = [
-            AuditedResult(
-                task_id=uuid.uuid4(),
-                ended_at=at - timedelta(seconds=number),
-                fingerprint=failure_ids.failure_id(usual["command"], usual["error"]),
-                **usual,
-            )
+            AuditedResultFactory.build(is_dead_letter=True, ended_at=at - timedelta(seconds=number), **fields)
             for number in range(count)
         ]
+        for row in rows:
+            row.fingerprint = failure_ids.failure_id(row.command, row.error)
         AuditedResult.objects.bulk_create(rows)
         return [str(row.task_id) for row in rows]
 

@@ -15,6 +15,7 @@ from queues.models import AuditedResult
 from tenants.cache import tenant_cache
 from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +30,7 @@ def _no_follower() -> Iterator[None]:
 
 @pytest.fixture
 def keeping(tenant: Tenant) -> TenantRow:
-    return TenantRow.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
+    return TenantFactory(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
 
 
 @pytest.fixture

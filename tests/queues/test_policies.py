@@ -18,8 +18,8 @@ from queues.engine import keys, maintenance_commands
 from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
 from tenants.cache import TenantCache, tenant_cache
-from tenants.models import Tenant as TenantRow
 from tenants.tenant import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock, Queue
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def _no_follower() -> Iterator[None]:
 
 @pytest.fixture
 def tenant() -> Tenant:
-    TenantRow.objects.create(tid="acme0001", slug="acme")
+    TenantFactory(tid="acme0001", slug="acme")
     found = tenant_cache.find("acme")
     assert found is not None
     return found
@@ -44,7 +44,7 @@ def tenant() -> Tenant:
 
 @pytest.fixture
 def other_tenant() -> Tenant:
-    TenantRow.objects.create(tid="zeta0002", slug="zeta")
+    TenantFactory(tid="zeta0002", slug="zeta")
     found = tenant_cache.find("zeta")
     assert found is not None
     return found

@@ -31,6 +31,7 @@ from tenants.cache import tenant_cache
 from tenants.tenant import Tenant
 from tests.concurrency.crowd import crowd
 from tests.conftest import ValkeyFactory
+from tests.factories import RankedEntryFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto" / "ranked.md"
@@ -146,7 +147,7 @@ def test_a_queue_that_redis_refuses_keeps_nobody_else_waiting(
             Group.objects.create(name="kept")
             RankedQueue(tenant, "broken").enqueue("t1")
         assert names() == ["kept"]
-        RankedEntry.objects.create(tenant_id=tenant.tid, queue="reviews", task_id="t2", rank=50)
+        RankedEntryFactory(tenant_id=tenant.tid, task_id="t2")
         assert periodic_tasks.sweep() == "1 enqueued"
     assert "ranked queue broken of tenant acme0001" in caplog.text
     assert line.dequeue() == "t2"
@@ -156,8 +157,8 @@ def test_a_queue_that_redis_refuses_keeps_nobody_else_waiting(
 
 @pytest.mark.spec("RNK-8", "Many hands at the same rows: each goes once")
 def test_a_row_is_handed_over_by_one_of_many(line: RankedQueue, valkey: Valkey) -> None:
-    rows = [RankedEntry(tenant_id=line.tid, queue=line.name, task_id=f"t{n}", rank=50) for n in range(50)]
-    pks = [row.pk for row in RankedEntry.objects.bulk_create(rows)]
+    rows = RankedEntryFactory.create_batch(50, tenant_id=line.tid, queue=line.name)
+    pks = [row.pk for row in rows]
 
     def hand_over(_: object) -> int:
         try:
@@ -166,13 +167,13 @@ def test_a_row_is_handed_over_by_one_of_many(line: RankedQueue, valkey: Valkey) 
             connection.close()
 
     assert sum(crowd(valkey.url, [hand_over] * 8)) == 50
-    assert {line.dequeue() for _ in range(50)} == {f"t{n}" for n in range(50)}
+    assert {line.dequeue() for _ in range(50)} == {row.task_id for row in rows}
     assert line.dequeue() is None
     assert not RankedEntry.objects.exists()
 
 
 def test_a_sweep_stops_when_its_turn_is_over(line: RankedQueue) -> None:
-    RankedEntry.objects.create(tenant_id=line.tid, queue=line.name, task_id="t1", rank=50)
+    RankedEntryFactory(tenant_id=line.tid, queue=line.name, task_id="t1")
     turn = PeriodicTaskLock.acquire("queues.ranked", 15)
     assert turn
     assert periodic_tasks.sweep() == SKIPPED

@@ -16,6 +16,7 @@ from django.urls import reverse
 from tenants import scoping, services
 from tenants.admin import TenantAdmin
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
+from tests.factories import TenantIssuerFactory, TenantMembershipFactory, UserFactory
 from tests.tenants.minting import Signer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.tenants.urls")]
@@ -33,11 +34,11 @@ def foreign(signer: Signer) -> dict[str, Any]:
     """A tenant of somebody else with a row of every kind, each with a name that must not show."""
     tenant = services.create_tenant(CANARY)
     services.signing_secret(CANARY)
-    person = User.objects.create(username=f"{CANARY}-person", is_staff=True)
+    person = UserFactory(username=f"{CANARY}-person")
     return {
         "tenant": tenant,
-        "tenantmembership": TenantMembership.objects.create(tenant=tenant, user=person, role="viewer"),
-        "tenantissuer": TenantIssuer.objects.create(tenant=tenant, issuer=CANARY, jwks={"keys": [signer.jwk]}),
+        "tenantmembership": TenantMembershipFactory(tenant=tenant, user=person),
+        "tenantissuer": TenantIssuerFactory(tenant=tenant, issuer=CANARY, jwks={"keys": [signer.jwk]}),
         "signingsecret": SigningSecret.objects.get(tenant=tenant),
     }
 
@@ -47,9 +48,9 @@ def login(acme: Tenant) -> Login:
     """`login("admin")`: a client of staff with this role for acme; `login(None)` without any; `login("root")`."""
 
     def as_role(role: str | None, *, enforce_csrf_checks: bool = False) -> Client:
-        user = User.objects.create(username=f"staff-{role}", is_staff=True, is_superuser=role == "root")
+        user = UserFactory(username=f"staff-{role}", is_superuser=role == "root")
         if role not in {None, "root"}:
-            TenantMembership.objects.create(tenant=acme, user=user, role=str(role))
+            TenantMembershipFactory(tenant=acme, user=user, role=role)
         client = Client(enforce_csrf_checks=enforce_csrf_checks)
         client.force_login(user)
         return client
@@ -138,7 +139,7 @@ def test_forged_forms_change_nothing_foreign(
 ) -> None:
     client, tid = login(role), foreign["tenant"].tid
     before = snapshot(foreign)
-    own = TenantIssuer.objects.create(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
+    own = TenantIssuerFactory(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
     key = '{"keys": [' + str(signer.jwk).replace("'", '"') + "]}"
     posts: list[tuple[str, dict[str, Any]]] = [
         (url("tenantissuer", "add"), issuer_form(foreign["tenant"], jwks=key)),
@@ -185,8 +186,9 @@ def test_an_admin_of_one_tenant_does_not_delete_where_they_only_look(
     login: Login, foreign: dict[str, Any], acme: Tenant, signer: Signer
 ) -> None:
     client = login("admin")
-    TenantMembership.objects.create(tenant=foreign["tenant"], user_id=client.session["_auth_user_id"], role="viewer")
-    own = TenantIssuer.objects.create(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
+    user = User.objects.get(pk=client.session["_auth_user_id"])
+    TenantMembershipFactory(tenant=foreign["tenant"], user=user)
+    own = TenantIssuerFactory(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
     both = [own.pk, foreign["tenantissuer"].pk]
     client.post(
         url("tenantissuer", "changelist"),
@@ -389,9 +391,9 @@ def test_secrets_are_made_by_a_tenants_admins(role: str | None, login: Login, ac
 
 @ISOLATED
 def test_rights_follow_the_roles(acme: Tenant, other: Tenant) -> None:
-    person = User.objects.create(username="person", is_staff=True)
-    TenantMembership.objects.create(tenant=acme, user=person, role="operator")
-    TenantMembership.objects.create(tenant=other, user=person, role="viewer")
+    person = UserFactory()
+    TenantMembershipFactory(tenant=acme, user=person, role="operator")
+    TenantMembershipFactory(tenant=other, user=person)
     assert set(scoping.tenants_of(person)) == {acme, other}
     assert set(scoping.tenants_of(person, scoping.Role.OPERATOR)) == {acme}
     assert set(scoping.tenants_of(person, scoping.Role.ADMIN)) == set()
@@ -405,8 +407,8 @@ def test_rights_follow_the_roles(acme: Tenant, other: Tenant) -> None:
 
 @ISOLATED
 def test_who_is_nobody_sees_nothing(acme: Tenant) -> None:
-    gone = User.objects.create(username="gone", is_staff=True, is_active=False, is_superuser=True)
-    for nobody in (gone, AnonymousUser(), User.objects.create(username="without", is_staff=True)):
+    gone = UserFactory(is_active=False, is_superuser=True)
+    for nobody in (gone, AnonymousUser(), UserFactory()):
         assert not scoping.tenants_of(nobody).exists()
         assert not scoping.has_role(nobody, acme.tid)
         assert not scoping.has_role(nobody, None)

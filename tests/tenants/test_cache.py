@@ -14,6 +14,7 @@ from core.errors import Unavailable
 from tenants import cache as directories
 from tenants import models, services
 from tenants.cache import TenantCache
+from tests.factories import TenantIssuerFactory
 from tests.tenants.conftest import Clock, Configure
 from tests.tenants.minting import Signer
 from tests.waiting import until
@@ -255,7 +256,7 @@ def test_a_deleted_tenant_is_gone_within_a_minute(
 def test_issuers_are_followed_with_their_tenant(acme: models.Tenant, directory: TenantCache, signer: Signer) -> None:
     directory.find("acme")
     directory.poll()
-    row = models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks={"keys": [signer.jwk]})
+    row = TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks={"keys": [signer.jwk]})
     directory.poll()
     issuer = directory.issuer("acme", "acme-idp")
     assert issuer is not None

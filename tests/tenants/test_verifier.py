@@ -23,6 +23,7 @@ from tenants.auth.validators import JwksValidator
 from tenants.auth.verifier import Verifier, verifier
 from tenants.cache import tenant_cache
 from tenants.permissions import IsProducer, IsWorker, refuse_new_work
+from tests.factories import TenantIssuerFactory
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import Signer, claims
 
@@ -54,7 +55,7 @@ def no_query(*args: object) -> None:
 def acme_idp(acme: models.Tenant, signers: dict[str, Signer]) -> Signer:
     """`acme` has an issuer of its own, with a static key."""
     own = Signer("ES256", "acme-key")
-    models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks={"keys": [own.jwk]})
+    TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks={"keys": [own.jwk]})
     return own
 
 
@@ -399,7 +400,7 @@ def test_a_tenants_own_issuer_may_have_its_own_audiences(acme_idp: Signer) -> No
 @OWN_ISSUER
 def test_a_tenants_own_issuer_by_url(acme: models.Tenant, jwks_server: JwksServer, signer: Signer) -> None:
     jwks_server.keys = [signer.jwk]
-    models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks_url=jwks_server.url)
+    TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks_url=jwks_server.url)
     one = Verifier()
     for number in range(5):
         assert one.verify(signer.token(iss="acme-idp", jti=str(number))).tenant.slug == "acme"
@@ -410,7 +411,7 @@ def test_a_tenants_own_issuer_by_url(acme: models.Tenant, jwks_server: JwksServe
 @pytest.mark.usefixtures("issuer")
 def test_two_tenants_may_call_their_issuers_the_same(acme_idp: Signer, other: models.Tenant) -> None:
     theirs = Signer("ES256", "acme-key")
-    models.TenantIssuer.objects.create(tenant=other, issuer="acme-idp", jwks={"keys": [theirs.jwk]})
+    TenantIssuerFactory(tenant=other, issuer="acme-idp", jwks={"keys": [theirs.jwk]})
     one = Verifier()
     assert one.verify(acme_idp.token(iss="acme-idp")).tenant.slug == "acme"
     assert one.verify(theirs.token(iss="acme-idp", tenantId="other")).tenant.slug == "other"
