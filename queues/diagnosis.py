@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from queues.domain import Location, QueuePosition, Status, Task
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 
-def why(tenant: Tenant, task: Task, place: QueuePosition) -> list[str]:
+def why(tenant: TenantSnapshot, task: Task, place: QueuePosition) -> list[str]:
     """What keeps the task from being worked on, the first thing first; or what it is doing instead."""
     if task.status is Status.IN_PROGRESS:
         return _held(task, place)

@@ -22,7 +22,7 @@ from core.conf import conf
 from core.errors import Unavailable
 from tenants import models
 from tenants.auth import jwks
-from tenants.tenant import Rates, Tenant
+from tenants.domain import Rates, TenantSnapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Issuer(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    tenant: Tenant
+    tenant: TenantSnapshot
     issuers: tuple[Issuer, ...]
     version: int
     kept: dict[str, Any] = {}
@@ -82,22 +82,22 @@ class TenantCache:
         trigger as that of the issuers: it is read again with the row, after it, and so is never older."""
         self._loaders[name] = loader
 
-    def kept(self, name: str, tenant: Tenant) -> Any:
+    def kept(self, name: str, tenant: TenantSnapshot) -> Any:
         """What is kept under that name of a tenant in the snapshot, or None: a dict lookup, for the hot path."""
         entry = self._by_slug.get(tenant.slug)
         return None if entry is None or entry.tenant.tid != tenant.tid else entry.kept.get(name)
 
-    def known(self, slug: str) -> Tenant | None:
+    def known(self, slug: str) -> TenantSnapshot | None:
         """The tenant if it is in the snapshot: a dict lookup, for the hot path."""
         entry = self._by_slug.get(slug)
         return None if entry is None else entry.tenant
 
-    def find(self, slug: str) -> Tenant | None:
+    def find(self, slug: str) -> TenantSnapshot | None:
         """The tenant of that name, or None. Reads the row when the name is new, so not on an event loop."""
         entry = self.entry(slug)
         return None if entry is None else entry.tenant
 
-    def find_tid(self, tid: str) -> Tenant | None:
+    def find_tid(self, tid: str) -> TenantSnapshot | None:
         """The tenant of that id, or None, as `find`."""
         slug = self._slugs.get(tid)
         if slug is None:
@@ -242,7 +242,7 @@ class TenantCache:
 
 def entry_of(row: models.Tenant, kept: dict[str, Any]) -> Entry:
     queues, limits = conf().queues, conf().limits
-    tenant = Tenant(
+    tenant = TenantSnapshot(
         tid=row.tid,
         slug=row.slug,
         suspended=row.is_suspended,

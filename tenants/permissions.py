@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rest_framework.permissions import BasePermission
 
 from core.errors import Forbidden, TenantSuspended
-from tenants.tenant import ANY_COMMAND, Caller, Role
+from tenants.domain import ANY_COMMAND, Caller, CallerRole
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class HasRole(BasePermission):
     """Require one of `roles` in the token."""
 
-    roles: ClassVar[frozenset[Role]]
+    roles: ClassVar[frozenset[CallerRole]]
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         caller: object = request.user
@@ -28,22 +28,22 @@ class HasRole(BasePermission):
 
 class IsProducer(HasRole):
     message = "This needs a producer's token."
-    roles = frozenset({Role.PRODUCER})
+    roles = frozenset({CallerRole.PRODUCER})
 
 
 class IsWorker(HasRole):
     message = "This needs a worker's token."
-    roles = frozenset({Role.WORKER})
+    roles = frozenset({CallerRole.WORKER})
 
 
 class IsEither(HasRole):
     message = "This needs a producer's or a worker's token."
-    roles = frozenset({Role.PRODUCER, Role.WORKER})
+    roles = frozenset({CallerRole.PRODUCER, CallerRole.WORKER})
 
 
 class IsAdmin(HasRole):
     message = "This needs an administrator's token."
-    roles = frozenset({Role.ADMIN, Role.OPERATOR})
+    roles = frozenset({CallerRole.ADMIN, CallerRole.OPERATOR})
 
 
 @cache
@@ -55,7 +55,7 @@ def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the pe
 
         def has_permission(self, request: Request, view: APIView) -> bool:
             caller: object = request.user
-            return isinstance(caller, Caller) and scope in caller.scopes and Role.WORKER in caller.roles
+            return isinstance(caller, Caller) and scope in caller.scopes and CallerRole.WORKER in caller.roles
 
     return ScopePermission
 

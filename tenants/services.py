@@ -21,9 +21,8 @@ from core.errors import ConfigError, Forbidden, InvalidRequest, NotFound
 from tenants import secret_encryption
 from tenants.auth import installation_keys
 from tenants.cache import tenant_cache
+from tenants.domain import ADMIN_SCOPE, OPERATOR_SCOPE, WORKER_SCOPES, CallerRole, TenantSnapshot
 from tenants.models import SLUG_PATTERN, SigningSecret, Tenant, mint_tid
-from tenants.tenant import ADMIN_SCOPE, OPERATOR_SCOPE, WORKER_SCOPES, Role
-from tenants.tenant import Tenant as TenantValue
 
 SECRET_BYTES = 32  # Standard Webhooks asks for 24 to 64
 SECRET_OVERLAP_SECONDS = 86_400  # how long the former secret signs beside the new one
@@ -45,7 +44,7 @@ def create_tenant(slug: str, *, name: str = "", **limits: float | bool | None) -
         return tenant
 
 
-def provision(slug: str) -> TenantValue:
+def provision(slug: str) -> TenantSnapshot:
     """The tenant of that name, made if need be. Raises Forbidden for what cannot be a name."""
     if re.match(SLUG_PATTERN, slug) is None:
         raise Forbidden("The token's tenant is not known here.")
@@ -107,7 +106,7 @@ def rotate_signing_secret(tenant_slug: str, *, overlap_seconds: int = SECRET_OVE
 
 def issue_token(
     tenant_slug: str,
-    role: Role | str,
+    role: CallerRole | str,
     subject: str | None = None,
     commands: Sequence[str] = ("*",),
     group: str = "",
@@ -123,7 +122,7 @@ def issue_token(
             f"Tokens come from the issuer whose keys are at {auth.jwks_url}: only an installation with "
             "CODEQ_AUTH_JWKS_URL empty issues its own."
         )
-    role = Role(role)
+    role = CallerRole(role)
     if not Tenant.objects.filter(slug=tenant_slug).exists():
         if not auth.provision_tenants:
             raise NotFound(f"There is no tenant {tenant_slug}.")
@@ -137,7 +136,7 @@ def issue_token(
         "exp": now + ttl_seconds,
         "jti": os.urandom(9).hex(),
     }
-    if role is Role.WORKER:
+    if role is CallerRole.WORKER:
         claims |= {
             "aud": auth.worker_audience,
             "scope": " ".join(WORKER_SCOPES),
@@ -147,7 +146,7 @@ def issue_token(
             claims["workerGroup"] = group
     else:
         claims["aud"] = auth.producer_audience
-        scopes = {Role.ADMIN: ADMIN_SCOPE, Role.OPERATOR: f"{ADMIN_SCOPE} {OPERATOR_SCOPE}"}
+        scopes = {CallerRole.ADMIN: ADMIN_SCOPE, CallerRole.OPERATOR: f"{ADMIN_SCOPE} {OPERATOR_SCOPE}"}
         if role in scopes:
             claims |= {"role": "ADMIN", "scope": scopes[role]}
     return installation_keys.sign(claims)

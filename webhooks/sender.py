@@ -29,7 +29,7 @@ from core.conf import conf
 from core.errors import TooMany, Unavailable
 from queues import services as queue_services
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from webhooks import delivery_results, due_deliveries, http, metrics, schedule, signing
 from webhooks.delivery_results import DeliveryResult
 from webhooks.due_deliveries import ReservedDelivery
@@ -247,7 +247,7 @@ class Sender:
         return signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
 
 
-def _count_against_rate(tenant: Tenant) -> float:
+def _count_against_rate(tenant: TenantSnapshot) -> float:
     """Count one callback against the tenant's rate; return the seconds to wait, 0 for none."""
     if not tenant.rates.webhook:
         return 0.0

@@ -8,7 +8,7 @@ from rest_framework.authentication import BaseAuthentication
 
 from core.errors import Unauthenticated
 from tenants.auth.verifier import verifier
-from tenants.tenant import Caller
+from tenants.domain import Caller
 
 if TYPE_CHECKING:
     from rest_framework.request import Request

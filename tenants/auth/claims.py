@@ -8,7 +8,7 @@ import msgspec
 
 from core.conf import Auth
 from core.errors import Forbidden, Unauthenticated
-from tenants.tenant import ADMIN_SCOPE, ANY_COMMAND, OPERATOR_SCOPE, WORKER_SCOPES, Role
+from tenants.domain import ADMIN_SCOPE, ANY_COMMAND, OPERATOR_SCOPE, WORKER_SCOPES, CallerRole
 
 TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization_id")
 _SUBJECT_LENGTH = 255
@@ -32,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     slug: str
     subject: str
-    roles: frozenset[Role]
+    roles: frozenset[CallerRole]
     scopes: frozenset[str]
     commands: frozenset[str]
     group: str
@@ -67,18 +67,18 @@ def identity(verified: Verified, auth: Auth, now: float) -> Identity:
 
     roles = set()
     if is_producer:
-        roles.add(Role.PRODUCER)
+        roles.add(CallerRole.PRODUCER)
         if role_claim == "ADMIN" or ADMIN_SCOPE in scopes:
-            roles.add(Role.ADMIN)
+            roles.add(CallerRole.ADMIN)
         # All tenants are not one tenant's to give away.
         if OPERATOR_SCOPE in scopes and verified.tenant is None:
-            roles.add(Role.OPERATOR)
+            roles.add(CallerRole.OPERATOR)
         if auth.producer_as_worker and not is_worker:
-            roles.add(Role.WORKER)
+            roles.add(CallerRole.WORKER)
             scopes |= frozenset(WORKER_SCOPES)
             commands = commands or frozenset({ANY_COMMAND})
     if is_worker:
-        roles.add(Role.WORKER)
+        roles.add(CallerRole.WORKER)
     return Identity(
         slug=slug,
         subject=subject,

@@ -22,7 +22,7 @@ from tenants.auth import jwks
 from tenants.auth.claims import Verified, identity
 from tenants.auth.validators import Validator
 from tenants.cache import TenantCache, tenant_cache
-from tenants.tenant import Caller, Tenant
+from tenants.domain import Caller, TenantSnapshot
 
 TOKEN_LENGTH = 16 * 2**10
 CACHE_LIMIT = 10_000
@@ -172,7 +172,7 @@ class Verifier:
                 return verified
         raise Unauthenticated()
 
-    def _tenant(self, slug: str) -> Tenant:
+    def _tenant(self, slug: str) -> TenantSnapshot:
         tenant = self._tenants.find(slug)
         if tenant is None and conf().auth.provision_tenants:
             tenant = services.provision(slug)

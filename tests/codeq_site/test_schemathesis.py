@@ -31,7 +31,7 @@ NORTH, SOUTH = "north", "south"
 MINT = """
 import time
 from tenants import keys, services
-from tenants.tenant import WORKER_SCOPES
+from tenants.domain import WORKER_SCOPES
 for tenant in {tenants}:
     services.issue_token(tenant, "producer")
     now = int(time.time())

@@ -9,7 +9,7 @@ from queues.current_engine import engine
 from queues.domain import Enqueued, NewTask
 from queues.engine import admin_commands
 from queues.engine.options import Limits
-from tenants.tenant import Rates
+from tenants.domain import Rates
 from tests.fixtures.queues import Clock, Queue
 
 

@@ -10,13 +10,13 @@ from queues.current_engine import engine
 from queues.diagnosis import why
 from queues.domain import Task
 from queues.engine import admin_commands
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock, Queue
 
 pytestmark = pytest.mark.spec("ADM-3", "A task's page says in words what the claim would find")
 
 
-def asked(queue: Queue, task: Task, tenant: Tenant | None = None) -> str:
+def asked(queue: Queue, task: Task, tenant: TenantSnapshot | None = None) -> str:
     live = selectors.task(queue.tenant, task.id).run_sync()
     return " ".join(why(tenant or queue.tenant, live, selectors.place(queue.tenant, task.id).run_sync()))
 

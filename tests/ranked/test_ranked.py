@@ -23,7 +23,7 @@ from queues.engine import keys
 from queues.engine.options import CHUNK
 from ranked import engine as ranked_engine
 from ranked.services import Rank, RankedQueue
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.concurrency.crowd import crowd
 from tests.fixtures.queues import NOON_MS, Clock
 from tests.queues.engine.world import LONG, TID, World
@@ -33,12 +33,12 @@ HIGH, NORMAL = Rank.HIGH, Rank.NORMAL
 
 
 @pytest.fixture
-def line(tenant: Tenant, clock: Clock) -> RankedQueue:
+def line(tenant: TenantSnapshot, clock: Clock) -> RankedQueue:
     return RankedQueue(tenant, "reviews")
 
 
 @pytest.fixture
-def other(tenant: Tenant, clock: Clock) -> RankedQueue:
+def other(tenant: TenantSnapshot, clock: Clock) -> RankedQueue:
     """Another worker of the same queue."""
     return RankedQueue(tenant, "reviews")
 
@@ -174,7 +174,7 @@ def test_a_requeued_task_is_delayed_to_the_millisecond(line: RankedQueue, other:
 
 @pytest.mark.real_time
 @pytest.mark.spec("RNK-5", "On Redis' own clock too")
-def test_a_delay_passes_by_itself(tenant: Tenant) -> None:
+def test_a_delay_passes_by_itself(tenant: TenantSnapshot) -> None:
     queue = RankedQueue(tenant, "reviews")
     put(queue, "t1")
     assert queue.dequeue() == "t1"
@@ -363,12 +363,14 @@ def test_a_rank_that_cannot_be_is_refused(line: RankedQueue, priority: Any) -> N
 
 
 @pytest.mark.parametrize("asked", [{"name": ""}, {"name": "a:b"}, {"name": "q", "lock_seconds": 0}])
-def test_a_queue_that_cannot_be_is_refused(tenant: Tenant, asked: dict[str, Any]) -> None:
+def test_a_queue_that_cannot_be_is_refused(tenant: TenantSnapshot, asked: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest):
         RankedQueue(tenant, **asked)
 
 
-def test_queues_and_tenants_do_not_see_each_other(line: RankedQueue, tenant: Tenant, other_tenant: Tenant) -> None:
+def test_queues_and_tenants_do_not_see_each_other(
+    line: RankedQueue, tenant: TenantSnapshot, other_tenant: TenantSnapshot
+) -> None:
     put(line, "t1")
     line.dequeue()
     for elsewhere in (RankedQueue(tenant, "builds"), RankedQueue(other_tenant, "reviews")):
@@ -434,7 +436,7 @@ def test_many_workers_share_a_queue(line: RankedQueue, valkey: Valkey) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.spec("RNK-9", "A worker that died holds a task until its lock ends, and then another one has it")
-def test_what_a_dead_worker_held_is_in_line_again_when_its_lock_ends(tenant: Tenant) -> None:
+def test_what_a_dead_worker_held_is_in_line_again_when_its_lock_ends(tenant: TenantSnapshot) -> None:
     dead, alive = RankedQueue(tenant, "reviews", lock_seconds=1), RankedQueue(tenant, "reviews")
     put(dead, "t1", rank=HIGH)
     assert dead.dequeue() == "t1"
@@ -535,7 +537,7 @@ STEPS = st.one_of(
     max_examples=2_000 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(STEPS, min_size=10, max_size=60))
-def test_the_queue_does_what_the_model_says(tenant: Tenant, clock: Clock, steps: list[tuple[Any, ...]]) -> None:
+def test_the_queue_does_what_the_model_says(tenant: TenantSnapshot, clock: Clock, steps: list[tuple[Any, ...]]) -> None:
     client().flushdb()
     model, clock.now_ms = Model(), NOON_MS
     workers = [RankedQueue(tenant, "reviews") for _ in range(2)]

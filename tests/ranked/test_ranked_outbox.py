@@ -28,7 +28,7 @@ from ranked import periodic_tasks, services
 from ranked.models import RankedEntry
 from ranked.services import Rank, RankedQueue
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.concurrency.crowd import crowd
 from tests.conftest import ValkeyFactory
 
@@ -37,7 +37,7 @@ HOWTO = Path(settings.BASE_DIR) / "docs" / "howto" / "ranked.md"
 
 
 @pytest.fixture
-def line(tenant: Tenant) -> RankedQueue:
+def line(tenant: TenantSnapshot) -> RankedQueue:
     return RankedQueue(tenant, "reviews")
 
 
@@ -55,7 +55,7 @@ def names() -> list[str]:
 
 
 @pytest.mark.spec("RNK-1", "enqueue, dequeue, requeue_with_delay and release_lock: a task's way")
-def test_a_tasks_way(line: RankedQueue, tenant: Tenant) -> None:
+def test_a_tasks_way(line: RankedQueue, tenant: TenantSnapshot) -> None:
     line.enqueue(17)
     line.enqueue("a-pull-request", Rank.HIGH)
     assert not RankedEntry.objects.exists()
@@ -136,7 +136,7 @@ def test_a_process_that_dies_after_its_commit(line: RankedQueue, monkeypatch: py
 
 
 def test_a_queue_that_redis_refuses_keeps_nobody_else_waiting(
-    line: RankedQueue, tenant: Tenant, caplog: pytest.LogCaptureFixture
+    line: RankedQueue, tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A key of another type, as a careless operator would leave one: not an outage, and it must not stop the rest."""
     name = keys.ranked(keys.of_partition(engine().partition_of(tenant.tid)).root, tenant.tid, "broken")

@@ -13,6 +13,7 @@ from core.errors import CodeqError, Forbidden, Unauthenticated
 from tenants import models, services
 from tenants.auth.claims import TENANT_CLAIMS
 from tenants.auth.verifier import Verifier
+from tenants.domain import WORKER_SCOPES, Caller, CallerRole
 from tenants.permissions import (
     HasScope,
     IsAdmin,
@@ -21,7 +22,6 @@ from tenants.permissions import (
     IsWorker,
     commands_for,
 )
-from tenants.tenant import WORKER_SCOPES, Caller, Role
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer, claims
 
@@ -114,12 +114,12 @@ def test_a_token_is_not_remembered_beyond_its_end(signer: Signer, verifier: Veri
 
 
 PRODUCER, WORKER = "codeq-producer", "codeq-worker"
-AUDIENCES: list[tuple[str, Any, frozenset[Role] | None]] = [
-    ("producer", PRODUCER, frozenset({Role.PRODUCER})),
-    ("worker", WORKER, frozenset({Role.WORKER})),
-    ("list-of-one", [PRODUCER], frozenset({Role.PRODUCER})),
-    ("among-others", ["https://else.example", WORKER], frozenset({Role.WORKER})),
-    ("both", [PRODUCER, WORKER], frozenset({Role.PRODUCER, Role.WORKER})),
+AUDIENCES: list[tuple[str, Any, frozenset[CallerRole] | None]] = [
+    ("producer", PRODUCER, frozenset({CallerRole.PRODUCER})),
+    ("worker", WORKER, frozenset({CallerRole.WORKER})),
+    ("list-of-one", [PRODUCER], frozenset({CallerRole.PRODUCER})),
+    ("among-others", ["https://else.example", WORKER], frozenset({CallerRole.WORKER})),
+    ("both", [PRODUCER, WORKER], frozenset({CallerRole.PRODUCER, CallerRole.WORKER})),
     ("other", "else", None),
     ("missing", None, None),
     ("empty", "", None),
@@ -139,7 +139,7 @@ AUDIENCES: list[tuple[str, Any, frozenset[Role] | None]] = [
 
 @pytest.mark.spec("AUT-1", "The audience says whether the token is a producer's or a worker's")
 @pytest.mark.parametrize(("audience", "roles"), [each[1:] for each in AUDIENCES], ids=[e[0] for e in AUDIENCES])
-def test_audiences(audience: Any, roles: frozenset[Role] | None, signer: Signer, verifier: Verifier) -> None:
+def test_audiences(audience: Any, roles: frozenset[CallerRole] | None, signer: Signer, verifier: Verifier) -> None:
     token = signer.sign(said(aud=audience))
     if roles is None:
         assert verdict(verifier, token) is Unauthenticated
@@ -275,12 +275,12 @@ def caller_of(verifier: Verifier, signer: Signer, **changes: Any) -> Caller:
     return verifier.verify(signer.sign(said(**changes)))
 
 
-ADMINS: list[tuple[str, dict[str, Any], set[Role] | None]] = [
+ADMINS: list[tuple[str, dict[str, Any], set[CallerRole] | None]] = [
     ("plain", {}, set()),
-    ("role", {"role": "ADMIN"}, {Role.ADMIN}),
-    ("scope", {"scope": "codeq:admin"}, {Role.ADMIN}),
-    ("scope-among-others", {"scope": "a codeq:admin b"}, {Role.ADMIN}),
-    ("operator", {"scope": "codeq:operator"}, {Role.OPERATOR}),
+    ("role", {"role": "ADMIN"}, {CallerRole.ADMIN}),
+    ("scope", {"scope": "codeq:admin"}, {CallerRole.ADMIN}),
+    ("scope-among-others", {"scope": "a codeq:admin b"}, {CallerRole.ADMIN}),
+    ("operator", {"scope": "codeq:operator"}, {CallerRole.OPERATOR}),
     ("role-lower", {"role": "admin"}, set()),
     ("role-title", {"role": "Admin"}, set()),
     ("role-padded", {"role": " ADMIN"}, set()),
@@ -299,17 +299,19 @@ ADMINS: list[tuple[str, dict[str, Any], set[Role] | None]] = [
 
 @pytest.mark.spec("AUT-1", "An administrator is a producer whose token says so exactly")
 @pytest.mark.parametrize(("changes", "roles"), [each[1:] for each in ADMINS], ids=[each[0] for each in ADMINS])
-def test_administrators(changes: dict[str, Any], roles: set[Role] | None, signer: Signer, verifier: Verifier) -> None:
+def test_administrators(
+    changes: dict[str, Any], roles: set[CallerRole] | None, signer: Signer, verifier: Verifier
+) -> None:
     if roles is None:
         assert verdict(verifier, signer.sign(said(**changes))) is Forbidden
     else:
-        assert caller_of(verifier, signer, **changes).roles == {Role.PRODUCER} | roles
+        assert caller_of(verifier, signer, **changes).roles == {CallerRole.PRODUCER} | roles
 
 
 @pytest.mark.spec("AUT-1", "A worker's token makes no administrator")
 @pytest.mark.parametrize("changes", [{"role": "ADMIN"}, {"scope": "codeq:admin codeq:operator"}], ids=str)
 def test_a_worker_is_never_an_administrator(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
-    assert caller_of(verifier, signer, aud=WORKER, **changes).roles == {Role.WORKER}
+    assert caller_of(verifier, signer, aud=WORKER, **changes).roles == {CallerRole.WORKER}
 
 
 ALLOWED: dict[str, tuple[dict[str, Any], set[type[BasePermission]]]] = {
@@ -413,27 +415,27 @@ def test_the_group_is_the_tokens(signer: Signer, verifier: Verifier) -> None:
 
 @pytest.mark.spec("AUT-2", "Producers may claim only where the development setting says so")
 def test_producers_as_workers(configure: Configure, signer: Signer, verifier: Verifier) -> None:
-    assert Role.WORKER not in caller_of(verifier, signer, jti="1").roles
+    assert CallerRole.WORKER not in caller_of(verifier, signer, jti="1").roles
     configure(auth={"producer_as_worker": True})
     caller = caller_of(verifier, signer, jti="2")
-    assert caller.roles == {Role.PRODUCER, Role.WORKER}
+    assert caller.roles == {CallerRole.PRODUCER, CallerRole.WORKER}
     assert commands_for(caller, None) == ["*"]
     assert all(is_permitted(HasScope(scope), caller) for scope in WORKER_SCOPES)
 
 
 @pytest.mark.spec("AUT-1", "Tokens of this installation say what they were asked to say")
-@pytest.mark.parametrize("role", list(Role))
-def test_issued_tokens(role: Role) -> None:
+@pytest.mark.parametrize("role", list(CallerRole))
+def test_issued_tokens(role: CallerRole) -> None:
     token = services.issue_token("acme", role, subject="me", commands=["a", "b"], group="blue")
     caller = Verifier().verify(token)
     assert caller.tenant.slug == "acme"
     assert caller.subject == "me"
     expected = {
-        Role.PRODUCER: {Role.PRODUCER},
-        Role.WORKER: {Role.WORKER},
-        Role.ADMIN: {Role.PRODUCER, Role.ADMIN},
-        Role.OPERATOR: {Role.PRODUCER, Role.ADMIN, Role.OPERATOR},
+        CallerRole.PRODUCER: {CallerRole.PRODUCER},
+        CallerRole.WORKER: {CallerRole.WORKER},
+        CallerRole.ADMIN: {CallerRole.PRODUCER, CallerRole.ADMIN},
+        CallerRole.OPERATOR: {CallerRole.PRODUCER, CallerRole.ADMIN, CallerRole.OPERATOR},
     }
     assert caller.roles == expected[role]
-    if role is Role.WORKER:
+    if role is CallerRole.WORKER:
         assert (caller.commands, caller.group, caller.scopes) == ({"a", "b"}, "blue", set(WORKER_SCOPES))

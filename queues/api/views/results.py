@@ -20,8 +20,8 @@ from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
 from queues.api.views.leases import HOLDER, LEASE, lease_token
 from queues.audit import audit_reader
+from tenants.domain import Caller
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
-from tenants.tenant import Caller
 
 
 class ResultRequest:

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from core.errors import CodeqError, ConfigError
 from tenants import services
-from tenants.tenant import Role
+from tenants.domain import CallerRole
 
 
 class Command(BaseCommand):
@@ -16,7 +16,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", required=True)
-        parser.add_argument("--role", required=True, choices=[str(role) for role in Role])
+        parser.add_argument("--role", required=True, choices=[str(role) for role in CallerRole])
         parser.add_argument("--sub", default=None, help="whose token it is; a worker's id (default: the role)")
         parser.add_argument("--commands", default="*", help="a worker's commands, comma-separated (default: all)")
         parser.add_argument("--group", default="", help="the worker's group")

@@ -16,7 +16,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     webhook: float = 0
 
 
-class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant. `tid` is the short opaque id minted with the row: all that reaches a Redis key."""
 
     tid: str
@@ -32,7 +32,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     is_lease_token_required: bool = False
 
 
-class Role(StrEnum):
+class CallerRole(StrEnum):
     PRODUCER = "producer"
     WORKER = "worker"
     ADMIN = "admin"
@@ -59,9 +59,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` tells two tokens of one tenant apart (a rate limit's key) without being the token.
     """
 
-    tenant: Tenant
+    tenant: TenantSnapshot
     subject: str
-    roles: frozenset[Role]
+    roles: frozenset[CallerRole]
     scopes: frozenset[str] = frozenset()
     commands: frozenset[str] = frozenset()
     group: str = ""
