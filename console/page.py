@@ -54,10 +54,10 @@ def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> Te
     # PostgreSQL takes no NUL, and what it refuses would look as if it were away.
     if "\0" in named:
         raise Http404("No such tenant.")
-    tenant = tenant_cache.find_tid(named) if named and scoping.has_role(request.user, named) else None
+    tenant = tenant_cache.find_by_tid(named) if named and scoping.has_role(request.user, named) else None
     if tenant is None and named:
         tid = scoping.tenants_of(request.user).filter(slug=named.lower()).values_list("tid", flat=True).first()
-        tenant = tenant_cache.find_tid(tid) if tid else None
+        tenant = tenant_cache.find_by_tid(tid) if tid else None
     if tenant is None:
         raise Http404("No such tenant.")
     if not scoping.has_role(request.user, tenant.tid, least):

@@ -116,7 +116,7 @@ def _search(
         return _of_one(tenant or tenant_of(request, next(iter(slugs))), asked, cursor)
     if asked.q is not None:
         return _of_all(scoping.tids_of(request.user), slugs, asked, cursor)
-    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_tid(tid))]
+    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
     return Answer(
         found=[
             Found(tenant.tid, tenant.slug, task)

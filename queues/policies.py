@@ -50,7 +50,7 @@ NONE: Policies = {}
 
 def of(tenant: TenantSnapshot) -> Policies:
     """The policies of a tenant's queues, by command: from the snapshot, for the hot path."""
-    found: Policies | None = tenant_cache.kept("policies", tenant)
+    found: Policies | None = tenant_cache.get_related("policies", tenant)
     return NONE if found is None else found
 
 

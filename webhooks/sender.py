@@ -162,7 +162,7 @@ class Sender:
         limited: dict[str, tuple[float, list[uuid.UUID]]] = {}
         for delivery in reserved:
             if delivery.tid not in limited:
-                tenant = tenant_cache.find_tid(delivery.tid)
+                tenant = tenant_cache.find_by_tid(delivery.tid)
                 delay_seconds = _count_against_rate(tenant) if tenant else 0.0
                 if not delay_seconds:
                     allowed.append(delivery)

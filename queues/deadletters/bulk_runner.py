@@ -246,7 +246,7 @@ def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
 
 
 def _tenant(job: BulkJob) -> TenantSnapshot:
-    found = tenant_cache.find_tid(str(job.tenant_id))
+    found = tenant_cache.find_by_tid(str(job.tenant_id))
     # A tenant whose row is gone has limits no more; its dead letters are still where its id says.
     return found or TenantSnapshot(tid=str(job.tenant_id), slug="")
 

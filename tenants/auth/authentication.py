@@ -1,4 +1,4 @@
-"""Bearer tokens for the API: a dict lookup for a token seen lately, the whole verification for a new one."""
+"""Authentication of API requests by bearer token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bearer(header: str | None) -> str:
-    """The token of an `Authorization` header. Raises Unauthenticated."""
+    """Return the token of an `Authorization` header. Raises Unauthenticated."""
     if header is None or header[:7].lower() != "bearer ":
         raise Unauthenticated()
     token = header[7:].strip()
@@ -27,8 +27,8 @@ def bearer(header: str | None) -> str:
 class BearerAuthentication(BaseAuthentication):
     """Authenticate by `Authorization: Bearer <jwt>`.
 
-    `is_finishing` is set for the operations that end claimed work (heartbeat, result, nack, abandon): they are open to
-    a suspended tenant, all others are not.
+    `is_finishing` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). Only these are open to
+    a suspended tenant.
     """
 
     def __init__(self, *, is_finishing: bool = False) -> None:
@@ -39,12 +39,12 @@ class BearerAuthentication(BaseAuthentication):
         return verifier.verify(token, finishing=self.is_finishing), token
 
     async def authenticate_async(self, header: str | None) -> Caller:
-        """As `authenticate`, for a view on the event loop: whatever may block is awaited."""
+        """Like `authenticate`, without blocking the event loop."""
         return await verifier.verify_async(bearer(header), finishing=self.is_finishing)
 
     def authenticate_cached(self, header: str | None) -> Caller | None:
-        """The caller of a token verified lately, else None: then `authenticate_async` has to be awaited."""
-        return verifier.cached(bearer(header), finishing=self.is_finishing)
+        """Return the caller of a cached token. If it returns None, await `authenticate_async`."""
+        return verifier.get_cached(bearer(header), finishing=self.is_finishing)
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"

@@ -28,7 +28,7 @@ def _nobody_follows() -> Iterator[None]:
 def make_queue(slug: str, command: str) -> Queue:
     """A queue of a tenant that has a row. Redis' own clock: the console compares it with ours."""
     row = Tenant.objects.create(slug=slug)
-    tenant = tenant_cache.find_tid(row.tid)
+    tenant = tenant_cache.find_by_tid(row.tid)
     assert tenant is not None
     return Queue(tenant, command)
 
