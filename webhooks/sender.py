@@ -30,7 +30,7 @@ from core.errors import TooMany, Unavailable
 from queues import services as queue_services
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
-from webhooks import delivery_results, due_deliveries, http, metrics, schedule, signing
+from webhooks import delivery_results, due_deliveries, http, metrics, retry_schedule, signing
 from webhooks.delivery_results import DeliveryResult
 from webhooks.due_deliveries import ReservedDelivery
 from webhooks.services import SigningSecrets
@@ -231,7 +231,7 @@ class Sender:
         with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
             headers = common_headers(*trace) | self._signature(delivery, started_at, body)
             posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
-        decision = schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
+        decision = retry_schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
         metrics.count_post("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
             self.delivered += 1

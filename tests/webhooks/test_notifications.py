@@ -169,7 +169,7 @@ def test_dead_subscriber_does_not_delay_the_others(
     assert notifications.notify(clock=clock) == (1, 3)
     assert paths(receiver) == ["/lives"]
     failing = dict(Subscription.objects.values_list("worker", "last_error"))
-    assert failing == {"hangs": "no answer within 1.5 s", "fails": "HTTP 500", "lives": ""}
+    assert failing == {"hangs": "no response within 1.5 s", "fails": "HTTP 500", "lives": ""}
 
 
 def test_members_of_a_group_are_notified_in_turn(

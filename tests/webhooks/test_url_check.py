@@ -164,7 +164,7 @@ async def test_hanging_resolver_ends_by_the_deadline_and_is_queried_once(
     calls = [http.post("http://slow.example.org/", {}, b"{}", deadline_seconds=0.2) for _ in range(20)]
     answers = await asyncio.gather(*calls)
     release.set()
-    assert {answer.error for answer in answers} == {"no answer within 0.2 s"}
+    assert {answer.error for answer in answers} == {"no response within 0.2 s"}
     assert lookups == ["slow.example.org"]
 
 
