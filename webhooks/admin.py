@@ -196,7 +196,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
         description="New secret", url_path="new-secret", icon="key", permissions=["secrets"],
         dialog={
             "title": "New endpoint secret",
-            "description": "It is shown once and replaces the tenant's secret. A previous secret signs for another day.",
+            "description": "It is shown once and replaces the tenant's secret. A former secret signs for another day.",
             "form_class": ReasonForm, "form_submit_text": "Create secret",
         },
     )  # fmt: skip
