@@ -15,7 +15,7 @@ def why(tenant: TenantSnapshot, task: Task, place: QueuePosition) -> list[str]:
     if task.status is not Status.PENDING:
         return _ended(task)
     found = []
-    if tenant.suspended:
+    if tenant.is_suspended:
         found.append(f"Tenant {tenant.slug} is suspended: none of its workers gets a task.")
     if place.is_paused:
         found.append(f"Queue {task.spec.command} is paused: workers get nothing from it until it is resumed.")

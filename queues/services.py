@@ -35,7 +35,7 @@ def enqueue(
 
     `by` is the fingerprint of the token that asks, where the rate of one token is limited.
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     known = policies.of(tenant)
     if known:
@@ -79,7 +79,7 @@ def claim(
     `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.long_poll`); when it looks
     again after one, that is not another request (`is_counted`).
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     limits = conf().queues
     seconds = limits.lease_seconds if lease_seconds is None else lease_seconds

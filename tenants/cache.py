@@ -129,8 +129,8 @@ class TenantCache:
         entry = self._by_slug.get(slug)
         if entry is not None:
             return entry
-        until = self._unknown.get(slug)
-        if until is not None and self._clock() < until:
+        unknown_until = self._unknown.get(slug)
+        if unknown_until is not None and self._clock() < unknown_until:
             return None
         # No row can have such a name, and PostgreSQL raises an error for NUL and lone surrogates.
         if len(slug) > 128 or not slug.isascii() or not slug.isprintable():
@@ -258,24 +258,25 @@ class TenantCache:
 
 
 def build_entry(row: models.Tenant, related: dict[str, Any]) -> CacheEntry:
+    """Build the entry of a row. An empty limit becomes the installation's default."""
     queues, limits = conf().queues, conf().limits
     tenant = TenantSnapshot(
         tid=row.tid,
         slug=row.slug,
-        suspended=row.is_suspended,
-        payload_bytes=_or(row.payload_bytes, queues.payload_bytes),
-        result_bytes=_or(row.result_bytes, queues.result_bytes),
-        depth=_or(row.depth, limits.depth),
+        is_suspended=row.is_suspended,
+        payload_bytes=_or_default(row.payload_bytes, queues.payload_bytes),
+        result_bytes=_or_default(row.result_bytes, queues.result_bytes),
+        depth=_or_default(row.depth, limits.depth),
         rates=Rates(
-            create=_or(row.create_per_second, limits.create_per_second),
-            claim=_or(row.claim_per_second, limits.claim_per_second),
-            admin=_or(row.admin_per_second, limits.admin_per_second),
-            webhook=_or(row.webhook_per_second, limits.webhook_per_second),
+            create=_or_default(row.create_per_second, limits.create_per_second),
+            claim=_or_default(row.claim_per_second, limits.claim_per_second),
+            admin=_or_default(row.admin_per_second, limits.admin_per_second),
+            webhook=_or_default(row.webhook_per_second, limits.webhook_per_second),
         ),
-        retention_ms=1000 * _or(row.retention_seconds, queues.retention_seconds),
-        dead_retention_ms=1000 * _or(row.dead_retention_seconds, queues.dead_retention_seconds),
-        is_idempotency_strict=_or(row.is_idempotency_strict, limits.idempotency_strict),
-        is_lease_token_required=_or(row.is_lease_token_required, limits.lease_token_required),
+        retention_ms=1000 * _or_default(row.retention_seconds, queues.retention_seconds),
+        dead_retention_ms=1000 * _or_default(row.dead_retention_seconds, queues.dead_retention_seconds),
+        is_idempotency_strict=_or_default(row.is_idempotency_strict, limits.idempotency_strict),
+        is_lease_token_required=_or_default(row.is_lease_token_required, limits.lease_token_required),
     )
     issuers = tuple(
         Issuer(
@@ -294,7 +295,7 @@ def _rows() -> QuerySet[models.Tenant]:
     return models.Tenant.objects.prefetch_related("issuers")
 
 
-def _or(value: T | None, default: T) -> T:
+def _or_default(value: T | None, default: T) -> T:
     return default if value is None else value
 
 

@@ -24,7 +24,7 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     tid: str
     slug: str
-    suspended: bool = False
+    is_suspended: bool = False
     payload_bytes: int = 256 * 2**10
     result_bytes: int = 256 * 2**10
     depth: int = 0  # limit of waiting tasks in all queues of the tenant; 0 means no limit

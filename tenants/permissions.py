@@ -85,5 +85,5 @@ def refuse_new_work(caller: Caller) -> None:
 
     A suspended tenant may only finish tasks that its workers have claimed.
     """
-    if caller.tenant.suspended:
+    if caller.tenant.is_suspended:
         raise TenantSuspended()

@@ -95,15 +95,15 @@ class AllowlistedFilters:
         field = lookup.partition("__")[0]
         fields = self.model._meta.get_fields()  # type: ignore[attr-defined]
         columns = {name for column in fields for name in (column.name, getattr(column, "attname", column.name))}
-        list_filter = self.get_list_filter(request)  # type: ignore[attr-defined]
-        allowed = {getattr(list_filter_item, "parameter_name", list_filter_item) for list_filter_item in list_filter}
+        filters = self.get_list_filter(request)  # type: ignore[attr-defined]
+        allowed = {getattr(item, "parameter_name", item) for item in filters}
         if field in columns - allowed - {self.date_hierarchy}:  # type: ignore[attr-defined]
             return False
         return bool(super().lookup_allowed(lookup, value, request))  # type: ignore[misc]
 
 
 class TenantScopedAdmin(AllowlistedFilters, ChoosesRows, SavedWithReason, DeletedWithReason):
-    """An admin of rows that belong to a tenant.
+    """A model admin for rows that belong to a tenant.
 
     Memberships decide who may use its views, actions and form fields. Django's permissions have no effect.
     """

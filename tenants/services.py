@@ -82,7 +82,10 @@ def _set_status(slug: str, status: Tenant.Status) -> Tenant:
 
 
 def signing_secret(tenant_slug: str) -> str:
-    """Return the secret that signs a tenant's webhooks (`whsec_…`). Creates the first one."""
+    """Return the secret that signs a tenant's webhooks (`whsec_…`).
+
+    Creates one if the tenant has no active secret.
+    """
     with transaction.atomic():
         tenant = _get_tenant(tenant_slug, lock=True)
         row = _active_secrets(tenant.tid)[:1] or [_create_secret(tenant)]

@@ -36,15 +36,15 @@ class BearerAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Request) -> tuple[Caller, str]:
         token = bearer(request.META.get("HTTP_AUTHORIZATION"))
-        return verifier.verify(token, finishing=self.is_finishing), token
+        return verifier.verify(token, is_finishing=self.is_finishing), token
 
     async def authenticate_async(self, header: str | None) -> Caller:
         """Like `authenticate`, without blocking the event loop."""
-        return await verifier.verify_async(bearer(header), finishing=self.is_finishing)
+        return await verifier.verify_async(bearer(header), is_finishing=self.is_finishing)
 
     def authenticate_cached(self, header: str | None) -> Caller | None:
         """Return the caller of a cached token. If it returns None, await `authenticate_async`."""
-        return verifier.get_cached(bearer(header), finishing=self.is_finishing)
+        return verifier.get_cached(bearer(header), is_finishing=self.is_finishing)
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"

@@ -40,7 +40,7 @@ def test_a_lease_that_is_over_says_what_comes(queue: Queue, clock: Clock, most: 
 def test_what_stops_all_of_a_queue_comes_first(queue: Queue) -> None:
     task = queue.enqueue()
     services.pause(queue.tenant, "send").run_sync()
-    said = asked(queue, task, msgspec.structs.replace(queue.tenant, suspended=True))
+    said = asked(queue, task, msgspec.structs.replace(queue.tenant, is_suspended=True))
     assert said.index("Tenant acme is suspended") < said.index("Queue send is paused")
     assert queue.look().tasks == []
 

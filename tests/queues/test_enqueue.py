@@ -178,7 +178,7 @@ def test_bad_input_is_a_named_error_and_writes_nothing(
 def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: TenantSnapshot) -> None:
     queue.enqueue()
     task = queue.claim()
-    queue.tenant = msgspec.structs.replace(tenant, suspended=True)
+    queue.tenant = msgspec.structs.replace(tenant, is_suspended=True)
     with pytest.raises(errors.TenantSuspended):
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):

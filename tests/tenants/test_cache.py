@@ -148,7 +148,7 @@ def test_poll_notices_a_suspension(
 ) -> None:
     tenant = cache.find("acme")
     assert tenant is not None
-    assert not tenant.suspended
+    assert not tenant.is_suspended
     for _ in range(polls_before):
         cache.poll()
         assert cache.get_cached("acme") is tenant
@@ -156,7 +156,7 @@ def test_poll_notices_a_suspension(
     cache.poll()
     now = cache.get_cached("acme")
     assert now is not None
-    assert now.suspended
+    assert now.is_suspended
 
 
 @POLLED
@@ -190,7 +190,7 @@ def test_poll_notices_a_change_that_commits_late(acme: models.Tenant, other: mod
     cache.poll()
     tenant = cache.get_cached("acme")
     assert tenant is not None
-    assert tenant.suspended
+    assert tenant.is_suspended
 
 
 @POLLED
@@ -203,7 +203,7 @@ def test_older_state_does_not_replace_the_newer_one(acme: models.Tenant, cache: 
     cache._store(cache._build_entries(older_rows))
     tenant = cache.get_cached("acme")
     assert tenant is not None
-    assert tenant.suspended
+    assert tenant.is_suspended
 
 
 @POLLED
@@ -274,7 +274,7 @@ def test_suspension_takes_effect_within_five_seconds(acme: models.Tenant) -> Non
     try:
         assert cache.find("acme") is not None
         models.Tenant.objects.filter(slug="acme").update(status="suspended")
-        until(lambda: (tenant := cache.get_cached("acme")) and tenant.suspended, 5)
+        until(lambda: (tenant := cache.get_cached("acme")) and tenant.is_suspended, 5)
     finally:
         cache.stop()
 
@@ -351,7 +351,7 @@ def test_polling_continues_after_an_outage(
         until(lambda: "changes cannot be read" in caplog.text)
         broken(False)
         models.Tenant.objects.filter(slug="acme").update(status="suspended")
-        until(lambda: (tenant := cache.get_cached("acme")) and tenant.suspended)
+        until(lambda: (tenant := cache.get_cached("acme")) and tenant.is_suspended)
         assert caplog.text.count("changes cannot be read") < 5  # logged once, not at every poll
     finally:
         cache.stop()

@@ -215,7 +215,7 @@ def test_suspension_applies_to_cached_tokens() -> None:
         with pytest.raises(TenantSuspended):
             starts.authenticate_cached(f"Bearer {bearer_token}") or starts.authenticate(request(bearer_token))
         caller, _ = finishes.authenticate(request(bearer_token))
-        assert caller.tenant.suspended
+        assert caller.tenant.is_suspended
         with pytest.raises(TenantSuspended):
             refuse_new_work(caller)
     models.Tenant.objects.filter(slug="acme").update(status="active")
@@ -235,7 +235,7 @@ async def test_suspension_applies_on_the_event_loop(issuer: JwksServer, signer: 
     for value in (header, f"Bearer {signer.token(jti='new')}"):
         with pytest.raises(TenantSuspended):
             await starts.authenticate_async(value)
-        assert (await finishes.authenticate_async(value)).tenant.suspended
+        assert (await finishes.authenticate_async(value)).tenant.is_suspended
     await asyncio.to_thread(verifier.stop)
 
 

@@ -133,7 +133,7 @@ class ExchangeView(ApiView):
         # Before anything is stored: a claim that is refused must not leave half a request done.
         commands_for(caller, body.commands)
         results = await submit_each(caller, body.results) if body.results else []
-        if caller.tenant.suspended:
+        if caller.tenant.is_suspended:
             if not results:
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()
