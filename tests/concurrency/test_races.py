@@ -17,7 +17,7 @@ from core import errors
 from core.redis.script_call import ScriptCall
 from queues.domain import Enqueued, NewResult, Result, Status, Task
 from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
-from queues.engine.base import Engine
+from queues.engine import Engine
 from tests.concurrency.crowd import crowd, dawdle, outcome
 from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, new
@@ -260,7 +260,7 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: Worl
             total += expired
         return total
 
-    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, inspect_limit=29)
+    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, repair_limit=29)
     assert sum(counts) == task_count
     places = world.check()
     assert {int(task["attempts"]) for task in places.tasks.values()} == {1}

@@ -380,7 +380,7 @@ def test_queues_and_tenants_do_not_see_each_other(line: RankedQueue, tenant: Ten
     assert {name.partition(b"}")[0] for name in client().keys("*:ranked:acme0001:*")} == {
         key(line).partition("}")[0].encode()
     }
-    assert all(keys.LEGEND.fullmatch(name.decode()) for name in client().keys("*ranked*"))
+    assert all(keys.KEY_PATTERN.fullmatch(name.decode()) for name in client().keys("*ranked*"))
 
 
 @pytest.mark.spec("RNK-9", "Without one script for looking and locking, two workers get the same task; with it, one")

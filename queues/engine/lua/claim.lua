@@ -1,9 +1,9 @@
 --! claim: lease the ready tasks with the highest priority in some queues of a tenant.
 --! KEYS    due queues ghosts waiting woken events expiry {ready}*
---! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
+--! ARGV    root tid worker token lease_ms limit repair_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
 --! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; due tasks are promoted, expired leases reaped first
---! COST    O((limit + inspect_limit) · log n), independent of the backlog
+--! COST    O((limit + repair_limit) · log n), independent of the backlog
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease
 --@ lazy limiter(check_limits, charge_buckets): rate_limit
@@ -23,7 +23,7 @@ if limits ~= '' then
 end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
-local budget = tonumber(inspect_limit)
+local budget = tonumber(repair_limit)
 local slots, free_slots, cap_to_free_slots
 for n = 1, #states do
   local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]
@@ -87,17 +87,19 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
   for _, id in ipairs(ids) do
     local key = task_key(id)
     local task = call('HMGET', key, 'status', 'lease', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
-    if task[1] == 'PENDING' then
+    local status, spec, max_attempts, attempts = task[1], task[3], task[4], task[5]
+    local created, visible, error_text = task[6], task[7], task[8]
+    if status == 'PENDING' then
       hash_set(key, WRITTEN_FIELDS, task, 'status', 'IN_PROGRESS', 'lease', lease)
       remaining = remaining - 1
       local e, r = #entries, #reply
       entries[e + 1], entries[e + 2] = deadline, id
-      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, task[3], priority, task[4]
-      reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = task[5] or 0, task[6], task[7] or task[6], task[8] or ''
+      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, spec, priority, max_attempts
+      reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = attempts or 0, created, visible or created, error_text or ''
     else -- a ghost: the task was cancelled or deleted, and its id stayed in the list
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
-      if task[1] == 'FAILED' then -- recalled: its id is no longer in a ready list
+      if status == 'FAILED' then -- recalled: its id is no longer in a ready list
         hash_remove(key, 'ghost', call('HGET', key, 'ghost'))
       end
     end

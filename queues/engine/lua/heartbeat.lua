@@ -9,8 +9,8 @@
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
-local queue = task[2]
-local refused, deadline = check_lease(id, queue, task[3], task[4], token, now)
+local queue, status, lease = task[2], task[3], task[4]
+local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
 local extended = now + tonumber(extend_ms)
 -- decided; only writes below

@@ -261,15 +261,15 @@ def claim_after_a_recall(scene: Scene) -> ScriptCall[Any]:
 
 def nack_to_another_queue(scene: Scene) -> ScriptCall[Any]:
     admin_commands.set_policy(
-        scene.engine, TID, "send", line="fixed 0 0 corpses", max_consumers=None, topic="corpses"
+        scene.engine, TID, "send", policy="fixed 0 0 corpses", max_consumers=None, dead_letter_queue="corpses"
     ).run_sync()
     return scene.nack(scene.held[2])
 
 
 def claim_with_consumer_limits(scene: Scene) -> ScriptCall[Any]:
     """Claim from queues with a limit of tasks in progress."""
-    admin_commands.set_policy(scene.engine, TID, "send", line="", max_consumers=4).run_sync()
-    admin_commands.set_policy(scene.engine, TID, "mail", line="", max_consumers=1).run_sync()
+    admin_commands.set_policy(scene.engine, TID, "send", policy="", max_consumers=4).run_sync()
+    admin_commands.set_policy(scene.engine, TID, "mail", policy="", max_consumers=1).run_sync()
     return claim_all(scene)
 
 
@@ -348,13 +348,13 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "expired": lambda s: maintenance_commands.expired(s.engine, TID),
     "due_queues": lambda s: maintenance_commands.due_queues(s.engine, 0),
     "set_policy": lambda s: admin_commands.set_policy(
-        s.engine, TID, "send", line="fixed 1 1 corpses", max_consumers=3, topic="corpses"
+        s.engine, TID, "send", policy="fixed 1 1 corpses", max_consumers=3, dead_letter_queue="corpses"
     ),
     "set_policy of the first queue": lambda s: admin_commands.set_policy(
-        s.engine, "nobody", "send", line="fixed 1 1", max_consumers=3
+        s.engine, "nobody", "send", policy="fixed 1 1", max_consumers=3
     ),
     "set_policy back to the default": lambda s: admin_commands.set_policy(
-        s.engine, TID, "mail", line="", max_consumers=None
+        s.engine, TID, "mail", policy="", max_consumers=None
     ),
     "pause": lambda s: admin_commands.pause(s.engine, TID, "send"),
     "pause the first queue": lambda s: admin_commands.pause(s.engine, "nobody", "send"),
@@ -384,7 +384,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
         lambda s: ranked_engine.renew(s.engine, TID, "line", "held", "h:1", lock_seconds=400)
     ),
     "ranked_size": with_ranked_queue(lambda s: ranked_engine.size(s.engine, TID, "line")),
-    "ranked_locked": with_ranked_queue(lambda s: ranked_engine.locked(s.engine, TID, "line", "held")),
+    "ranked_locked": with_ranked_queue(lambda s: ranked_engine.is_locked(s.engine, TID, "line", "held")),
 }
 # Scripts that only read, and a resume of a queue that is not paused.
 CHANGE_NOTHING = {
@@ -431,7 +431,7 @@ def _assert_idempotency_keys_still_end(client: redis.Redis) -> None:
 
 
 def test_every_script_has_a_scene() -> None:
-    assert {name.split()[0] for name in SCENES} == {script.name for script in script_loader.everything()}
+    assert {name.split()[0] for name in SCENES} == {script.name for script in script_loader.load_all()}
 
 
 def test_error_of_a_script_is_reported_and_rolled_back(scene: Scene) -> None:

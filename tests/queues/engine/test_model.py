@@ -40,7 +40,7 @@ from queues.engine import (
     worker_commands,
 )
 from queues.engine import keys as key_builders
-from queues.engine.producer_commands import digest_of
+from queues.engine.producer_commands import digest_key
 from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.model import Job, Lease, Model
 from tests.queues.engine.world import LONG, OTHER_TID, TID, Clock, Location, Places, World, new
@@ -49,7 +49,7 @@ RETENTION_MS, DEAD_RETENTION_MS = 600_000, 1_200_000
 OPTIONS = {
     "partitions": 4,
     "max_attempts": 3,
-    "inspect_limit": 3,
+    "repair_limit": 3,
     "backoff": "exponential",
     "backoff_base_ms": 4_000,
     "backoff_cap_ms": 10_000,
@@ -163,7 +163,7 @@ class QueueMachine(RuleBasedStateMachine):
     def key_expires(self, tid: str, key: str) -> None:
         """Delete a key as its expiry would. Redis expires keys by its own clock, not the test's."""
         root = key_builders.of_partition(self.engine.partition_of(tid)).root
-        self.client.delete(f"{root}idem:{tid}:{digest_of(key)}")
+        self.client.delete(f"{root}idem:{tid}:{digest_key(key)}")
         self.cover("key expired", bool(self.model.idem.pop((tid, key), None)))
 
     @rule(chosen=choice, times=times)
@@ -496,7 +496,7 @@ class QueueMachine(RuleBasedStateMachine):
             _compare_stored(snapshot, job)
         ready = {line: ids for line, ids in self.model.lines.items() if ids}
         assert {line: ids for line, ids in snapshot.ready.items() if ids} == ready
-        assert snapshot.idem == {(tid, digest_of(key)): task_id for (tid, key), task_id in self.model.idem.items()}
+        assert snapshot.idem == {(tid, digest_key(key)): task_id for (tid, key), task_id in self.model.idem.items()}
         assert snapshot.expiry == {job.id: job.expires for job in live.values() if job.place in ("dlq", "terminal")}
         events = {
             task_id: [
@@ -584,8 +584,8 @@ def _generated_ids(call: ScriptCall[Any], tasks: list[NewTask]) -> list[str]:
     """Return the ids that the engine has generated for the tasks, in their order: ids ascend."""
     ids: list[str] = []
     for script, (_, count, *words) in call.commands:
-        at = count + len(script.args.fixed)
-        ids += words[at :: len(script.args.repeated)]
+        at = count + len(script.header.args.fixed)
+        ids += words[at :: len(script.header.args.repeated)]
     assert len(ids) == len(tasks)
     return sorted(ids)
 

@@ -115,7 +115,7 @@ def places(client: redis.Redis) -> Places:
     """Read the keyspace and check its consistency."""
     snapshot = Places(dump(client))
     snapshot.problems += [
-        f"{name} is not a documented key" for name in snapshot.keyspace if not keys.LEGEND.fullmatch(name)
+        f"{name} is not a documented key" for name in snapshot.keyspace if not keys.KEY_PATTERN.fullmatch(name)
     ]
     for (task_id,), task in snapshot.kinds("task"):
         snapshot.tasks[task_id] = task
