@@ -9,7 +9,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from queues.engine import keys, maintenance_commands, producer_commands, worker_commands
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
 BASE_MS, CAP_MS = 1_000, 60_000
 
@@ -27,7 +27,7 @@ def world_with(client: redis.Redis, policy: str) -> World:
 def delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
     """Return the delays after the n-th failure of each task, as one list per n."""
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(max_attempts=100)] * tasks, retention_ms=DAY_MS
+        world.engine, TID, "acme", [build_task(max_attempts=100)] * tasks, retention_ms=DAY_MS
     ).run_sync()
     delays_by_failure = []
     for _ in range(failures):
@@ -87,7 +87,7 @@ def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
     found = []
     for _ in range(2):
         client.flushall()
-        producer_commands.enqueue(world.engine, TID, "acme", [new()] * 100, retention_ms=DAY_MS).run_sync()
+        producer_commands.enqueue(world.engine, TID, "acme", [build_task()] * 100, retention_ms=DAY_MS).run_sync()
         worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=100).run_sync()
         world.engine.clock.advance(0.001)  # type: ignore[union-attr]
         if by == "reap":
@@ -111,7 +111,9 @@ def test_queue_policy_wins_over_the_default(client: redis.Redis) -> None:
 @pytest.mark.spec("RET-1", "Thousands of failures do not overflow the delay")
 def test_delay_after_thousands_of_attempts_is_the_cap(client: redis.Redis) -> None:
     world = world_with(client, "exponential")
-    producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=5_000)], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [build_task(max_attempts=5_000)], retention_ms=DAY_MS
+    ).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks
     client.hset(keys.task("codeq:{0}:", task.id), "attempts", 4_000)  # 2^4000 is infinite
     returned = worker_commands.nack(

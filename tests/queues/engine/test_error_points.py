@@ -26,7 +26,7 @@ from queues.engine import (
 from queues.engine.options import Limits
 from ranked import engine as ranked_engine
 from tests.fixtures.queues import NOON_MS
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, dump, lasting, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump, without_hints
 
 HOOK = "local call = redis.call"
 FAILING = (
@@ -64,26 +64,32 @@ class Scene:
 
         # Leases that will expire. One task will be dead, one is awaited, and one of `mail` will be ready at once.
         self.enqueue(
-            *[new(max_attempts=max_attempts) for max_attempts in (1, 2, 2)], new("mail"), new("mail", max_attempts=1)
+            *[build_task(max_attempts=max_attempts) for max_attempts in (1, 2, 2)],
+            build_task("mail"),
+            build_task("mail", max_attempts=1),
         )
         expiring = self.claim(["send", "mail"], 5, lease_ms=1_000)
         queries.task(self.engine, TID, expiring[0].id, watch=True).run_sync()
         queries.task(self.engine, TID, expiring[1].id, watch=True).run_sync()
         self.forget(expiring[2])
         # Delayed tasks of several priorities, due and not yet due.
-        due = self.enqueue(*[new(delay_ms=1_000 + n, priority=n % 3) for n in range(6)], new(delay_ms=DAY_MS // 2))
+        due = self.enqueue(
+            *[build_task(delay_ms=1_000 + n, priority=n % 3) for n in range(6)], build_task(delay_ms=DAY_MS // 2)
+        )
         self.forget(due[0])
         # Ended tasks; the record of one is missing.
-        self.ended = self.enqueue(*[new(idempotency_key=f"ended {n}") for n in range(4)])
+        self.ended = self.enqueue(*[build_task(idempotency_key=f"ended {n}") for n in range(4)])
         for n, task in enumerate(self.claim(["send"], 4)):
             status = Status.FAILED if n == 1 else Status.COMPLETED
             worker_commands.submit(self.engine, TID, "w1", [answer(task, status)], retention_ms=DAY_MS).run_sync()
         self.forget(self.ended[3])
-        self.dead = self.enqueue(*[new(max_attempts=1, idempotency_key=f"dead {n}") for n in range(3)])
+        self.dead = self.enqueue(*[build_task(max_attempts=1, idempotency_key=f"dead {n}") for n in range(3)])
         for task in self.claim(["send"], 3):
             self.nack(task).run_sync()
         # Valid leases: of a first, a later and a last attempt. The first two tasks are awaited.
-        self.held = self.enqueue(new(priority=8), new("mail", priority=8), new(priority=8, max_attempts=1))
+        self.held = self.enqueue(
+            build_task(priority=8), build_task("mail", priority=8), build_task(priority=8, max_attempts=1)
+        )
         held = {task.id: task for task in self.claim(["send", "mail"], 3)}
         for task in self.held[:2]:
             self.nack(held[task.id], delay_ms=0).run_sync()
@@ -92,13 +98,13 @@ class Scene:
         for task in self.held[:2]:
             queries.task(self.engine, TID, task.id, watch=True).run_sync()
         # Ready tasks, with ghosts before and among them. The task of one ghost is purged.
-        ready = self.enqueue(*[new(priority=n) for n in (9, 9, 5, 5, 5, 0)])
+        ready = self.enqueue(*[build_task(priority=n) for n in (9, 9, 5, 5, 5, 0)])
         for n in (0, 2, 4):
             producer_commands.cancel(self.engine, TID, ready[n].id, retention_ms=DAY_MS).run_sync()
         maintenance_commands.purge(self.engine, TID, [ready[2].id]).run_sync()
         self.ready = [ready[n] for n in (1, 3, 5)]
         queries.task(self.engine, TID, self.ready[0].id, watch=True).run_sync()
-        [self.delayed] = self.enqueue(new("mail", delay_ms=DAY_MS // 2))
+        [self.delayed] = self.enqueue(build_task("mail", delay_ms=DAY_MS // 2))
         # Long polls: a waiting one, and one that has timed out.
         client.zadd(keys.of_partition(0).waiting, {f"{TID}:send": NOON_MS + DAY_MS, f"{TID}:mail": 1})
         client.set(f"{root}idem:{TID}:{'0' * 64}", self.ended[3].id, px=DAY_MS)
@@ -151,8 +157,14 @@ def answer(task: Task, status: Status) -> NewResult:
 
 
 def enqueue_with_known_keys(scene: Scene) -> ScriptCall[Any]:
-    tasks = [new(idempotency_key=key) for key in (None, "fresh", "fresh 2", "ended 0", "dead 0", "dead 0 or not")]
-    tasks += [new(delay_ms=1), new(delay_ms=DAY_MS // 3, idempotency_key="later"), new(delay_ms=2 * DAY_MS)]
+    tasks = [
+        build_task(idempotency_key=key) for key in (None, "fresh", "fresh 2", "ended 0", "dead 0", "dead 0 or not")
+    ]
+    tasks += [
+        build_task(delay_ms=1),
+        build_task(delay_ms=DAY_MS // 3, idempotency_key="later"),
+        build_task(delay_ms=2 * DAY_MS),
+    ]
     return producer_commands.enqueue(scene.engine, TID, "acme", tasks, retention_ms=DAY_MS)
 
 
@@ -162,7 +174,7 @@ def enqueue_first(scene: Scene) -> ScriptCall[Any]:
         scene.engine,
         TID,
         "acme",
-        [new("first"), new("first", delay_ms=5), new("first", idempotency_key="dangling")],
+        [build_task("first"), build_task("first", delay_ms=5), build_task("first", idempotency_key="dangling")],
         retention_ms=DAY_MS,
     )
     [(script, bound)] = call.commands
@@ -189,7 +201,7 @@ def claim_nothing(scene: Scene) -> ScriptCall[Any]:
 
 def claim_ghosts(scene: Scene) -> ScriptCall[Any]:
     scene.drain()
-    for task in scene.enqueue(new(priority=3), new(priority=3)):
+    for task in scene.enqueue(build_task(priority=3), build_task(priority=3)):
         producer_commands.cancel(scene.engine, TID, task.id, retention_ms=DAY_MS).run_sync()
     return worker_commands.claim(scene.engine, TID, ["mail", "send"], "w2", lease_ms=1_000, limit=1)
 
@@ -304,10 +316,16 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "enqueue": enqueue_with_known_keys,
     "enqueue the first of a queue": enqueue_first,
     "enqueue within limits": lambda s: producer_commands.enqueue(
-        s.engine, TID, "acme", [new(), new(idempotency_key="fresh")], retention_ms=DAY_MS, limits=LIMITS, depth=100
+        s.engine,
+        TID,
+        "acme",
+        [build_task(), build_task(idempotency_key="fresh")],
+        retention_ms=DAY_MS,
+        limits=LIMITS,
+        depth=100,
     ),
     "find_by_idempotency_key": lambda s: producer_commands.find_by_idempotency_key(
-        s.engine, TID, [new(idempotency_key="ended 0"), new(idempotency_key="never")]
+        s.engine, TID, [build_task(idempotency_key="ended 0"), build_task(idempotency_key="never")]
     ),
     "claim": claim_all,
     "claim nothing": claim_nothing,
@@ -414,16 +432,16 @@ def scene(valkey: Valkey) -> Iterator[Scene]:
 @pytest.mark.parametrize("name", SCENES)
 def test_failing_script_changes_nothing(scene: Scene, name: str) -> None:
     call = SCENES[name](scene)
-    before = lasting(dump(scene.client))
+    before = without_hints(dump(scene.client))
     for at in count(1):
         problem = scene.fail(call, at)
         if problem is None:
             break  # the script makes fewer calls and succeeded
         assert "NO-SUCH-COMMAND" in problem or "unknown" in problem.lower()  # not another error
-        assert lasting(dump(scene.client)) == before, f"at call {at}"
+        assert without_hints(dump(scene.client)) == before, f"at call {at}"
         _assert_idempotency_keys_still_end(scene.client)
     assert at > 1
-    assert (lasting(dump(scene.client)) == before) == (name in CHANGE_NOTHING)
+    assert (without_hints(dump(scene.client)) == before) == (name in CHANGE_NOTHING)
 
 
 def _assert_idempotency_keys_still_end(client: redis.Redis) -> None:
@@ -440,9 +458,9 @@ def test_error_of_a_script_is_reported_and_rolled_back(scene: Scene) -> None:
     delayed = keys.of_queue(keys.of_partition(0).root, TID, "send").delayed
     scene.client.rename(delayed, "elsewhere")
     scene.client.set(delayed, "not a sorted set")
-    before = lasting(dump(scene.client))
+    before = without_hints(dump(scene.client))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         call.run_sync()
-    assert lasting(dump(scene.client)) == before
+    assert without_hints(dump(scene.client)) == before
     scene.client.rename("elsewhere", delayed)
     assert call.run_sync().delay_ms > 0

@@ -21,7 +21,7 @@ from queues.engine import (
 from queues.engine.options import CHUNK
 from queues.engine.script_header import REQUIRED_SECTIONS, ScriptError
 from queues.engine.script_loader import DIRECTORIES, Script, build
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
 ALL = script_loader.load_all()
 BUILT_IN = {
@@ -226,7 +226,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         world = World(client, clock=Clock(), backoff="fixed")
         engine = world.engine
         made = producer_commands.enqueue(
-            engine, TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
+            engine, TID, "acme", [build_task(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
         ).run_sync()
         assert len(made) == CHUNK
         claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
@@ -240,7 +240,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
         world.check()
 
-        delayed = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
+        delayed = [build_task(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
         producer_commands.enqueue(engine, TID, "acme", delayed, retention_ms=DAY_MS).run_sync()
         assert all(producer_commands.find_by_idempotency_key(engine, TID, delayed).run_sync())
         world.engine.clock.advance(1)  # type: ignore[union-attr]
