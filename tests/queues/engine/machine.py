@@ -1,4 +1,4 @@
-"""A state machine that runs random operations on the engine and on the model, and compares them.
+"""A state machine that compares the engine with the model in random operations.
 
 The engine works on a real Valkey, whose whole keyspace is compared after every step.
 """

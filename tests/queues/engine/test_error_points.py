@@ -81,7 +81,7 @@ class Scene:
         self.ended = self.enqueue(*[build_task(idempotency_key=f"ended {n}") for n in range(4)])
         for n, task in enumerate(self.claim(["send"], 4)):
             status = Status.FAILED if n == 1 else Status.COMPLETED
-            worker_commands.submit(self.engine, TID, "w1", [answer(task, status)], retention_ms=DAY_MS).run_sync()
+            worker_commands.submit(self.engine, TID, "w1", [build_result(task, status)], retention_ms=DAY_MS).run_sync()
         self.forget(self.ended[3])
         self.dead = self.enqueue(*[build_task(max_attempts=1, idempotency_key=f"dead {n}") for n in range(3)])
         for task in self.claim(["send"], 3):
@@ -149,7 +149,7 @@ class Scene:
         assert self.client.delete(keys.task(keys.of_partition(0).root, task.id))
 
 
-def answer(task: Task, status: Status) -> NewResult:
+def build_result(task: Task, status: Status) -> NewResult:
     is_good = status is Status.COMPLETED
     return NewResult(
         task_id=task.id, status=status, result=b"{}" if is_good else None, error=None if is_good else "boom"
@@ -178,14 +178,10 @@ def enqueue_first(scene: Scene) -> ScriptCall[Any]:
         retention_ms=DAY_MS,
     )
     [(script, bound)] = call.commands
-    digest = words_of(call)[-2]
+    digest = bound[-2]
     changed = tuple("0" * 64 if word == digest else word for word in bound)
     assert changed != bound
     return ScriptCall(call.runner, [(script, changed)], call.read)
-
-
-def words_of(call: ScriptCall[Any]) -> list[Any]:
-    return list(call.commands[0][1])
 
 
 def claim_all(scene: Scene) -> ScriptCall[Any]:
@@ -208,8 +204,16 @@ def claim_ghosts(scene: Scene) -> ScriptCall[Any]:
 
 def submit(scene: Scene) -> ScriptCall[Any]:
     first, second, third = scene.held
-    results = [answer(first, Status.COMPLETED), answer(second, Status.FAILED), answer(third, Status.COMPLETED)]
-    results += [answer(first, Status.COMPLETED), answer(first, Status.FAILED), answer(scene.dead[0], Status.FAILED)]
+    results = [
+        build_result(first, Status.COMPLETED),
+        build_result(second, Status.FAILED),
+        build_result(third, Status.COMPLETED),
+    ]
+    results += [
+        build_result(first, Status.COMPLETED),
+        build_result(first, Status.FAILED),
+        build_result(scene.dead[0], Status.FAILED),
+    ]
     return worker_commands.submit(scene.engine, TID, "w1", results, retention_ms=DAY_MS)
 
 
@@ -242,7 +246,7 @@ def replay_for(scene: Scene) -> ScriptCall[Any]:
     )
 
 
-def replay_after_a_job(scene: Scene) -> ScriptCall[Any]:
+def replay_after_a_bulk_job(scene: Scene) -> ScriptCall[Any]:
     replay_for(scene)
     return dead_letter_commands.replay(scene.engine, TID, [scene.dead[0].id])
 
@@ -257,7 +261,7 @@ def recall(scene: Scene) -> ScriptCall[Any]:
     ]:
         pass
     return dead_letter_commands.recall(
-        scene.engine, TID, [*ids, ids[1], scene.ended[0].id, "nobody"], "a job", dead_retention_ms=DAY_MS
+        scene.engine, TID, [*ids, ids[1], scene.ended[0].id, "unknown"], "a job", dead_retention_ms=DAY_MS
     )
 
 
@@ -289,15 +293,15 @@ def add_ranked_queue(scene: Scene) -> None:
     """Create a ranked queue with entries in every state, and with valid and expired locks."""
     engine = scene.engine
     ranked_engine.enqueue(
-        engine, TID, "line", [(name, 50) for name in ("later", "due", "over", "held", "again", "no id!")]
+        engine, TID, "reviews", [(name, 50) for name in ("later", "due", "over", "held", "again", "no id!")]
     ).run_sync()
     for delay_ms in (DAY_MS, 1_000):
-        task_id = ranked_engine.dequeue(engine, TID, "line", "h:1", lock_seconds=300).run_sync()
-        ranked_engine.requeue(engine, TID, "line", str(task_id), "h:1", delay_ms=delay_ms).run_sync()
-    assert ranked_engine.dequeue(engine, TID, "line", "h:1", lock_seconds=1).run_sync() == "over"
-    assert ranked_engine.dequeue(engine, TID, "line", "h:1", lock_seconds=300).run_sync() == "held"
-    assert ranked_engine.dequeue(engine, TID, "line", "h:1", lock_seconds=300).run_sync() == "again"
-    ranked_engine.enqueue(engine, TID, "line", [("again", 100), ("last", 0)]).run_sync()
+        task_id = ranked_engine.dequeue(engine, TID, "reviews", "h:1", lock_seconds=300).run_sync()
+        ranked_engine.requeue(engine, TID, "reviews", str(task_id), "h:1", delay_ms=delay_ms).run_sync()
+    assert ranked_engine.dequeue(engine, TID, "reviews", "h:1", lock_seconds=1).run_sync() == "over"
+    assert ranked_engine.dequeue(engine, TID, "reviews", "h:1", lock_seconds=300).run_sync() == "held"
+    assert ranked_engine.dequeue(engine, TID, "reviews", "h:1", lock_seconds=300).run_sync() == "again"
+    ranked_engine.enqueue(engine, TID, "reviews", [("again", 100), ("last", 0)]).run_sync()
     scene.client.delete(f"{keys.ranked(keys.of_partition(0).root, TID, 'line')}:lock:over")
     scene.clock.advance(1)
 
@@ -353,8 +357,8 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "reap": lambda s: maintenance_commands.reap(s.engine, TID, "send"),
     "reap at once": lambda s: maintenance_commands.reap(s.engine, TID, "mail"),
     "replay": replay,
-    "replay for a job": replay_for,
-    "replay after a job": replay_after_a_job,
+    "replay for a bulk job": replay_for,
+    "replay after a bulk job": replay_after_a_bulk_job,
     "replay after a recall": replay_after_a_recall,
     "recall": recall,
     "claim after a recall": claim_after_a_recall,
@@ -369,15 +373,15 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
         s.engine, TID, "send", policy="fixed 1 1 corpses", max_consumers=3, dead_letter_queue="corpses"
     ),
     "set_policy of the first queue": lambda s: admin_commands.set_policy(
-        s.engine, "nobody", "send", policy="fixed 1 1", max_consumers=3
+        s.engine, "new0003", "send", policy="fixed 1 1", max_consumers=3
     ),
     "set_policy back to the default": lambda s: admin_commands.set_policy(
         s.engine, TID, "mail", policy="", max_consumers=None
     ),
     "pause": lambda s: admin_commands.pause(s.engine, TID, "send"),
-    "pause the first queue": lambda s: admin_commands.pause(s.engine, "nobody", "send"),
+    "pause the first queue": lambda s: admin_commands.pause(s.engine, "new0003", "send"),
     "resume": lambda s: admin_commands.resume(s.engine, TID, "send"),
-    "resume the first queue": lambda s: admin_commands.resume(s.engine, "nobody", "send"),
+    "resume the first queue": lambda s: admin_commands.resume(s.engine, "new0003", "send"),
     "read_task": lambda s: queries.task(s.engine, TID, s.held[2].id, watch=True),
     "stats": lambda s: queries.stats(s.engine, TID),
     "peek": lambda s: queries.peek(s.engine, TID, "send", 3),
@@ -387,22 +391,22 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "queue_position": lambda s: queries.queue_position(s.engine, TID, s.ready[2].id),
     "ranked_enqueue": with_ranked_queue(
         lambda s: ranked_engine.enqueue(
-            s.engine, TID, "line", [("new", 50), ("later", 50), ("held", 70), ("again", 50), ("last", 9)]
+            s.engine, TID, "reviews", [("new", 50), ("later", 50), ("held", 70), ("again", 50), ("last", 9)]
         )
     ),
     "ranked_dequeue": with_ranked_queue(
-        lambda s: ranked_engine.dequeue(s.engine, TID, "line", "h:2", lock_seconds=300)
+        lambda s: ranked_engine.dequeue(s.engine, TID, "reviews", "h:2", lock_seconds=300)
     ),
     "ranked_requeue": with_ranked_queue(
-        lambda s: ranked_engine.requeue(s.engine, TID, "line", "held", "h:1", delay_ms=5)
+        lambda s: ranked_engine.requeue(s.engine, TID, "reviews", "held", "h:1", delay_ms=5)
     ),
-    "ranked_release": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "line", "held", "h:1")),
-    "ranked_release by force": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "line", "held", "")),
+    "ranked_release": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "reviews", "held", "h:1")),
+    "ranked_release by force": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "reviews", "held", "")),
     "ranked_renew": with_ranked_queue(
-        lambda s: ranked_engine.renew(s.engine, TID, "line", "held", "h:1", lock_seconds=400)
+        lambda s: ranked_engine.renew(s.engine, TID, "reviews", "held", "h:1", lock_seconds=400)
     ),
-    "ranked_size": with_ranked_queue(lambda s: ranked_engine.size(s.engine, TID, "line")),
-    "ranked_locked": with_ranked_queue(lambda s: ranked_engine.is_locked(s.engine, TID, "line", "held")),
+    "ranked_size": with_ranked_queue(lambda s: ranked_engine.size(s.engine, TID, "reviews")),
+    "ranked_locked": with_ranked_queue(lambda s: ranked_engine.is_locked(s.engine, TID, "reviews", "held")),
 }
 # Scripts that only read, and a resume of a queue that is not paused.
 CHANGE_NOTHING = {

@@ -81,13 +81,16 @@ def dump(client: redis.Redis) -> dict[str, Any]:
 
 
 def without_hints(keyspace: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyspace without the keys that scripts do not roll back: `woken`, `waiting` and `tenants`."""
+    """Return the keyspace without `woken`, `waiting` and `tenants`.
+
+    Scripts do not roll these keys back, because wrong entries in them are harmless.
+    """
     return {name: value for name, value in keyspace.items() if not name.endswith(("}:woken", "}:waiting", "}:tenants"))}
 
 
 @dataclass
 class Snapshot:
-    """The contents of a keyspace: the tasks, the indexes that contain each task, and the inconsistencies."""
+    """The tasks of a keyspace, the places of each task, and the inconsistencies."""
 
     keyspace: dict[str, Any]
     tasks: dict[str, Fields] = field(default_factory=dict)
@@ -105,7 +108,7 @@ class Snapshot:
         return self.tasks[task_id]["status"].decode() if task_id in self.tasks else "GONE"
 
     def keys_of_kind(self, kind: str) -> list[tuple[list[str], Any]]:
-        """Return the parts of the name after `codeq:{p}:<kind>:`, and the value, of every key of one kind."""
+        """Return all keys of one kind: the parts of the name after the kind, and the value."""
         if not self._by_kind:
             for name, value in self.keyspace.items():
                 first, *words = name.partition("}:")[2].split(":")
@@ -226,7 +229,7 @@ def _check_idempotency(snapshot: Snapshot) -> None:
 
 
 def _check_events(snapshot: Snapshot) -> None:
-    """Check that each ended attempt has one event, without gaps, and that the last one has the task's status."""
+    """Check that each ended attempt has one event, and the last one the task's status."""
     for _, entries in snapshot.keys_of_kind("events"):
         for entry in entries:
             snapshot.events[entry["id"]].append(entry)
