@@ -14,7 +14,7 @@ In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
     codeq:{p}:expiry:<tid>                     ZSET    id of an ended task -> when its retention expires (ms)
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), state, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; expires with the retention
-    codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  time (ms) until which admitted requests are paid for
+    codeq:{p}:rate:<tid>:<kind>[:<token>]      STRING  time (ms) until which admitted requests are paid for
     codeq:{p}:ranked:<tid>:<name>              ZSET    id -> score of its rank, or of when its delay or lock ends
     codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of the lock's holder
     codeq:{p}:tenants                          SET     every <tid> that has a queue
@@ -108,9 +108,9 @@ def ready_lists_in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -
     return tuple([ready[priority] for priority in reversed(PRIORITIES) for ready in ready_lists])
 
 
-def rate_limit(root: str, tid: str, what: str, token: str = "") -> str:
+def rate_limit(root: str, tid: str, kind: str, token: str = "") -> str:
     """Return the key of a tenant's rate limit, or of one of its tokens, by fingerprint."""
-    return f"{root}rate:{tid}:{what}:{token}" if token else f"{root}rate:{tid}:{what}"
+    return f"{root}rate:{tid}:{kind}:{token}" if token else f"{root}rate:{tid}:{kind}"
 
 
 def ranked(root: str, tid: str, name: str) -> str:

@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     A rate of 0 means no limit. A token may use `token_percent` of the tenant's rate.
     """
 
-    what: str = ""
+    kind: str = ""
     per_second: float = 0
     burst_seconds: float = 2.0
     token: str = ""
@@ -55,9 +55,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=10_000)
 def _encode_buckets(limits: Limits, root: str, tid: str) -> str:
     price, burst = 1000 / limits.per_second, limits.burst_seconds * 1000
-    buckets = [f"{keys.rate_limit(root, tid, limits.what)} {price} {burst}"]
+    buckets = [f"{keys.rate_limit(root, tid, limits.kind)} {price} {burst}"]
     if limits.token and limits.token_percent < 100:
-        token_key = keys.rate_limit(root, tid, limits.what, limits.token)
+        token_key = keys.rate_limit(root, tid, limits.kind, limits.token)
         buckets.append(f"{token_key} {price * 100 / limits.token_percent} {burst}")
     return " ".join(buckets)
 

@@ -11,7 +11,7 @@ local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
 local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local new_status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)
 write_changes(now)
 return { new_status, 0 }

@@ -19,7 +19,7 @@ if status ~= 'PENDING' and status ~= 'IN_PROGRESS' then return { 'ENDED' } end
 local index = queue_key(queue, status == 'PENDING' and 'delayed' or 'inprog')
 local score = call('ZSCORE', index, id)
 local attempt = status == 'IN_PROGRESS' and past + attempts + 1 or 0
--- decided; only writes below
+-- All checks are done; only writes follow.
 hash_set(key, { 'status', 'ended', 'updated' }, task, 'status', 'CANCELLED', 'ended', now, 'updated', now)
 if score then
   zset_remove(index, { score, id })

@@ -58,7 +58,7 @@ if refused then
   return reply
 end
 local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
--- decided; only writes below
+-- All checks are done; only writes follow.
 if buckets then charge_buckets(buckets, #new, now) end
 for _, task in ipairs(new) do
   local i, visible, mapped_id = task[1], task[2], task[3]

@@ -12,7 +12,7 @@ local status, lease, queue = task[1], task[8], task[11]
 local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
 math.randomseed(tonumber(seed))
--- decided; only writes below
+-- All checks are done; only writes follow.
 local new_status, delay = end_attempt(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))
 write_changes(now)
 return { new_status, delay }

@@ -29,7 +29,7 @@ for i = args_from, #ARGV do
     reply[#reply + 1] = (is_own and not removed[id]) and 0 or -1
   end
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local keys = {}
 for _, entry in ipairs(vanished) do zset_remove(expiry, entry) end
 for _, item in ipairs(removed) do

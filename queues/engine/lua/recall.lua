@@ -26,7 +26,7 @@ for i = args_from, #ARGV do
   end
   reply[#reply + 1] = { answer }
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local dead_entries, expiries = {}, {}
 for _, item in ipairs(accepted) do
   local id, task = unpack(item)

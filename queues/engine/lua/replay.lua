@@ -29,7 +29,7 @@ for i = args_from, #ARGV, 2 do
     accepted[#accepted + 1] = { i, task, dead_since, call('ZSCORE', expiry, id) }
   end
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local dead_entries, expiries, ready_lists = {}, {}, {}
 for _, item in ipairs(accepted) do
   local i, task, dead_since, expires = unpack(item)

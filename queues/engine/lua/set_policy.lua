@@ -12,7 +12,7 @@ local policy_before = call('HGET', policies, command)
 local state_before, state_of_dead_letter_queue = states[1], states[2]
 local state = state_before and string.match(state_before, '^%a+') or 'active'
 call('SADD', tenants, tid) -- this may be the tenant's first queue
--- decided; only writes below
+-- All checks are done; only writes follow.
 hash_set(queues, { command }, { state_before }, command, max_consumers ~= '' and state .. ' ' .. max_consumers or state)
 if dead_letter_queue ~= '' and not state_of_dead_letter_queue then
   hash_set(queues, { dead_letter_queue }, {}, dead_letter_queue, 'active')

@@ -32,7 +32,7 @@ for i = args_from, #ARGV, 5 do
   local r = #reply
   reply[r + 1], reply[r + 2], reply[r + 3] = refused or 'OK', ended, attempts
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local lease_entries, expiries, common_retention = {}, {}, tonumber(retention_ms)
 for n = 1, #accepted, 3 do
   local i, task, deadline = accepted[n], accepted[n + 1], accepted[n + 2]

@@ -314,7 +314,7 @@ def with_ranked_queue(call: Callable[[Scene], ScriptCall[Any]]) -> Callable[[Sce
     return act
 
 
-LIMITS = Limits(what="any", per_second=100, burst_seconds=10, token="0a", token_percent=50)
+LIMITS = Limits(kind="any", per_second=100, burst_seconds=10, token="0a", token_percent=50)
 
 SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "enqueue": enqueue_with_known_keys,
