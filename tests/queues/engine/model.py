@@ -86,9 +86,8 @@ class Model:
         return [task for task in self.tasks.values() if task.queue == queue and task.place == place]
 
     def first_due(self, queue: Queue) -> int | None:
-        times = [task.visible for task in self.list_tasks(queue, "delayed")] + [
-            task.deadline for task in self.list_tasks(queue, "inprog")
-        ]
+        times = [task.visible for task in self.list_tasks(queue, "delayed")]
+        times += [task.deadline for task in self.list_tasks(queue, "inprog")]
         return min(times, default=None)
 
     # Producers
@@ -256,13 +255,13 @@ class Model:
 
     def _forward_dead(self, task: ModelTask, outcome: str, own_error: str, now: int) -> bool:
         """Move a dead task to its dead letter queue, with all its attempts; once per task."""
-        topic = self._policy(task.queue)[3]
-        if not topic or task.was_forwarded:
+        dead_letter_queue = self._policy(task.queue)[3]
+        if not dead_letter_queue or task.was_forwarded:
             return False
         task.past, task.attempts, attempt = task.past + task.attempts, 0, task.past + task.attempts
         task.status, task.visible, task.error = Status.PENDING, now, own_error or "MAX_ATTEMPTS"
         self._record_event(task, attempt, outcome, task.worker, own_error)
-        task.command, task.was_forwarded = topic, True
+        task.command, task.was_forwarded = dead_letter_queue, True
         self._make_ready(task)
         return True
 
@@ -279,18 +278,16 @@ class Model:
     # Periodic tasks and operators
 
     def promote(self, queue: Queue, limit: int, now: int) -> int:
-        due = sorted((task.visible, task.id) for task in self.list_tasks(queue, "delayed") if task.visible <= now)[
-            :limit
-        ]
-        for _, task_id in due:
+        delayed = sorted((task.visible, task.id) for task in self.list_tasks(queue, "delayed"))
+        due = [task_id for visible, task_id in delayed if visible <= now][:limit]
+        for task_id in due:
             self._make_ready(self.tasks[task_id])
         return len(due)
 
     def reap(self, queue: Queue, limit: int, now: int) -> tuple[int, int]:
-        expired = sorted((task.deadline, task.id) for task in self.list_tasks(queue, "inprog") if task.deadline <= now)[
-            :limit
-        ]
-        dead = [self._end_attempt(self.tasks[task_id], "EXPIRED", "", None, now)[0] for _, task_id in expired]
+        leased = sorted((task.deadline, task.id) for task in self.list_tasks(queue, "inprog"))
+        expired = [task_id for deadline, task_id in leased if deadline <= now][:limit]
+        dead = [self._end_attempt(self.tasks[task_id], "EXPIRED", "", None, now)[0] for task_id in expired]
         return len(expired), sum(dead)
 
     def replay(self, tid: str, task_ids: Sequence[str], now: int) -> list[Refusal | None]:
@@ -302,13 +299,8 @@ class Model:
             return errors.TaskNotFound
         if task.place != "dlq":
             return errors.NotDead
-        task.past, task.attempts, task.status, task.visible, task.expires = (
-            task.past + task.attempts,
-            0,
-            Status.PENDING,
-            now,
-            0,
-        )
+        task.past, task.attempts = task.past + task.attempts, 0
+        task.status, task.visible, task.expires = Status.PENDING, now, 0
         task.replayed_by = ""
         self._record_event(task, 0, "REPLAYED", "", "")
         self._make_ready(task)
