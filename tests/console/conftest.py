@@ -26,7 +26,7 @@ def _nobody_follows() -> Iterator[None]:
 
 def make_queue(slug: str, command: str) -> Queue:
     """A queue of a tenant that has a row. Redis' own clock: the console compares it with ours."""
-    tenant = tenant_cache.find_tid(TenantFactory(slug=slug).tid)
+    tenant = tenant_cache.find_by_tid(TenantFactory(slug=slug).tid)
     assert tenant is not None
     return Queue(tenant, command)
 

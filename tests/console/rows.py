@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db.models import CharField, Model, TextField
 
-from tenants.models import Tenant as TenantRow
+from tenants.models import Tenant
 from tests.factories import UserFactory, factory_of
 from tests.fixtures.queues import Queue
 
@@ -25,9 +25,9 @@ def label_of(model: Any) -> str:
     return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
-def row_of(model: type[Model], tenant: TenantRow, word: str) -> Model:
+def row_of(model: type[Model], tenant: Tenant, word: str) -> Model:
     """Create a row of this tenant with `word` in every text column that has no choices."""
-    if model is TenantRow:
+    if model is Tenant:
         return tenant
     columns = {field.name: field for field in model._meta.concrete_fields}
     values: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Rows:
     """A row of every model, of one tenant."""
 
     def __init__(self, queue: Queue, word: str) -> None:
-        self.tenant = TenantRow.objects.get(pk=queue.tenant.tid)
+        self.tenant = Tenant.objects.get(pk=queue.tenant.tid)
         self.rows = {model: row_of(model, self.tenant, word) for model in ALL}
 
     def pk(self, model: type[Model]) -> str:
@@ -61,5 +61,5 @@ class Rows:
             model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
             for model, row in self.rows.items()
         }
-        secrets = TenantRow.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
+        secrets = Tenant.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
         return found, list(secrets.order_by("signing_secrets"))

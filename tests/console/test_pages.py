@@ -29,7 +29,7 @@ from queues.models import AuditedResult, BulkJob
 from queues.policies import Policy
 from queues.search import platform_search
 from queues.stats.sampler import sample
-from tenants.models import Tenant as TenantRow
+from tenants.models import Tenant
 from tests.console.conftest import Login, die, drain, make_queue
 from tests.factories import (
     BeatJobFactory,
@@ -460,7 +460,7 @@ def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: C
     make_queue("one", "send")
     cost()
     few = cost()
-    TenantRow.objects.bulk_create(TenantFactory.build_batch(198))
+    Tenant.objects.bulk_create(TenantFactory.build_batch(198))
     assert cost() == few
 
 
