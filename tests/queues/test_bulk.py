@@ -91,7 +91,7 @@ def counts(job: BulkJob) -> tuple[int, int, int]:
 
 @pytest.mark.spec("ADM-2", "All dead letters that match are replayed as a job with progress, the oldest first")
 def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_runner, "PIECE", 100)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 100)
     ids = dead(tenant, 450)
     others = dead(tenant, 3, command="mail")
     job = start(tenant, reason="the gateway is back")
@@ -129,13 +129,13 @@ def test_named_tasks_are_replayed_and_the_others_are_told(tenant: Tenant, other_
     queries.delete(tenant, [gone])
     job = finished(start(tenant, [replayed_before, gone, foreign, *rest[:3], rest[0]]))
     assert (job.state, job.total, counts(job)) == ("done", 6, (3, 1, 2))
-    wrong = {str(item.task_id): (item.outcome, item.error) for item in bulk_jobs.items(job) if item.error}
+    wrong = {str(item.task_id): (item.outcome, item.error) for item in bulk_jobs.list_items(job) if item.error}
     assert wrong == {
         replayed_before: ("skipped", "not_dead"),
         gone: ("failed", "task_not_found"),
         foreign: ("failed", "task_not_found"),
     }
-    assert bulk_jobs.items(job, outcome="done").count() == 3
+    assert bulk_jobs.list_items(job, outcome="done").count() == 3
     assert (stats(tenant), stats(other_tenant)) == ((4, 1), (0, 1))
 
 
@@ -160,7 +160,7 @@ def test_a_dry_run_counts_and_shows_and_changes_nothing(tenant: Tenant) -> None:
     ids = dead(tenant, 25)
     dead(tenant, 2, reason="other")
     found = bulk_jobs.dry_run(tenant, Filter(error="boom"))
-    assert (found.count, len(found.sample)) == (25, bulk_jobs.SAMPLE)
+    assert (found.count, len(found.sample)) == (25, bulk_jobs.SAMPLE_SIZE)
     assert {letter.id for letter in found.sample} <= set(ids)
     assert stats(tenant) == (0, 27)
     assert not BulkJob.objects.exists()
@@ -197,13 +197,13 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
 
 @pytest.mark.spec("ADM-2", "A job that dies anywhere goes on: each item is done once and counted once")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("place", ["_send", "_book", "_choose", "_unmark"])
+@pytest.mark.parametrize("place", ["_send", "_record", "_choose_next", "_clear_dead_flags"])
 @pytest.mark.parametrize("drained", [False, True], ids=["the audit is behind", "the audit is there"])
 @pytest.mark.parametrize("kind", ["replay", "delete"])
 def test_a_job_that_dies_goes_on_where_it_was(
     tenant: Tenant, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, drained: bool, kind: str
 ) -> None:
-    monkeypatch.setattr(bulk_runner, "PIECE", 10)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
     dead(tenant, 35)
     job = start(tenant, kind=kind)
     bulk_runner.step(job.pk)
@@ -243,12 +243,12 @@ def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_
 def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was frozen wakes up and goes on with a piece that another one has sent meanwhile."""
     dead(tenant, 30)
-    monkeypatch.setattr(bulk_runner, "PIECE", 10)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
     job = start(tenant)
     bulk_runner.step(job.pk)
     real = bulk_runner._send
 
-    def frozen(held: BulkJob) -> bulk_runner.Answers:
+    def frozen(held: BulkJob) -> bulk_runner.Results:
         monkeypatch.setattr(bulk_runner, "_send", real)
         bulk_runner.step(job.pk)
         return real(held)
@@ -363,7 +363,7 @@ def test_the_rest_stays_dead_when_too_many_canaries_die(tenant: Tenant, watched:
     job.refresh_from_db()
     assert (job.state, job.canaries_died, counts(job)) == ("stopped", 3, (10, 0, 0))
     assert job.is_over
-    assert bulk_jobs.items(job).filter(is_canary=True).count() == 10
+    assert bulk_jobs.list_items(job).filter(is_canary=True).count() == 10
     assert stats(tenant) == (0, 43)
     assert bulk_runner.run(lambda: True) == 0
 
@@ -409,7 +409,7 @@ def test_canaries_that_the_audit_has_not_heard_of_are_waited_for(
 
 @pytest.mark.spec("ADM-2", "A job is cancelled: nothing more is chosen, and what was on its way is counted")
 def test_a_cancelled_job_does_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_runner, "PIECE", 10)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
     dead(tenant, 50)
     job = start(tenant)
     bulk_runner.step(job.pk)
@@ -443,8 +443,8 @@ def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: Tenant, other_te
             reach([tenant.tid], str(uuid.uuid4()))
         with pytest.raises(errors.NotFound):
             reach([tenant.tid], "nonsense")
-    assert list(bulk_jobs.of([other_tenant.tid])) == []
-    assert list(bulk_jobs.of(None)) == [job]
+    assert list(bulk_jobs.list_jobs([other_tenant.tid])) == []
+    assert list(bulk_jobs.list_jobs(None)) == [job]
     finished(job)
     assert counts(finished(start(tenant, theirs, kind="delete"))) == (5, 0, 0)  # gone, for all that they know
     assert (stats(tenant), stats(other_tenant)) == ((5, 0), (0, 5))
@@ -456,12 +456,12 @@ def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: Tenant, other_te
     [
         ([], {}),
         (["x"], {}),
-        ([str(uuid.UUID(int=7))] * (bulk_jobs.IDS + 1), {}),
+        ([str(uuid.UUID(int=7))] * (bulk_jobs.MAX_IDS + 1), {}),
         (Filter(text="-"), {}),
         (Filter(json_path="$["), {}),
         (RENDER, {"rate_per_second": 0}),
         (RENDER, {"canary": Canary(count=-1)}),
-        (RENDER, {"canary": Canary(count=bulk_jobs.CANARIES + 1)}),
+        (RENDER, {"canary": Canary(count=bulk_jobs.MAX_CANARIES + 1)}),
         (RENDER, {"canary": Canary(count=1, percent=101)}),
         (RENDER, {"canary": Canary(count=1), "kind": "delete"}),
     ],
@@ -474,7 +474,7 @@ def test_a_job_that_cannot_be_is_refused(tenant: Tenant, which: Any, asked: dict
 
 
 def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_tenant: Tenant) -> None:
-    for _ in range(bulk_jobs.JOBS):
+    for _ in range(bulk_jobs.MAX_JOBS):
         start(tenant)
     with pytest.raises(errors.TooMany):
         start(tenant)
@@ -484,8 +484,8 @@ def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_t
 
 
 def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_runner, "PIECE", 10)
-    monkeypatch.setattr(bulk_runner, "NOTED", 20)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
+    monkeypatch.setattr(bulk_runner, "MAX_RECORDED_FAILURES", 20)
     ids = dead(tenant, 45)
     job = start(tenant)
     services.replay(tenant, ids).run_sync()
@@ -503,7 +503,7 @@ def test_the_schedule_runs_jobs_every_second() -> None:
 @pytest.mark.spec("ADM-2", "A replay is taken back: what nobody has claimed yet is a dead letter again")
 @pytest.mark.parametrize("by_ids", [False, True], ids=["filter", "ids"])
 def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
-    monkeypatch.setattr(bulk_runner, "PIECE", 10)
+    monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
     ids = dead(tenant, 25)
     other = dead(tenant, 1, command="mail")
     replayed = finished(start(tenant, ids if by_ids else RENDER))
@@ -570,7 +570,7 @@ def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_te
     with pytest.raises(errors.Conflict):
         bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
     finished(running)
-    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.UNDO)
+    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.UNDO_PERIOD)
     with pytest.raises(errors.Conflict, match="longer than 24 hours"):
         bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
     with pytest.raises(errors.NotFound):

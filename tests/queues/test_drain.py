@@ -146,12 +146,12 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
 
     first, _, second = _read_new(tenant)
     seen = [
-        events.read(entry, blobs) for entry, blobs in zip((first, second), stream.blobs([first, second]), strict=True)
+        events.read(entry, blobs) for entry, blobs in zip((first, second), stream.read_blobs([first, second]), strict=True)
     ]
     assert [(item.event.is_dead, item.result) for item in seen] == [(True, ""), (False, "[1]")]
 
 
-def _read_new(tenant: Tenant) -> list[events.Entry]:
+def _read_new(tenant: Tenant) -> list[events.StreamEntry]:
     stream.survey()
     return stream.read({partition(tenant): stream.NEW}, 10)
 
@@ -171,7 +171,7 @@ def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) ->
     completed(tenant, 300)
     stream.survey()
     entries = stream.read({partition(tenant): stream.NEW}, 1000)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     barrier, failed = threading.Barrier(3), []
 
     def overlap() -> None:
@@ -225,7 +225,7 @@ def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> Non
     completed(tenant, 10)
     key = keys.of_partition(partition(tenant)).events
     entries = _read_new(tenant)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     drain.store(batch[5:])
     stream.acknowledge(entries[5:])
     assert client().xlen(key) == 10

@@ -207,8 +207,8 @@ def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) ->
 
 
 def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_search, "QUEUES", 4)
-    monkeypatch.setattr(tenant_search, "QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(tenant_search, "MAX_QUEUES", 4)
+    monkeypatch.setattr(tenant_search, "QUEUES_PER_CALL", 2)
     tasks = [Queue(tenant, f"q{number:02}").enqueue() for number in range(0, 15, 5)]
     for number in range(15):
         services.pause(tenant, f"q{number:02}").run_sync()
@@ -221,8 +221,8 @@ def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypat
 def test_a_page_looks_at_so_many_live_tasks_and_no_more(
     tenant: Tenant, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant_search, "IDS", 10)
-    monkeypatch.setattr(tenant_search, "IDS_AT_ONCE", 5)
+    monkeypatch.setattr(tenant_search, "MAX_IDS", 10)
+    monkeypatch.setattr(tenant_search, "IDS_PER_CALL", 5)
     queue.enqueue_many(40)
     held = [queue.claim(f"worker-{number}") for number in range(35)]
     pages_seen = list(walk(tenant, q="worker-34"))
