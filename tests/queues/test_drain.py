@@ -146,7 +146,8 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
 
     first, _, second = _read_new(tenant)
     seen = [
-        events.read(entry, blobs) for entry, blobs in zip((first, second), stream.read_blobs([first, second]), strict=True)
+        events.read(entry, blobs)
+        for entry, blobs in zip((first, second), stream.read_blobs([first, second]), strict=True)
     ]
     assert [(item.event.is_dead, item.result) for item in seen] == [(True, ""), (False, "[1]")]
 
