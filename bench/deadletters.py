@@ -60,7 +60,8 @@ def measure_lists(tid: str, count: int) -> None:
             cursor.execute(INSERT, [tid, MESSAGES, MESSAGES, start + 1, min(start + 50_000, count)])
         cursor.execute("ANALYZE queues_auditedresult")
     newest = pagination.read_keys(queries.to_row_filter([tid], Filter())).keys[0]
-    middle = pagination.encode_cursor(pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0)))
+    middle_key = pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0))
+    middle = pagination.encode_cursor(middle_key)
     for state in ("not vacuumed", "vacuumed"):
         if state == "vacuumed":
             with connection.cursor() as cursor:

@@ -388,7 +388,7 @@ def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
     bulk_runner.run(lambda: True)
     BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
-    assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
+    assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()
 
 
