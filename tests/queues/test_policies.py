@@ -361,17 +361,17 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: TenantSnapshot
 @pytest.mark.spec("ADM-5", "A change of a policy is in force in every process within 5 s")
 def test_another_process_feels_a_change_within_seconds(tenant: TenantSnapshot) -> None:
     there = TenantCache()
-    there.keep("policies", policies.load)
+    there.register_loader("policies", policies.load)
     try:
         found = there.find("acme")
         assert found is not None
-        assert there.kept("policies", found) is None
+        assert there.get_related("policies", found) is None
         put(tenant, max_attempts=3)
-        until(lambda: there.kept("policies", found), 5)
+        until(lambda: there.get_related("policies", found), 5)
         put(tenant, max_attempts=4)
-        until(lambda: there.kept("policies", found)["send"].max_attempts == 4, 5)
+        until(lambda: there.get_related("policies", found)["send"].max_attempts == 4, 5)
         policies.delete(tenant, "send")
-        until(lambda: there.kept("policies", found) is None, 5)
+        until(lambda: there.get_related("policies", found) is None, 5)
     finally:
         there.stop()
 
