@@ -210,6 +210,10 @@ TOGETHER = {
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
     "tests/queues/test_bloom.py": "bloom",
+    "tests/queues/api/test_artifacts_s3.py": "artifacts_s3",
+    "tests/queues/api/test_codeq_client.py": "codeq_client",
+    "tests/queues/api/test_memory.py": "memory",
+    "tests/queues/api/test_network.py": "network",
 }
 # What takes longest begins first: begun last, it would run on while the other workers have nothing left to do.
 LONGEST_FIRST = (
