@@ -18,7 +18,7 @@ from console.task import TONES
 from core import errors
 from core.admin.links import task_url
 from queues import selectors
-from queues.domain import Status, Task
+from queues.domain import Task, TaskStatus
 from queues.models import AuditedResult
 from queues.search import platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
@@ -81,7 +81,7 @@ class SearchPage(Page):
             is_asked=any(query.values()),
             tenants=list(slugs.items()) if len(slugs) <= deadletters.TENANTS else [],
             tenant=tenant,
-            statuses=list(Status),
+            statuses=list(TaskStatus),
             found=answer.found,
             looked_into=answer.looked_into,
             problem=problem,
@@ -150,6 +150,8 @@ def _tenants(count: int, *, of: int) -> str:
 
 def _asked(query: dict[str, str]) -> TaskQuery:
     status = query["status"]
-    if status and status not in set(Status):
+    if status and status not in set(TaskStatus):
         raise errors.InvalidRequest("status: not one that a task has")
-    return TaskQuery(q=query["q"] or None, command=query["command"] or None, status=Status(status) if status else None)
+    return TaskQuery(
+        q=query["q"] or None, command=query["command"] or None, status=TaskStatus(status) if status else None
+    )

@@ -20,7 +20,7 @@ from core.admin.links import queue_url
 from queues import artifacts, selectors, services
 from queues.deadletters import queries
 from queues.diagnosis import why
-from queues.domain import Answer, Location, Outcome, Status, Task
+from queues.domain import Answer, Location, Outcome, Task, TaskStatus
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
 from tenants.scoping import Role
@@ -28,7 +28,8 @@ from tenants.tenant import Tenant
 from webhooks.models import Delivery
 
 TONES = {
-    Status.COMPLETED: "good", Status.FAILED: "bad", Status.CANCELLED: "warn", Status.IN_PROGRESS: "main",
+    TaskStatus.COMPLETED: "good", TaskStatus.FAILED: "bad",
+    TaskStatus.CANCELLED: "warn", TaskStatus.IN_PROGRESS: "main",
     Outcome.NACKED: "warn", Outcome.ABANDONED: "warn", Outcome.EXPIRED: "bad",
 }  # fmt: skip
 
@@ -68,7 +69,7 @@ class TaskPage(Page):
             subtitle=tenant.slug,
             tenant=tenant,
             task=task,
-            tone=TONES.get(Status(task.status), ""),
+            tone=TONES.get(TaskStatus(task.status), ""),
             reasons=reasons(tenant, live),
             attempts=_attempts(tenant, task.id),
             deliveries=list(_deliveries(tenant, task.id)),
@@ -204,7 +205,7 @@ def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
     return [
         {
             "row": row,
-            "tone": TONES.get(Outcome(row.outcome), TONES.get(Status(row.status), "")),
+            "tone": TONES.get(Outcome(row.outcome), TONES.get(TaskStatus(row.status), "")),
             "waited": _seconds(row.visible_at, row.claimed_at),
             "ran": _seconds(row.claimed_at, row.ended_at),
         }

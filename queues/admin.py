@@ -22,14 +22,14 @@ from core.admin.mixins import ReadOnly
 from core.admin.reasons import ReasonedActions, reason_in
 from core.admin.text import error_summary
 from queues.audit import drain
-from queues.domain import Outcome, Status
+from queues.domain import Outcome, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
-    Status.COMPLETED: "success", Status.FAILED: "danger", Status.CANCELLED: "warning", Status.PENDING: "info",
-    "DEAD LETTER": "danger",
+    TaskStatus.COMPLETED: "success", TaskStatus.FAILED: "danger", TaskStatus.CANCELLED: "warning",
+    TaskStatus.PENDING: "info", "DEAD LETTER": "danger",
 }  # fmt: skip
 OUTCOME_COLOURS = {
     Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from queues.domain import Location, QueuePosition, Status, Task
+from queues.domain import Location, QueuePosition, Task, TaskStatus
 from tenants.tenant import Tenant
 
 
 def why(tenant: Tenant, task: Task, place: QueuePosition) -> list[str]:
     """What keeps the task from being worked on, the first thing first; or what it is doing instead."""
-    if task.status is Status.IN_PROGRESS:
+    if task.status is TaskStatus.IN_PROGRESS:
         return _held(task, place)
-    if task.status is not Status.PENDING:
+    if task.status is not TaskStatus.PENDING:
         return _ended(task)
     found = []
     if tenant.suspended:
@@ -53,9 +53,9 @@ def _ended(task: Task) -> list[str]:
             "Nothing claims it; replay it to try again."
         ]
     ended = {
-        Status.COMPLETED: "It has run: its worker said that it is done.",
-        Status.FAILED: "It has run: its worker said that it failed for good.",
-        Status.CANCELLED: "It was cancelled.",
+        TaskStatus.COMPLETED: "It has run: its worker said that it is done.",
+        TaskStatus.FAILED: "It has run: its worker said that it failed for good.",
+        TaskStatus.CANCELLED: "It was cancelled.",
     }
     return [ended[task.status]]
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Status(StrEnum):
+class TaskStatus(StrEnum):
     PENDING = "PENDING"  # waits in a ready list, or is delayed
     IN_PROGRESS = "IN_PROGRESS"  # PENDING -> claimed under a lease
     COMPLETED = "COMPLETED"  # IN_PROGRESS -> result
@@ -19,7 +19,7 @@ class Status(StrEnum):
         return self in TERMINAL
 
 
-TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+TERMINAL = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
 
 
 class Location(StrEnum):
@@ -75,7 +75,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     spec: Spec
     priority: int
     max_attempts: int
-    status: Status
+    status: TaskStatus
     created_ms: int
     updated_ms: int
     visible_ms: int
@@ -115,7 +115,7 @@ class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's answer. `result` is compact JSON; `artifacts` the compact JSON list already stored, or None."""
 
     task_id: str
-    status: Status
+    status: TaskStatus
     result: bytes | None = None
     error: str | None = None
     artifacts: bytes | None = None
@@ -134,7 +134,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer of an ended task with its circumstances: the same on every read."""
 
     task_id: str
-    status: Status
+    status: TaskStatus
     worker: str
     completed_ms: int
     attempts: int

@@ -20,7 +20,7 @@ from django.db.models import F, Func
 
 from core.admin.date_hierarchy import DatedQuerySet
 from core.conf import BackoffPolicy
-from queues.domain import Outcome, Status
+from queues.domain import Outcome, TaskStatus
 
 
 def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
@@ -47,7 +47,7 @@ class Attempt(models.Model):
     claimed_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField()
     outcome = models.TextField(choices=[(value, value) for value in Outcome])
-    status = models.TextField(choices=[(value, value) for value in Status], help_text="The task's, after it.")
+    status = models.TextField(choices=[(value, value) for value in TaskStatus], help_text="The task's, after it.")
     worker = models.TextField(blank=True)
     error = models.TextField(blank=True)
     payload_bytes = models.BigIntegerField()
@@ -76,7 +76,7 @@ class AuditedResult(models.Model):
     command = models.TextField()
     priority = models.SmallIntegerField()
     payload = models.TextField(blank=True, help_text="JSON text as it came; empty if the task was purged first.")
-    status = models.TextField(choices=[(value, value) for value in Status if value.is_terminal])
+    status = models.TextField(choices=[(value, value) for value in TaskStatus if value.is_terminal])
     outcome = models.TextField(choices=[(value, value) for value in Outcome])
     is_dead = models.BooleanField(help_text="A dead letter: out of attempts, neither replayed nor deleted since.")
     fingerprint = models.BigIntegerField(
@@ -111,7 +111,7 @@ class AuditedResult(models.Model):
             models.Index(fields=["tenant", "command", "ended_at"], name="audited_command_ended"),
             models.Index(
                 fields=["tenant", "ended_at"],
-                condition=~models.Q(status=Status.COMPLETED),
+                condition=~models.Q(status=TaskStatus.COMPLETED),
                 name="audited_not_completed",
             ),
             models.Index(fields=["ended_at"], condition=models.Q(is_dead=True), name="audited_dead_all"),

@@ -11,7 +11,7 @@ from core.redis.connections import reachable_partitions
 from core.redis.script_call import ScriptCall, merge_calls
 from queues import validation
 from queues.current_engine import engine
-from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Result, Status, Task
+from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Result, Task, TaskStatus
 from queues.engine import queries
 from queues.filters import filters
 from tenants.tenant import Tenant
@@ -30,7 +30,7 @@ def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[t
 
     def answered(found: tuple[Task, Answer | None]) -> tuple[Task, Result]:
         task, answer = found
-        if answer is None or task.status not in (Status.COMPLETED, Status.FAILED):
+        if answer is None or task.status not in (TaskStatus.COMPLETED, TaskStatus.FAILED):
             raise errors.ResultNotFound
         return task, Result(
             task_id=task.id,

@@ -17,7 +17,7 @@ from core.conf import conf
 from core.redis.script_call import ScriptCall
 from queues import policies, validation
 from queues.current_engine import engine
-from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Status, Task
+from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Task, TaskStatus
 from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.filters import filters
@@ -136,8 +136,8 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptC
     def check(new: NewResult) -> None:
         validation.check_id(new.task_id)
         validation.check_token(tenant, new.lease_token)
-        validation.require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
-        if new.status is Status.COMPLETED:
+        validation.require(new.status in (TaskStatus.COMPLETED, TaskStatus.FAILED), "status: COMPLETED or FAILED")
+        if new.status is TaskStatus.COMPLETED:
             validation.require(new.result is not None, "result: a completed task needs one")
         else:
             validation.require(bool(new.error), "error: a failed task needs one")

@@ -15,7 +15,7 @@ from core.url_check import check_url
 from queues import artifacts, json_payloads
 from queues import domain as nouns
 from queues.api.schemas import LIMITS, leases, results, tasks
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 
 
 def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
@@ -54,7 +54,7 @@ def new_result(
         raise errors.InvalidRequest("Object missing required field `error`: a FAILED task has one")
     return nouns.NewResult(
         task_id=task_id,
-        status=Status(body.status),
+        status=TaskStatus(body.status),
         result=result,
         error=body.error,
         artifacts=msgspec.json.encode(kept) if kept else None,
@@ -100,8 +100,8 @@ def moment(ms: int) -> dt.datetime:
 
 def task(found: nouns.Task, tenant_id: str) -> tasks.Task:
     spec = found.spec
-    is_answered = found.status is Status.COMPLETED or (
-        found.status is Status.FAILED and found.location is not Location.DLQ_SET
+    is_answered = found.status is TaskStatus.COMPLETED or (
+        found.status is TaskStatus.FAILED and found.location is not Location.DLQ_SET
     )
     created_at = moment(found.created_ms)
     return tasks.Task(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from queues.domain import TERMINAL, Answer, Outcome, Spec, Status
+from queues.domain import TERMINAL, Answer, Outcome, Spec, TaskStatus
 from queues.engine.replies import decode_answer, decode_spec
 
 # 9999-12-31: what `datetime` and PostgreSQL can both hold.
@@ -75,7 +75,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_dead(self) -> bool:
         """A dead letter: failed without a worker's word. It may be replayed, and then end again."""
-        return self.status == Status.FAILED and self.outcome != Outcome.FAILED
+        return self.status == TaskStatus.FAILED and self.outcome != Outcome.FAILED
 
     @property
     def is_aftermath(self) -> bool:

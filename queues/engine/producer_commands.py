@@ -12,7 +12,7 @@ import uuid_utils
 
 from core import errors
 from core.redis.script_call import Bound, Command, ScriptCall
-from queues.domain import Enqueued, Location, NewTask, Spec, Status, Task
+from queues.domain import Enqueued, Location, NewTask, Spec, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.base import NOTHING, Engine, retention_line
 from queues.engine.options import NO_LIMITS, Limits
@@ -85,7 +85,7 @@ def enqueue(
                         spec=spec,
                         priority=priority,
                         max_attempts=args[2],
-                        status=Status.PENDING,
+                        status=TaskStatus.PENDING,
                         created_ms=now_ms,
                         updated_ms=now_ms,
                         visible_ms=line,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from core import errors
-from queues.domain import Answer, Location, QueueEntry, QueuePeek, Spec, Status, Task
+from queues.domain import Answer, Location, QueueEntry, QueuePeek, Spec, Task, TaskStatus
 
 REFUSALS: dict[bytes, type[errors.CodeqError]] = {
     b"NOT_FOUND": errors.TaskNotFound,
@@ -44,7 +44,7 @@ def shown_task(fields: Sequence[bytes]) -> Task:
     """Decode a task from the fields of `read_task` in lua/lib/task.lua, in their order."""
     (_, spec, status, priority, max_attempts, created, visible, updated, attempts, lease, error, progress, _, ended,
      score, task_id) = fields  # fmt: skip
-    state = Status(status.decode())
+    state = TaskStatus(status.decode())
     created_ms = int(created)
     claimed_ms, worker = lease_parts(lease)
     return Task(
@@ -58,8 +58,8 @@ def shown_task(fields: Sequence[bytes]) -> Task:
         visible_ms=int(visible or created),
         location=_location(state, bool(score)),
         attempts=int(attempts or 0),
-        worker=worker if worker and state is not Status.PENDING else None,
-        lease_until_ms=int(float(score)) if state is Status.IN_PROGRESS and score else None,
+        worker=worker if worker and state is not TaskStatus.PENDING else None,
+        lease_until_ms=int(float(score)) if state is TaskStatus.IN_PROGRESS and score else None,
         error=error.decode("utf-8", "replace") or None,
         progress=progress.decode() or None,
     )
@@ -71,12 +71,12 @@ def lease_parts(lease: bytes) -> tuple[int, str]:
     return int(claimed or 0), rest.partition(" ")[2]
 
 
-def _location(status: Status, is_indexed: bool) -> Location:
-    if status is Status.PENDING:
+def _location(status: TaskStatus, is_indexed: bool) -> Location:
+    if status is TaskStatus.PENDING:
         return Location.DELAYED_ZSET if is_indexed else Location.PENDING_LIST
-    if status is Status.IN_PROGRESS:
+    if status is TaskStatus.IN_PROGRESS:
         return Location.INPROG_SET
-    return Location.DLQ_SET if status is Status.FAILED and is_indexed else Location.NONE
+    return Location.DLQ_SET if status is TaskStatus.FAILED and is_indexed else Location.NONE
 
 
 def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
@@ -91,7 +91,7 @@ def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
                 spec=decode_spec(spec),
                 priority=int(priority),
                 max_attempts=int(max_attempts),
-                status=Status.IN_PROGRESS,
+                status=TaskStatus.IN_PROGRESS,
                 created_ms=int(created),
                 updated_ms=now_ms,
                 visible_ms=int(visible),

@@ -19,7 +19,7 @@ from core.redis.script_call import ScriptCall, merge_calls
 from queues import validation
 from queues.audit import audit_reader
 from queues.current_engine import engine
-from queues.domain import NewTask, Status, Task
+from queues.domain import NewTask, Task, TaskStatus
 from queues.engine import producer_commands, queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
@@ -107,7 +107,7 @@ def _by_key(tids: Sequence[str], asked: TaskQuery) -> list[PlatformSearchResult]
 
 def _held(tids: Sequence[str], asked: TaskQuery) -> tuple[list[PlatformSearchResult], bool]:
     """What a worker of this name has in progress; and whether there was more than could be looked at."""
-    if asked.status not in (None, Status.IN_PROGRESS):
+    if asked.status not in (None, TaskStatus.IN_PROGRESS):
         return [], False
     if asked.command is not None:
         queues = [(tid, asked.command) for tid in tids]

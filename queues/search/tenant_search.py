@@ -21,7 +21,7 @@ from core import errors
 from queues import validation
 from queues.audit import audit_reader
 from queues.current_engine import engine
-from queues.domain import NewTask, Status, Task
+from queues.domain import NewTask, Task, TaskStatus
 from queues.engine import producer_commands, queries
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import AuditedResult
@@ -30,7 +30,7 @@ from queues.search.pagination import Condition, RowFilter
 from tenants.tenant import Tenant
 
 WAITING: Final = ("delayed", *(f"ready:{priority}" for priority in reversed(PRIORITIES)))
-PLACES: Final = {None: ("inprog", *WAITING), Status.PENDING: WAITING, Status.IN_PROGRESS: ("inprog",)}
+PLACES: Final = {None: ("inprog", *WAITING), TaskStatus.PENDING: WAITING, TaskStatus.IN_PROGRESS: ("inprog",)}
 # Queues that one page looks into, how many of them at once, and ids.
 QUEUES = 200
 QUEUES_AT_ONCE = 20
@@ -49,17 +49,17 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tasks. What is not said does not matter."""
 
     command: str | None = None
-    status: Status | None = None
+    status: TaskStatus | None = None
     created_after: datetime | None = None
     q: str | None = None
 
     @property
     def is_live_asked(self) -> bool:
-        return self.status not in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+        return self.status not in (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
     @property
     def is_ended_asked(self) -> bool:
-        return self.status not in (Status.PENDING, Status.IN_PROGRESS)
+        return self.status not in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS)
 
     def fits(self, task: Task) -> bool:
         """Whether a task is one of those, its words aside."""
@@ -159,7 +159,7 @@ def _live(tenant: Tenant, asked: TaskQuery, start: SearchCursor, room: int) -> t
     """What is in Redis and has not ended; and where to go on, if that is not all."""
     found: list[Task] = []
     looked = 0
-    places = PLACES[asked.status if asked.q is None else Status.IN_PROGRESS]
+    places = PLACES[asked.status if asked.q is None else TaskStatus.IN_PROGRESS]
     since_ms = 0 if asked.created_after is None else asked.created_after.timestamp() * 1000 - SKEW_MS
     for spot in _spots(tenant, asked, places, start):
         if not spot.place:  # a page has looked into enough queues
@@ -225,14 +225,14 @@ def ended(tids: Sequence[str] | None, asked: TaskQuery) -> RowFilter:
     """What the audit knows of these tasks, of these tenants (None = of all)."""
     within: list[Condition] = []
     where: list[Condition] = []
-    if asked.status in (Status.FAILED, Status.CANCELLED):
+    if asked.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
         # Few end so, and have an index of their own.
         within.append(Condition("status <> 'COMPLETED'"))
     if asked.status is not None:
         where.append(Condition("status = %s", (asked.status.value,)))
     if asked.command is not None:
         condition = Condition("command = %s", (asked.command,))
-        (where if asked.status in (Status.FAILED, Status.CANCELLED) else within).append(condition)
+        (where if asked.status in (TaskStatus.FAILED, TaskStatus.CANCELLED) else within).append(condition)
     if asked.created_after is not None:
         # Nothing ends before it is created, so the order of ends narrows it too.
         created_after = pagination.in_utc(asked.created_after)

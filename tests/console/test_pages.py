@@ -25,7 +25,7 @@ from queues import health_checks, policies, selectors, services
 from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner
 from queues.deadletters.queries import Filter
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
 from queues.policies import Policy
 from queues.search import platform_search
@@ -243,7 +243,7 @@ def test_a_payload_that_cannot_be_is_refused_and_nothing_is_done(
 ) -> None:
     [task_id] = die(acme)
     assert says in post(root, "task-replay", tenant=acme.tenant.tid, id=task_id, payload=payload)
-    assert selectors.task(acme.tenant, task_id).run_sync().status is Status.FAILED
+    assert selectors.task(acme.tenant, task_id).run_sync().status is TaskStatus.FAILED
     assert not LogEntry.objects.exists()
 
 
@@ -446,7 +446,7 @@ def test_a_search_without_a_tenant_finds_it_in_any(root: Client, acme: Queue, lo
 
     for words, task in (("order-4711", held), ("host-7", held), ("wintermute", ended), ("host-1", ended)):
         assert found(root, q=words) == [("many-29", task.id)], words
-        assert found(root, q=words, status=str(Status.FAILED)) == []
+        assert found(root, q=words, status=str(TaskStatus.FAILED)) == []
         assert found(viewer, q=words) == []
 
 

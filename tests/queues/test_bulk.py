@@ -24,7 +24,7 @@ from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner, queries
 from queues.deadletters.bulk_jobs import Canary
 from queues.deadletters.queries import Filter
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine import keys
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
@@ -349,7 +349,7 @@ def some_die(tenant: Tenant, count: int) -> None:
     assert len(tasks) == 10
     for task in tasks[:count]:
         services.nack(tenant, task.id, "w").run_sync()
-    results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks[count:]]
+    results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks[count:]]
     if results:
         services.submit(tenant, "w", results).run_sync()
     periodic_tasks.run_drain(lambda: True)
@@ -509,7 +509,7 @@ def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch,
     replayed = finished(start(tenant, ids if by_ids else RENDER))
     periodic_tasks.run_drain(lambda: True)
     claimed = services.claim(tenant, ["render"], "w", count=3).run_sync().tasks
-    done = NewResult(task_id=claimed[0].id, status=Status.COMPLETED, result=b"{}")
+    done = NewResult(task_id=claimed[0].id, status=TaskStatus.COMPLETED, result=b"{}")
     services.submit(tenant, "w", [done]).run_sync()
     services.nack(tenant, claimed[1].id, "w", reason="again").run_sync()  # dead once more, by itself
     queries.replay(tenant, [ids[10]])  # is no dead letter, and stays what it is

@@ -6,7 +6,7 @@ import redis
 from core import errors
 from queues import selectors, services
 from queues.current_engine import engine
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from queues.engine import Options
 from tests.fixtures.queues import Clock, Queue
 
@@ -15,7 +15,7 @@ from tests.fixtures.queues import Clock, Queue
 def test_a_claim_opens_a_lease(queue: Queue, clock: Clock) -> None:
     task = queue.enqueue()
     claimed = queue.claim("w1", lease_seconds=60)
-    assert (claimed.id, claimed.worker, claimed.status) == (task.id, "w1", Status.IN_PROGRESS)
+    assert (claimed.id, claimed.worker, claimed.status) == (task.id, "w1", TaskStatus.IN_PROGRESS)
     assert claimed.lease_until_ms == clock.now_ms + 60_000
     assert claimed.lease_token is not None
     assert len(claimed.lease_token) == 32

@@ -23,7 +23,7 @@ from queues import metrics as _queue_metrics  # noqa: F401 - registers its gauge
 from queues import periodic_tasks, services
 from queues.audit import drain, events, stream
 from queues.current_engine import engine
-from queues.domain import NewResult, NewTask, Status, Task
+from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.periodic import SKIPPED
@@ -50,7 +50,7 @@ def completed(tenant: Tenant, count: int = 1, result: bytes = b'{"ok":true}', **
     """Tasks that a worker ended with a result."""
     enqueued(tenant, count, **fields)
     tasks = claimed(tenant, count)
-    results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=result) for task in tasks]
+    results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=result) for task in tasks]
     assert not [item for item in services.submit(tenant, "w-1", results).run_sync() if isinstance(item, Exception)]
     return [task.id for task in tasks]
 
@@ -115,7 +115,7 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
 
     services.replay(tenant, [task_id]).run_sync()
     claimed(tenant, worker="w-2")
-    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"{}")]).run_sync()
+    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"{}")]).run_sync()
     drained()
 
     row = AuditedResult.objects.get(pk=task_id)
@@ -142,7 +142,7 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
     services.nack(tenant, task_id, "w-1", reason="dead").run_sync()
     services.replay(tenant, [task_id]).run_sync()
     claimed(tenant)
-    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).run_sync()
+    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"[1]")]).run_sync()
 
     first, _, second = _read_new(tenant)
     seen = [

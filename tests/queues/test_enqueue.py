@@ -6,7 +6,7 @@ import redis
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Location, NewTask, Status
+from queues.domain import Location, NewTask, TaskStatus
 from tenants.tenant import Tenant
 from tests.fixtures.queues import Clock, Queue
 
@@ -20,7 +20,7 @@ def test_a_task_is_stored_as_it_was_asked_for(queue: Queue, clock: Clock) -> Non
     found = selectors.task(queue.tenant, task.id).run_sync()
     assert found == task
     assert found.spec.payload == payload
-    assert (found.priority, found.max_attempts, found.status) == (7, 3, Status.PENDING)
+    assert (found.priority, found.max_attempts, found.status) == (7, 3, TaskStatus.PENDING)
     assert found.spec.webhook == "https://example.com/cb"
     assert (found.created_ms, found.visible_ms) == (clock.now_ms, clock.now_ms)
 
@@ -112,7 +112,7 @@ def test_a_key_stands_for_one_task(queue: Queue, other_queue: Queue) -> None:
 def test_a_key_answers_with_the_task_as_it_is_now(queue: Queue) -> None:
     queue.enqueue("1", idempotency_key="k")
     queue.complete(queue.claim())
-    assert queue.enqueue("1", idempotency_key="k").status is Status.COMPLETED
+    assert queue.enqueue("1", idempotency_key="k").status is TaskStatus.COMPLETED
 
 
 def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) -> None:
@@ -183,7 +183,7 @@ def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: Te
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):
         queue.look()
-    assert queue.complete(task).status is Status.COMPLETED
+    assert queue.complete(task).status is TaskStatus.COMPLETED
 
 
 def test_the_bound_on_a_batch_is_said(queue: Queue) -> None:

@@ -14,7 +14,7 @@ from core import errors
 from core.redis.connections import client
 from queues import selectors, services
 from queues.current_engine import engine
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.filters import Filters, NoFilters
 from tenants.tenant import Tenant
 from tests.fixtures.queues import Clock
@@ -96,7 +96,7 @@ class Day:
 
     def submit(self, tenant: Tenant) -> Any:
         tenant, task_id, token = self._held(tenant)
-        new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        new = NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
         return services.submit(tenant, "w1", [new, new]).run_sync()
 
     def nack(self, tenant: Tenant) -> Any:
@@ -166,7 +166,7 @@ def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.R
     with pytest.raises(errors.TaskNotFound):
         selectors.task(tenant, gone).run_sync()
     store.config_resetstat()
-    new = NewResult(task_id=gone, status=Status.COMPLETED, result=b"1")
+    new = NewResult(task_id=gone, status=TaskStatus.COMPLETED, result=b"1")
     for call in (
         lambda: selectors.task(tenant, gone),
         lambda: selectors.result(tenant, gone),

@@ -6,7 +6,7 @@ import redis
 from core import errors
 from queues import selectors, services
 from queues.current_engine import engine
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from queues.engine import Options
 from tests.fixtures.queues import Clock, Queue
 
@@ -35,7 +35,7 @@ def test_a_nack_delays_the_task_and_counts(queue: Queue, clock: Clock) -> None:
     answer = services.nack(queue.tenant, task.id, "w1", reason="disk full").run_sync()
     found = selectors.task(queue.tenant, task.id).run_sync()
     assert not answer.is_dead
-    assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.DELAYED_ZSET, 1)
+    assert (found.status, found.location, found.attempts) == (TaskStatus.PENDING, Location.DELAYED_ZSET, 1)
     assert (found.error, found.worker, found.visible_ms) == ("disk full", None, clock.now_ms + answer.delay_ms)
 
 
@@ -98,7 +98,7 @@ def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, mo
     clock.advance(10_000)
     assert queue.look().tasks == []
     found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location, found.attempts) == (Status.FAILED, Location.DLQ_SET, most)
+    assert (found.status, found.location, found.attempts) == (TaskStatus.FAILED, Location.DLQ_SET, most)
     assert found.error == f"failure {most - 1}"
     assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
 

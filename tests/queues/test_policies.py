@@ -13,7 +13,7 @@ from core import errors
 from core.redis.connections import client
 from queues import periodic_tasks, policies, selectors, services
 from queues.current_engine import engine
-from queues.domain import Location, NewResult, NewTask, Status
+from queues.domain import Location, NewResult, NewTask, TaskStatus
 from queues.engine import keys, maintenance_commands
 from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
@@ -323,7 +323,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (1, 0, 0))
     moved = selectors.task(tenant, task.id).run_sync()
-    assert (moved.status, moved.location, moved.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
+    assert (moved.status, moved.location, moved.attempts) == (TaskStatus.PENDING, Location.PENDING_LIST, 0)
     assert (moved.priority, moved.spec.payload, moved.spec.command) == (6, '{"x":1}', "send")
     assert moved.error == {"nack": "boom", "abandon": "MAX_ATTEMPTS", "reap": "LEASE_EXPIRED"}[way]
     for _ in range(2):
@@ -349,9 +349,9 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: Tenant, clock:
         services.heartbeat(tenant, task.id, "w1", token=stale.lease_token).run_sync()
     held = corpses.claim("w2")
     [done] = services.submit(
-        tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]
+        tenant, "w2", [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}")]
     ).run_sync()
-    assert (held.id, done.status) == (task.id, Status.COMPLETED)
+    assert (held.id, done.status) == (task.id, TaskStatus.COMPLETED)
     assert [found.command for found in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
 
 

@@ -5,7 +5,7 @@ import redis
 
 from queues import selectors
 from queues.current_engine import engine
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from queues.engine import maintenance_commands
 from tests.fixtures.queues import Clock, Queue
 
@@ -34,13 +34,13 @@ def test_expiry_counts_and_the_last_one_kills(queue: Queue, clock: Clock) -> Non
     clock.advance(1)
     maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.attempts, found.error) == (Status.PENDING, 1, "LEASE_EXPIRED")
+    assert (found.status, found.attempts, found.error) == (TaskStatus.PENDING, 1, "LEASE_EXPIRED")
     clock.advance(1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
     assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[:2] == (1, 1)
     found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location, found.error) == (Status.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
+    assert (found.status, found.location, found.error) == (TaskStatus.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
 
 
 def test_reaping_is_bounded_and_goes_on_where_it_stopped(queue: Queue, clock: Clock) -> None:

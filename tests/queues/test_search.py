@@ -16,7 +16,7 @@ from queues import periodic_tasks, services
 from queues.audit import audit_reader
 from queues.current_engine import engine
 from queues.deadletters import queries as dead_letters
-from queues.domain import Location, Status, Task
+from queues.domain import Location, Task, TaskStatus
 from queues.engine import queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
@@ -96,14 +96,14 @@ ENDED = ["cancelled", "dead", "failed", "done"]
         ({"command": "render"}, ["held", "later", "high", "low", "failed", "done"]),
         ({"command": "mail.v-2"}, ["replayed", "cancelled", "dead"]),
         ({"command": "never"}, []),
-        ({"status": Status.PENDING}, ["replayed", "later", "high", "low"]),
-        ({"status": Status.IN_PROGRESS}, ["held"]),
-        ({"status": Status.COMPLETED}, ["done"]),
-        ({"status": Status.FAILED}, ["dead", "failed"]),
-        ({"status": Status.CANCELLED}, ["cancelled"]),
-        ({"status": Status.FAILED, "command": "render"}, ["failed"]),
-        ({"status": Status.COMPLETED, "command": "mail.v-2"}, []),
-        ({"status": Status.PENDING, "command": "render"}, ["later", "high", "low"]),
+        ({"status": TaskStatus.PENDING}, ["replayed", "later", "high", "low"]),
+        ({"status": TaskStatus.IN_PROGRESS}, ["held"]),
+        ({"status": TaskStatus.COMPLETED}, ["done"]),
+        ({"status": TaskStatus.FAILED}, ["dead", "failed"]),
+        ({"status": TaskStatus.CANCELLED}, ["cancelled"]),
+        ({"status": TaskStatus.FAILED, "command": "render"}, ["failed"]),
+        ({"status": TaskStatus.COMPLETED, "command": "mail.v-2"}, []),
+        ({"status": TaskStatus.PENDING, "command": "render"}, ["later", "high", "low"]),
         ({"created_after": datetime(2199, 1, 1, tzinfo=UTC)}, []),
         ({"created_after": datetime(2001, 1, 1, tzinfo=UTC), "command": "mail.v-2"}, ["replayed", "cancelled", "dead"]),
         ({"q": "printer"}, ["dead", "failed"]),
@@ -117,8 +117,8 @@ ENDED = ["cancelled", "dead", "failed", "done"]
         ({"q": "order 17"}, ["held"]),
         ({"q": "order 18"}, []),
         ({"q": "printer", "command": "render"}, ["failed"]),
-        ({"q": "printer", "status": Status.COMPLETED}, []),
-        ({"q": "host-9", "status": Status.PENDING}, []),
+        ({"q": "printer", "status": TaskStatus.COMPLETED}, []),
+        ({"q": "host-9", "status": TaskStatus.PENDING}, []),
         ({"q": "-"}, []),
     ],
     ids=str,
@@ -138,24 +138,24 @@ def test_a_task_is_found_by_its_id(tenant: Tenant, world: World) -> None:
     client().flushdb()
     assert world.found(tenant, q=world.ids["done"]) == ["done"]
     assert world.found(tenant, q=world.ids["low"]) == []
-    assert world.found(tenant, q=world.ids["done"], status=Status.FAILED) == []
+    assert world.found(tenant, q=world.ids["done"], status=TaskStatus.FAILED) == []
     assert found(tenant, q=str(uuid.uuid4())) == []
 
 
 def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> None:
     [done] = tenant_search.page(tenant, TaskQuery(q="Jansen")).tasks
     assert (done.status, done.location, done.spec.payload, done.worker) == (
-        Status.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
+        TaskStatus.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
     )  # fmt: skip
     assert done.spec.tenant == tenant.slug
-    [dead] = tenant_search.page(tenant, TaskQuery(status=Status.FAILED, command="mail.v-2")).tasks
+    [dead] = tenant_search.page(tenant, TaskQuery(status=TaskStatus.FAILED, command="mail.v-2")).tasks
     assert (dead.location, dead.error) == (Location.DLQ_SET, "no route to printer")
 
 
 @pytest.mark.spec("TEN-3", "No search finds another tenant's task, whatever is asked")
 def test_nobody_finds_another_tenants_tasks(tenant: Tenant, other_tenant: Tenant, world: World) -> None:
     assert list(walk(other_tenant)) == [[]]
-    for status in Status:
+    for status in TaskStatus:
         assert found(other_tenant, status=status) == []
     for q in ("printer", "host-7", "host-9", "order 17", *world.ids.values()):
         assert found(other_tenant, q=q) == []
@@ -180,7 +180,7 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
     newest_first = [task.id for task in reversed(tasks)]
     seen, cursor = [], None
     while len(seen) < 12:
-        page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor, limit=3)
+        page = tenant_search.page(tenant, TaskQuery(status=TaskStatus.PENDING), cursor=cursor, limit=3)
         seen += [task.id for task in page.tasks]
         cursor = page.cursor
         queue.enqueue_many(4)  # new ones come in at the front …
@@ -190,11 +190,11 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
 
 def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, queue: Queue) -> None:
     tasks = [queue.enqueue(delay_ms=1_000_000 + 1000 * number) for number in range(9)]
-    page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), limit=4)
+    page = tenant_search.page(tenant, TaskQuery(status=TaskStatus.PENDING), limit=4)
     assert [task.id for task in page.tasks] == [task.id for task in tasks[:4]]
     services.cancel(tenant, tasks[3].id).run_sync()
     services.cancel(tenant, tasks[1].id).run_sync()
-    rest = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=page.cursor, limit=50)
+    rest = tenant_search.page(tenant, TaskQuery(status=TaskStatus.PENDING), cursor=page.cursor, limit=50)
     assert [task.id for task in rest.tasks] == [task.id for task in tasks[4:]]
 
 
@@ -203,7 +203,7 @@ def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) ->
     services.cancel(tenant, tasks[1].id).run_sync()
     services.purge(tenant, [tasks[1].id]).run_sync()
     services.cancel(tenant, tasks[3].id).run_sync()
-    assert found(tenant, status=Status.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
+    assert found(tenant, status=TaskStatus.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
 
 
 def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +244,11 @@ def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Qu
 @pytest.mark.parametrize(
     ("asked", "index"),
     [
-        ({"status": Status.COMPLETED}, "audited_tenant_ended"),
-        ({"command": "rare", "status": Status.COMPLETED}, "audited_command_ended"),
-        ({"status": Status.FAILED}, "audited_not_completed"),
-        ({"command": "rare", "status": Status.FAILED}, "audited_not_completed"),
-        ({"status": Status.COMPLETED, "q": "needle"}, "audited_words"),
+        ({"status": TaskStatus.COMPLETED}, "audited_tenant_ended"),
+        ({"command": "rare", "status": TaskStatus.COMPLETED}, "audited_command_ended"),
+        ({"status": TaskStatus.FAILED}, "audited_not_completed"),
+        ({"command": "rare", "status": TaskStatus.FAILED}, "audited_not_completed"),
+        ({"status": TaskStatus.COMPLETED, "q": "needle"}, "audited_words"),
     ],
     ids=str,
 )
@@ -302,7 +302,7 @@ def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> N
 def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: Tenant, queue: Queue) -> None:
     task = queue.enqueue()
     for cursor in ("render:ready:0:9999999999999999:" + "a" * 36, "zzz:delayed:5:", "render:inprog:0:" + "-" * 36):
-        page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor)
+        page = tenant_search.page(tenant, TaskQuery(status=TaskStatus.PENDING), cursor=cursor)
         assert {each.id for each in page.tasks} <= {task.id}
 
 
@@ -316,7 +316,7 @@ def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Ten
     task = queue.enqueue()
     queue.complete(queue.claim())
     [seen] = tenant_search.page(tenant, TaskQuery(q=task.id)).tasks
-    assert seen.status is Status.COMPLETED
+    assert seen.status is TaskStatus.COMPLETED
     with pytest.raises(errors.TaskNotFound):
         audit_reader.audited_task(tenant, task.id)
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 from queues.api.schemas import LIMITS, NO_NEWLINE, Body, LeaseToken, Moment, Query, TaskId, Text, View
 from queues.api.schemas.leases import NewClaims
 from queues.api.schemas.tasks import Task
-from queues.domain import Status
+from queues.domain import TaskStatus
 
 # Every white space by its number: Python's `\s` and that of ECMAScript, which the schema is read with, differ.
 _SPACE = r"\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -90,7 +90,7 @@ class Result(View, kw_only=True):
     """The stored answer of an ended task: the same on every read."""
 
     task_id: TaskId
-    status: Status
+    status: TaskStatus
     result: Raw | None = None
     error: str | None = None
     artifacts: list[Artifact] | None = None

@@ -21,7 +21,7 @@ from queues.api.schemas import (
     View,
     Words,
 )
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 
 Priority = Annotated[
     float,
@@ -105,7 +105,7 @@ class Task(View, kw_only=True):
     command: Command
     payload: Annotated[str, Meta(description="The payload as compact JSON text.")]
     priority: int
-    status: Status
+    status: TaskStatus
     attempts: Annotated[int, Meta(description="Ended attempts without success.")]
     max_attempts: int
     webhook: str | None = None
@@ -145,7 +145,7 @@ class EnqueuedTasks(View, kw_only=True):
 
 class TasksQuery(Query, kw_only=True):
     command: Command | None = None
-    status: Status | None = None
+    status: TaskStatus | None = None
     # Not a `Moment`: in a query a bare number would be taken for one.
     created_after: (
         Annotated[

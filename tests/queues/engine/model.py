@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core import errors
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine.options import Options
 
 Refusal = type[errors.CodeqError]
@@ -26,7 +26,7 @@ class Job:
     created: int
     visible: int
     place: str = "ready"  # delayed inprog dlq terminal gone
-    status: Status = Status.PENDING
+    status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
     past: int = 0
     worker: str = ""
@@ -35,7 +35,7 @@ class Job:
     claimed: int = 0
     error: str = ""
     progress: str = ""
-    answer: tuple[Status, bytes | None, str | None] | None = None
+    answer: tuple[TaskStatus, bytes | None, str | None] | None = None
     ended: int = 0
     expires: int = 0
     dead_since: int = 0
@@ -127,13 +127,13 @@ class Model:
         job = self.find(tid, task_id)
         if not job:
             return errors.TaskNotFound
-        if job.status is Status.CANCELLED:
+        if job.status is TaskStatus.CANCELLED:
             return None
         if job.status.is_terminal:
             return errors.AlreadyEnded
-        attempt = job.past + job.attempts + 1 if job.status is Status.IN_PROGRESS else 0
+        attempt = job.past + job.attempts + 1 if job.status is TaskStatus.IN_PROGRESS else 0
         self._leave(job)
-        job.place, job.status, job.ended, job.expires = "terminal", Status.CANCELLED, now, now + self.retention_ms
+        job.place, job.status, job.ended, job.expires = "terminal", TaskStatus.CANCELLED, now, now + self.retention_ms
         self._record_event(job, attempt, "CANCELLED", job.worker if attempt else "", "")
         return None
 
@@ -161,18 +161,18 @@ class Model:
         return taken
 
     def lease(self, job: Job, worker: str, token: str, now: int, lease_ms: int) -> None:
-        job.place, job.status = "inprog", Status.IN_PROGRESS
+        job.place, job.status = "inprog", TaskStatus.IN_PROGRESS
         job.worker, job.token, job.claimed, job.deadline = worker, token, now, now + lease_ms
 
     def refusal(self, tid: str, task_id: str, worker: str, token: str, now: int) -> Refusal | None:
         job = self.find(tid, task_id)
         if not job:
             return errors.TaskNotFound
-        if job.status is Status.CANCELLED:
+        if job.status is TaskStatus.CANCELLED:
             return errors.TaskCancelled
         if job.status.is_terminal:
             return errors.AlreadyEnded
-        if job.status is Status.PENDING:
+        if job.status is TaskStatus.PENDING:
             return errors.LeaseLost
         if job.worker != worker:
             return errors.NotLeaseOwner
@@ -204,7 +204,7 @@ class Model:
         if refused:
             return refused
         attempt = job.past + job.attempts + 1
-        job.attempts += new.status is Status.FAILED
+        job.attempts += new.status is TaskStatus.FAILED
         job.place, job.status, job.error, job.answer = "terminal", new.status, new.error or "", answer
         job.ended, job.expires = now, now + self.retention_ms
         self._record_event(job, attempt, new.status.value, worker, new.error or "")
@@ -227,13 +227,13 @@ class Model:
         if job.attempts >= job.max and self._forward_dead(job, outcome, own_error, now):
             return False, 0
         if job.attempts >= job.max:
-            job.place, job.status, job.error = "dlq", Status.FAILED, own_error or "MAX_ATTEMPTS"
+            job.place, job.status, job.error = "dlq", TaskStatus.FAILED, own_error or "MAX_ATTEMPTS"
             job.dead_since, job.expires = now, now + self.dead_retention_ms
             self._record_event(job, attempt, outcome, worker, own_error)
             return True, 0
         if delay_ms is None:
             delay_ms = self.backoff_ms(job)
-        job.status, job.visible, job.error = Status.PENDING, now + delay_ms, own_error or job.error
+        job.status, job.visible, job.error = TaskStatus.PENDING, now + delay_ms, own_error or job.error
         self._record_event(job, attempt, outcome, worker, own_error)
         if delay_ms > 0:
             job.place = "delayed"
@@ -247,7 +247,7 @@ class Model:
         if not topic or job.was_forwarded:
             return False
         job.past, job.attempts, attempt = job.past + job.attempts, 0, job.past + job.attempts
-        job.status, job.visible, job.error = Status.PENDING, now, own_error or "MAX_ATTEMPTS"
+        job.status, job.visible, job.error = TaskStatus.PENDING, now, own_error or "MAX_ATTEMPTS"
         self._record_event(job, attempt, outcome, job.worker, own_error)
         job.command, job.was_forwarded = topic, True
         self._make_ready(job)
@@ -288,7 +288,7 @@ class Model:
         job.past, job.attempts, job.status, job.visible, job.expires = (
             job.past + job.attempts,
             0,
-            Status.PENDING,
+            TaskStatus.PENDING,
             now,
             0,
         )
