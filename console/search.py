@@ -99,7 +99,7 @@ def owner(request: HttpRequest, q: str) -> str | None:
     if task_id != q.lower():
         return None
     audited = AuditedResult.objects.filter(pk=task_id).values_list("tenant_id", flat=True).first()
-    tid = audited or selectors.owner(task_id).run_sync()
+    tid = audited or selectors.find_tenant(task_id).run_sync()
     return tid if tid and scoping.has_role(request.user, tid) else None
 
 

@@ -19,8 +19,8 @@ from core import errors
 from core.admin.links import queue_url
 from queues import artifacts, selectors, services
 from queues.deadletters import queries
-from queues.diagnosis import why
-from queues.domain import Answer, Location, Outcome, Task, TaskStatus
+from queues.diagnosis import explain
+from queues.domain import Location, Outcome, StoredResult, Task, TaskStatus
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
 from tenants.scoping import Role
@@ -130,17 +130,17 @@ def raise_first(answers: Sequence[object]) -> None:
 def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
     """The task as it is in Redis, else as the audit remembers it."""
     try:
-        task, answer = selectors.answered(tenant, task_id).run_sync()
+        task, answer = selectors.task_with_result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
         return _from_audit(tenant, task_id), None
-    return _from_redis(tenant, task, answer or Answer()), task
+    return _from_redis(tenant, task, answer or StoredResult()), task
 
 
 def reasons(tenant: Tenant, live: Task | None) -> list[str]:
     if live is None:
         return ["It has ended, and Redis has let it go: this is what the audit remembers."]
     try:
-        return why(tenant, live, selectors.place(tenant, live.id).run_sync())
+        return explain(tenant, live, selectors.queue_position(tenant, live.id).run_sync())
     except errors.TaskNotFound:
         return ["It went while we looked."]
 
@@ -153,7 +153,7 @@ def readable(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> Shown:
+def _from_redis(tenant: Tenant, task: Task, answer: StoredResult) -> Shown:
     return Shown(
         id=task.id,
         command=task.spec.command,

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from queues.domain import TERMINAL, Answer, Outcome, Spec, TaskStatus
+from queues.domain import TERMINAL, Outcome, Spec, StoredResult, TaskStatus
 from queues.engine.replies import decode_answer, decode_spec
 
 # 9999-12-31: what `datetime` and PostgreSQL can both hold.
@@ -103,7 +103,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
     spec: Spec | None
     max_attempts: int
-    answer: Answer
+    answer: StoredResult
 
     @property
     def result(self) -> str:
@@ -165,7 +165,7 @@ def read(entry: Entry, blobs: Blobs) -> Ended:
         event=event,
         spec=decode_spec(blobs.spec) if blobs.spec else None,
         max_attempts=_number(blobs.max_attempts or b"0", LAST_INTEGER),
-        answer=decode_answer(blobs.answer) if blobs.answer and is_answered else Answer(),
+        answer=decode_answer(blobs.answer) if blobs.answer and is_answered else StoredResult(),
     )
 
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from core import errors
 from queues import failure_ids, json_payloads, selectors, services, validation
+from queues.batch import convert_each, merge_in_order
 from queues.domain import Task
 from queues.models import AuditedResult
 from queues.search import pagination
@@ -173,12 +174,11 @@ def replay(
 
 def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
     """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
-    valid = [task_id for task_id in task_ids if validation.is_id(task_id)]
+    valid, refused = convert_each(task_ids, validation.check_id)
     positions = _positions(tenant.tid, valid)
     wrong = services.purge_dead(tenant, valid).run_sync()
     _unmark(tenant.tid, positions, valid, wrong)
-    answers = iter(wrong)
-    return [next(answers) if validation.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+    return merge_in_order(refused, wrong)
 
 
 def forget(tid: str, positions: Mapping[UUID, int]) -> None:

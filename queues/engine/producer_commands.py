@@ -191,7 +191,7 @@ def fingerprint_of(new: NewTask) -> str:
     asked = (
         new.command,
         new.payload,
-        new.priority if new.is_priority_said else 0,  # the policy's word is not the producer's
+        new.priority if new.has_priority else 0,  # the policy's word is not the producer's
         new.max_attempts,
         new.webhook,
         new.run_at_ms,

@@ -7,16 +7,18 @@ from typing import Any
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Task
+from queues.domain import QueuePeek, QueuePosition, QueueStats, StoredResult, Task
 from queues.engine import keys, replies, script_loader
 from queues.engine.base import Engine
 from queues.engine.options import CHUNK
 
 
-def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Answer | None]]:
+def task(
+    engine: Engine, tid: str, task_id: str, *, watch: bool = False
+) -> ScriptCall[tuple[Task, StoredResult | None]]:
     """One task and its answer. `watch`: the end of the task is to be announced on the wake channel."""
 
-    def read(reply: list[Any]) -> tuple[Task, Answer | None]:
+    def read(reply: list[Any]) -> tuple[Task, StoredResult | None]:
         if not reply:
             raise errors.TaskNotFound
         return replies.shown_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None

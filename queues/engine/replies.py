@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from core import errors
-from queues.domain import Answer, Location, QueueEntry, QueuePeek, Spec, Task, TaskStatus
+from queues.domain import Location, QueueEntry, QueuePeek, Spec, StoredResult, Task, TaskStatus
 
 REFUSALS: dict[bytes, type[errors.CodeqError]] = {
     b"NOT_FOUND": errors.TaskNotFound,
@@ -23,7 +23,7 @@ REFUSALS: dict[bytes, type[errors.CodeqError]] = {
 encode_spec = msgspec.msgpack.Encoder().encode
 decode_spec = msgspec.msgpack.Decoder(Spec).decode
 encode_answer = msgspec.msgpack.Encoder().encode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_answer = msgspec.msgpack.Decoder(StoredResult).decode
 
 
 def refusal(reply: Sequence[Any]) -> errors.CodeqError | None:
@@ -109,7 +109,7 @@ def claimed_tasks(reply: Sequence[Any], worker: str, token: str) -> list[Task]:
 def peeked(reply: Sequence[Any]) -> QueuePeek:
     """Decode the reply of `peek`."""
     ready, in_progress, delayed = ([_standing(fields) for fields in entries] for entries in reply)
-    return QueuePeek(in_line=ready, in_progress=in_progress, delayed=delayed)
+    return QueuePeek(ready=ready, in_progress=in_progress, delayed=delayed)
 
 
 def _standing(fields: Sequence[bytes]) -> QueueEntry:

@@ -10,7 +10,7 @@ import msgspec
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, Claimed, Lease, NewResult, ReleaseOutcome, Result
+from queues.domain import Claimed, Lease, NewResult, ReleaseOutcome, Result, StoredResult
 from queues.engine import keys, replies, script_loader
 from queues.engine.base import NOTHING, Engine, retention_line, seed
 from queues.engine.options import NO_LIMITS, Limits
@@ -122,7 +122,7 @@ def submit(
     """Hand in results; the same answer again gets the same result back."""
     args: list[Any] = []
     for new in results:
-        answer = Answer(result=new.result, error=new.error, artifacts=new.artifacts)
+        answer = StoredResult(result=new.result, error=new.error, artifacts=new.artifacts)
         blob = replies.encode_answer(answer)
         args += (new.task_id, new.status.value, new.lease_token or "", blob, new.error or "")
 

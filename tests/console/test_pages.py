@@ -137,23 +137,26 @@ def test_beat_is_well_while_its_jobs_come_in_time() -> None:
 
 def test_beat_is_not_well_while_a_job_fails() -> None:
     job("drain", NOW, failed_at=NOW, failures=1)
-    assert health_checks.beat(NOW).says == "failing: drain"
+    assert health_checks.beat(NOW).message == "failing: drain"
 
 
 def test_the_audit_says_how_far_it_is_behind(acme: Queue) -> None:
     drain()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
     acme.enqueue_many(3)
     for _ in range(3):
         acme.complete(acme.claim())
-    assert health_checks.audit().says == "3 entries behind"
+    assert health_checks.audit().message == "3 entries behind"
     drain()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
 
 
 def test_durability_is_said_as_it_is() -> None:
     """The tests' Valkey keeps nothing."""
-    assert [(sign.name, sign.is_well) for sign in health_checks.store()] == [("Memory", True), ("Durability", False)]
+    assert [(sign.name, sign.is_well) for sign in health_checks.redis_servers()] == [
+        ("Memory", True),
+        ("Durability", False),
+    ]
 
 
 @pytest.mark.parametrize("name", ["overview", "overview-data", "queue", "queue-data", "task"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import redis
 
-from core import errors
 from queues import selectors, services
 from queues.current_engine import engine
 from queues.domain import Location, TaskStatus
@@ -137,16 +136,6 @@ def test_a_task_that_failed_before_tells_the_next_worker_why(queue: Queue, clock
     services.nack(queue.tenant, queue.claim().id, "w1", reason="disk full", delay_seconds=0).run_sync()
     again = queue.claim()
     assert (again.error, again.attempts) == ("disk full", 1)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"lease_seconds": 0}, {"lease_seconds": 43_201}, {"count": 0}, {"count": 1001}, {"commands": ["a b"]}],
-    ids=str,
-)
-def test_a_claim_out_of_bounds_is_refused(queue: Queue, asked: dict[str, object]) -> None:
-    with pytest.raises(errors.InvalidRequest):
-        queue.look(**asked)  # type: ignore[arg-type]
 
 
 def test_a_look_that_will_wait_registers_and_the_next_enqueue_publishes(queue: Queue, store: redis.Redis) -> None:

@@ -204,7 +204,7 @@ def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis,
 @pytest.mark.spec("BLM-3", "What was removed is not sent again")
 def test_what_was_removed_is_left_out_of_the_next_pass() -> None:
     filters = Filters()
-    filters.note_gone("acme0001", ["a", "b"], [True, False])
-    assert filters.was_removed("acme0001", "a")
-    assert not filters.was_removed("acme0001", "b")
-    assert not filters.was_removed("zeta0002", "a")
+    filters.remember_deleted("acme0001", ["a", "b"], [True, False])
+    assert filters.skips_cleanup("acme0001", "a")
+    assert not filters.skips_cleanup("acme0001", "b")
+    assert not filters.skips_cleanup("zeta0002", "a")

@@ -45,8 +45,8 @@ def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: Tenant,
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
     assert maintenance.repair(lambda: True) == (0, 0)
     clock.advance(2)
-    assert periodic_tasks.repair() == "3 ready, 1 leases over"
-    assert periodic_tasks.repair() == "0 ready, 0 leases over"
+    assert periodic_tasks.repair() == "3 ready, 1 leases expired"
+    assert periodic_tasks.repair() == "0 ready, 0 leases expired"
 
 
 @pytest.mark.usefixtures("keeping")

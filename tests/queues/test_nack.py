@@ -119,10 +119,3 @@ def test_only_the_holder_may_nack(queue: Queue, clock: Clock) -> None:
     services.nack(queue.tenant, task.id, "w1", token=task.lease_token).run_sync()
     with pytest.raises(errors.LeaseLost):
         services.nack(queue.tenant, task.id, "w1", token=task.lease_token).run_sync()
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
-def test_an_absurd_delay_is_refused(queue: Queue, seconds: float) -> None:
-    queue.enqueue()
-    with pytest.raises(errors.InvalidRequest):
-        services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=seconds)

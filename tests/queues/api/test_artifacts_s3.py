@@ -86,11 +86,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
     def at(address: str) -> None:
         monkeypatch.setattr(artifacts, "conf", lambda: msgspec.structs.replace(conf(), artifacts=address))
         artifacts.storage.cache_clear()
-        artifacts.failures.cache_clear()
+        artifacts.storage_errors.cache_clear()
 
     yield at
     artifacts.storage.cache_clear()
-    artifacts.failures.cache_clear()
+    artifacts.storage_errors.cache_clear()
 
 
 def address(url: str, bucket: str = BUCKET) -> str:

@@ -7,11 +7,13 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from core.redis.connections import client as redis_client
+from queues.api.schemas import LIMITS
 from tenants.tenant import Tenant
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
@@ -121,6 +123,51 @@ async def test_a_field_that_is_wrong_is_named(producer: Client, field: str, valu
     assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
     assert field in answer.json["detail"]
     assert not everything()
+
+
+TASK_ID = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
+OUT_OF_BOUNDS = {
+    "a lease of no time": ("claim", {"leaseSeconds": 0}),
+    "a lease above the limit": ("claim", {"leaseSeconds": 43_201}),
+    "a wait above the limit": ("claim", {"waitSeconds": 31}),
+    "a command with a space": ("claim", {"commands": ["a b"]}),
+    "101 commands": ("claim", {"commands": ["A"] * 101}),
+    "no task": ("claim/batch", {"count": 0}),
+    "too many tasks": ("claim/batch", {"count": 11}),
+    "an extension of no time": (f"{TASK_ID}/heartbeat", {"extendSeconds": 0}),
+    "a negative extension": (f"{TASK_ID}/heartbeat", {"extendSeconds": -1}),
+    "an extension above the limit": (f"{TASK_ID}/heartbeat", {"extendSeconds": 43_201}),
+    "a negative delay": (f"{TASK_ID}/nack", {"delaySeconds": -1}),
+    "an infinite delay": (f"{TASK_ID}/nack", b'{"delaySeconds":1e400}'),
+    "a delay that is no number": (f"{TASK_ID}/nack", b'{"delaySeconds":NaN}'),
+    "an unknown status": (f"{TASK_ID}/result", {"status": "PENDING"}),
+    "a success without a result": (f"{TASK_ID}/result", {"status": "COMPLETED"}),
+    "a failure without an error": (f"{TASK_ID}/result", {"status": "FAILED"}),
+    "too many results": (
+        "batch/results", {"results": [{"taskId": TASK_ID, "status": "COMPLETED", "result": {}}] * (LIMITS.batch + 1)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), OUT_OF_BOUNDS.values(), ids=OUT_OF_BOUNDS.keys())
+async def test_a_request_of_a_worker_out_of_bounds_is_refused(worker: Client, path: str, body: Any) -> None:
+    answer = await worker.post(f"{TASKS}/{path}", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+async def test_a_batch_above_the_limit_is_refused(producer: Client) -> None:
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD] * (LIMITS.batch + 1)})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert not everything()
+
+
+@pytest.mark.parametrize("commands", [["a b"], ["a}b"], ["A", "b\n"], [f"C{number}" for number in range(101)]])
+async def test_the_commands_of_a_token_are_checked_as_those_of_a_body(
+    client: Callable[..., Client], commands: list[str]
+) -> None:
+    worker = client("worker", eventTypes=commands)
+    answer = await worker.post(f"{TASKS}/claim")
+    assert (answer.status, answer.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("field", ["priority", "maxAttempts", "webhook", "idempotencyKey", "runAt", "delaySeconds"])
