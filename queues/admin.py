@@ -38,7 +38,10 @@ OUTCOME_COLOURS = {
 
 
 def as_json(text: str) -> SafeString:
-    """Return a payload as HTML: indented JSON with its numbers unchanged, escaped, and cut after 64 Ki characters."""
+    """Return a payload as HTML: JSON is indented, and its numbers are unchanged.
+
+    The text is escaped, and cut after `SHOWN_CHARS`.
+    """
     try:
         shown = msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -189,7 +192,10 @@ class PlatformAdmin(ReadOnly, ModelAdmin):
 
 @admin.register(Quarantine)
 class QuarantineAdmin(PlatformAdmin):
-    """Entries that could not be stored. Only the platform sees them, since the tenant may be what is wrong."""
+    """Entries that could not be stored.
+
+    Only the platform sees them, since the tenant may be what is wrong.
+    """
 
     list_display = ("stream_id", "partition", "reason", "created_at")
     ordering = ("-created_at",)

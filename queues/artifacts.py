@@ -52,10 +52,11 @@ class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def store(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[StoredArtifact], list[str]]:
-    """Store the artifacts that have a content. Returns all artifacts, and the paths of the files that are new.
+    """Store the artifacts that have a content.
 
-    Call it before the result is submitted, and `discard` if the submission fails. Raises TaskNotFound for a text that
-    is not a task id, since the id becomes part of a path.
+    Returns all artifacts, and the paths of the files that are new. Call it before the result is submitted, and
+    `discard` if the submission fails. Raises TaskNotFound for a text that is not a task id, since the id becomes part
+    of a path.
     """
     validation.check_id(task_id)
     stored, new_paths = [], []

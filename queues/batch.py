@@ -1,4 +1,7 @@
-"""Batches of independent items. One bad item never costs the others, and answers keep the order of the items."""
+"""Batches of independent items.
+
+One bad item never costs the others, and answers keep the order of the items.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ R = TypeVar("R")
 
 
 def convert_each(items: Iterable[I], convert: Callable[[I], T]) -> tuple[list[T], dict[int, CodeqError]]:
-    """Return the converted items, and by position the errors of the items that `convert` refused."""
+    """Convert the items. Returns the converted items, and by position the errors of the others."""
     converted: list[T] = []
     refused: dict[int, CodeqError] = {}
     for position, item in enumerate(items):
@@ -25,7 +28,7 @@ def convert_each(items: Iterable[I], convert: Callable[[I], T]) -> tuple[list[T]
 
 
 def merge_in_order(by_position: Mapping[int, T], others: Sequence[R]) -> list[T | R]:
-    """Return the answers that have a position, and in the gaps between them the others in their order."""
+    """Put some answers at their positions, and the others in their order between them."""
     remaining = iter(others)
     count = len(by_position) + len(others)
     return [by_position[position] if position in by_position else next(remaining) for position in range(count)]

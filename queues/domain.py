@@ -125,7 +125,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A result to store. `result` and `artifacts` (a list of stored artifacts) are compact JSON, or None."""
+    """A result to store.
+
+    `result` and `artifacts` (a list of stored artifacts) are compact JSON, or None.
+    """
 
     task_id: str
     status: TaskStatus

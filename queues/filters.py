@@ -1,4 +1,4 @@
-"""Three Bloom filters per process, each of which saves a round trip or an upload.
+"""Three Bloom filters per process. Each saves a round trip or an upload.
 
 - idempotency: a key that may have been used is looked up first, so that a duplicate does not upload its payload again.
 - ghost: a request for a deleted task is answered `task not found` without asking Redis.
@@ -41,7 +41,7 @@ class Filters:
         lookup: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
         store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
     ) -> ScriptCall[list[Enqueued | CodeqError]]:
-        """Look up the tasks whose idempotency key may have been used, and store those that `lookup` does not find."""
+        """Look up the tasks whose idempotency key may have been used, and store the others."""
         keys = {
             position: f"{tid} {task.idempotency_key}" for position, task in enumerate(tasks) if task.idempotency_key
         }
@@ -67,7 +67,10 @@ class Filters:
         return lookup(tid, [tasks[position] for position in possible_duplicates]).and_then(store_new)
 
     def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
-        """Return the call, and remember its TaskNotFound. Raises TaskNotFound for a task that has been deleted."""
+        """Return the call, and remember its TaskNotFound.
+
+        Raises TaskNotFound for a task that has been deleted.
+        """
         key = f"{tid} {task_id}"
         if key in self.ghost:
             raise TaskNotFound

@@ -1,4 +1,7 @@
-"""Health checks of beat, the audit and Redis, for operators to read. No program decides by them."""
+"""Health checks of beat, the audit and Redis, for operators to read.
+
+No program decides by them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads and results: JSON that is stored compact, with every number as it was written, and never interpreted."""
+"""Payloads and results: compact JSON whose numbers stay as they were written."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_DEPTH = 100
 
 
 def compact(raw: Raw, field: str) -> bytes:
-    """Return a decoded value as compact UTF-8 text. Raises InvalidRequest for JSON that some readers reject.
+    """Return a decoded value as compact UTF-8 text.
 
-    The decoder has checked the syntax, including escapes and surrogates. It checks neither the bytes of a string nor
-    the depth.
+    Raises InvalidRequest for JSON that some readers reject. The decoder has checked the syntax, including escapes and
+    surrogates. It checks neither the bytes of a string nor the depth.
     """
     try:
         text = msgspec.json.format(raw, indent=-1)
@@ -36,7 +36,10 @@ _to_square = bytes.maketrans(b"{}", b"[]")
 
 
 def _is_deeper(text: bytes, levels: int) -> bool:
-    """Return whether valid JSON nests deeper than `levels`. Each step removes the innermost brackets."""
+    """Return whether valid JSON nests deeper than `levels`.
+
+    Each step removes the innermost brackets.
+    """
     brackets = _not_brackets(b"", text).translate(_to_square)
     for _ in range(levels):
         if not brackets:

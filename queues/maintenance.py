@@ -48,7 +48,10 @@ def repair(may_continue: MayContinue) -> tuple[int, int]:
 
 
 def cleanup(may_continue: MayContinue) -> int:
-    """Delete ended tasks whose retention has ended and that PostgreSQL has. Returns the number of deleted tasks."""
+    """Delete ended tasks whose retention has ended and that PostgreSQL has.
+
+    Returns the number of deleted tasks.
+    """
     deleted = 0
     remover = artifacts.Remover()
     for partition in reachable_partitions():
@@ -72,7 +75,7 @@ def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
 
 
 def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
-    """Delete expired tasks pass by pass, until no more may be deleted. Yields the number deleted in each pass.
+    """Delete expired tasks in passes. Yields the number of tasks that each pass deleted.
 
     Artifacts are deleted before their task: a crash in between leaves a task that the next run deletes, and no orphaned
     file. If their storage is unavailable the task stays, and the tasks after it are deleted. Such tasks are few, since
@@ -100,7 +103,10 @@ def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) ->
 
 
 def _dead_retention_ms(tid: str) -> int | None:
-    """Return the retention of the tenant's dead letters. None, the default, if PostgreSQL is unavailable."""
+    """Return the retention of the tenant's dead letters.
+
+    None, the default, if PostgreSQL is unavailable.
+    """
     try:
         tenant = tenant_cache.find_tid(tid)
     except Unavailable:

@@ -43,7 +43,10 @@ created, claimed = BufferedCounter(_created), BufferedCounter(_claimed)
 
 
 def ended(events: Iterable[Event]) -> None:
-    """Count the events that the drain has read. Only the stream has every end of an attempt, and each only once."""
+    """Count the events that the drain has read.
+
+    Only the stream has every end of an attempt, and each only once.
+    """
     for event in events:
         command = metrics.label(event.command)
         if event.outcome == Outcome.EXPIRED:

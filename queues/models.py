@@ -1,4 +1,4 @@
-"""Models of the audit, of queue samples and policies, of bulk jobs and of the last runs of periodic tasks.
+"""Models of the audit, queue samples, policies, bulk jobs and periodic tasks.
 
 JSON is stored as `text`, never as `jsonb`: a worker may send JSON that jsonb refuses or rewrites (`\\u0000`, `1e400`,
 duplicate keys), and one such result must not stop the audit. The foreign key of a tenant has no database constraint: a
@@ -151,7 +151,10 @@ class AuditedResult(models.Model):
 
 
 class Quarantine(models.Model):
-    """An entry of the events stream that could not be stored. Later entries are stored, and it can be retried."""
+    """An entry of the events stream that could not be stored.
+
+    Later entries are stored, and it can be retried.
+    """
 
     partition = models.PositiveIntegerField()
     stream_id = models.TextField()

@@ -1,4 +1,4 @@
-"""The periodic tasks of queues: the drain, repair, cleanup, samples, bulk jobs and policies."""
+"""The periodic tasks of queues: drain, repair, cleanup, samples, bulk jobs and policies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_bulk_jobs(lock: PeriodicTaskLock) -> str:
 
 @periodic_task("queues.policies", lock_seconds=60.0)
 def sync_policies(lock: PeriodicTaskLock) -> str:
-    """Write the policy of every queue to Redis again, in case Redis was down or empty when it was set."""
+    """Write every policy to Redis again, in case Redis was down or empty when it was set."""
     return f"{policies.sync(lock.renew)} written"
 
 

@@ -105,7 +105,10 @@ def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[Qu
 
 
 def delete(tenant: Tenant, command: str) -> None:
-    """Delete the policy of a queue; the defaults apply again. Its tasks stay. Raises NotFound if there is no policy."""
+    """Delete the policy of a queue; the defaults apply again.
+
+    Its tasks stay. Raises NotFound if there is no policy.
+    """
     row = find(tenant, command)
     # Redis first: beat restores the values of a row that is still there, but nothing removes values without a row.
     admin_commands.set_policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
@@ -148,7 +151,10 @@ def sync(may_continue: Callable[[], bool]) -> int:
 
 
 def check(command: str, policy: Policy) -> None:
-    """Raise InvalidRequest for a value that is not allowed. The API and the console both rely on it."""
+    """Raise InvalidRequest for a value that is not allowed.
+
+    The API and the console both rely on it.
+    """
     limits = conf().queues
     validation.check_command(command, "name")
     attempts, tiers, retention, consumers = (

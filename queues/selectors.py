@@ -102,7 +102,7 @@ def _count(
 
 
 def peek(tenant: Tenant, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
-    """Return the first tasks of a queue: at most `limit` each that are ready, in progress and delayed."""
+    """Return the first ready, in-progress and delayed tasks of a queue, `limit` each at most."""
     validation.check_command(command)
     return queries.peek(engine(), tenant.tid, command, limit)
 

@@ -1,4 +1,4 @@
-"""The transitions of tasks: check a request's meaning, then return the `ScriptCall` that carries it out.
+"""The transitions of tasks. Each checks a request's meaning and returns a `ScriptCall`.
 
 `await` the call, or run it with `run_sync()`. A failed check raises before anything is sent. Batch functions answer in
 order, with an error as a value for each item that failed. The API's schemas have checked shape and bounds before.
@@ -84,7 +84,7 @@ def claim(
     by: str = "",
     is_counted: bool = True,
 ) -> ScriptCall[Claimed]:
-    """Claim at most `count` ready tasks, by priority and age, and open their leases. Does not wait.
+    """Claim at most `count` ready tasks, by priority and age. Does not wait.
 
     `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
     a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
@@ -142,7 +142,10 @@ def heartbeat(
 
 
 def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """End tasks with their results. Submitting the same result again changes nothing and returns the same."""
+    """End tasks with their results.
+
+    Submitting the same result again changes nothing and returns the same.
+    """
 
     def validate(new: NewResult) -> NewResult:
         validation.check_id(new.task_id)
@@ -260,7 +263,10 @@ def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list
 
 
 def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Delete those of the tasks that are still dead letters. Returns the error of each task, or None."""
+    """Delete those of the tasks that are still dead letters.
+
+    Returns the error of each task, or None.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
 
     def remember(outcomes: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
@@ -271,7 +277,10 @@ def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[error
 
 
 def purge(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[int]:
-    """Delete those of the tasks that have ended, dead letters included. Returns the number of deleted tasks."""
+    """Delete those of the tasks that have ended, dead letters included.
+
+    Returns the number of deleted tasks.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     for task_id in task_ids:
         validation.check_id(task_id)
@@ -288,10 +297,10 @@ def cleanup(
     held: int = 0,
     select: Callable[[list[str]], list[str]] = list,
 ) -> ScriptCall[int]:
-    """Delete tasks whose retention ended before a time, by default now. Returns the number of deleted tasks.
+    """Delete tasks whose retention ended before a time, by default now.
 
-    At most `limit` tasks are deleted. `select` returns those of the given tasks that may be deleted. `held` is the
-    number of tasks that it refused in earlier calls; they come first again.
+    Returns the number of deleted tasks. At most `limit` tasks are deleted. `select` returns those of the given tasks
+    that may be deleted. `held` is the number of tasks that it refused in earlier calls; they come first again.
     """
     limit = min(limit, CHUNK)
 

@@ -25,7 +25,10 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_command(command: str, field: str = "command") -> None:
-    """Raise InvalidRequest unless the text can name a queue. Only such a text may become part of a Redis key."""
+    """Raise InvalidRequest unless the text can name a queue.
+
+    Only such a text may become part of a Redis key.
+    """
     require(bool(COMMAND.fullmatch(command)), f"{field}: 1 to 128 of A-Z a-z 0-9 _ . -")
 
 
@@ -62,7 +65,10 @@ def check_payload(tenant: Tenant, payload: str) -> None:
 
 
 def check_task(tenant: Tenant, task: NewTask, tiers: Sequence[int] | None) -> None:
-    """Check a task against its tenant's limits and the priorities of its queue's policy (None: any priority)."""
+    """Check a task against its tenant's limits and the `tiers` of its queue's policy.
+
+    None as `tiers` allows every priority.
+    """
     if tiers is not None:
         require(task.priority in tiers, f"priority: {task.command} accepts {', '.join(map(str, tiers))}")
     check_payload(tenant, task.payload)

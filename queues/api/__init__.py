@@ -1,1 +1,4 @@
-"""The HTTP API of queues: schemas, views and routes. The transitions are in `queues.services`."""
+"""The HTTP API of queues: schemas, views and routes.
+
+The transitions are in `queues.services`.
+"""

@@ -61,7 +61,9 @@ class ClaimRequest:
         self._caller = caller
         self._body = body
         self._count = count
-        self._commands = _queues_of(caller, body)
+        self._commands = commands_for(caller, body.commands)
+        if not body.commands:
+            _check_commands_of_token(self._commands)
         # The rate limit counts a request once, regardless of the number of attempts.
         self._is_counted = True
         self.claimed = Claimed(tasks=[], now_ms=0)
@@ -110,7 +112,7 @@ class ClaimRequest:
         return call
 
     async def _claim_from_every_queue(self, wait_ms: int) -> Claimed:
-        """Claim from the queues whose names are cached, then from all queues of the tenant, in chunks."""
+        """Claim from the queues with cached names, then from all queues of the tenant, in chunks."""
         tenant = self._caller.tenant
         # Counted here: the loop below may claim several times, or never if there is no queue.
         if self._is_counted and tenant.rates.claim:
@@ -135,14 +137,13 @@ class ClaimRequest:
         return soonest
 
 
-def _queues_of(caller: Caller, body: NewClaim) -> list[str]:
-    """Return the queues to claim from. Those of the token are checked here: only the body has a schema."""
-    commands = commands_for(caller, body.commands)
-    if not body.commands and commands != [ANY_COMMAND]:
-        validation.require(len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
-        for command in commands:
-            validation.check_command(command)
-    return commands
+def _check_commands_of_token(commands: Sequence[str]) -> None:
+    """Raise InvalidRequest for commands of a token that the schema of a body would reject."""
+    if commands == [ANY_COMMAND]:
+        return
+    validation.require(len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
+    for command in commands:
+        validation.check_command(command)
 
 
 class QueueNames:

@@ -18,7 +18,10 @@ from queues.domain import Location, TaskStatus
 
 
 def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> domain.NewTask:
-    """Return the task to enqueue. Raises InvalidRequest for a payload or webhook that cannot be accepted."""
+    """Return the task to enqueue.
+
+    Raises InvalidRequest for a payload or webhook that cannot be accepted.
+    """
     if body.webhook is not None:
         check_url(body.webhook)
     return domain.NewTask(
@@ -44,7 +47,10 @@ def to_int(number: float | None) -> int | None:
 def new_result(
     task_id: str, body: results.NewResult, lease_token: str | None, stored: Sequence[artifacts.StoredArtifact] = ()
 ) -> domain.NewResult:
-    """Return the result to store. Raises InvalidRequest if it lacks the field that its status requires."""
+    """Return the result to store.
+
+    Raises InvalidRequest if it lacks the field that its status requires.
+    """
     is_absent = bytes(body.result) in (b"", b"null")
     result = None if is_absent else json_payloads.compact(body.result, "result")
     if result is not None and not result.startswith(b"{"):
@@ -64,7 +70,10 @@ def new_result(
 
 
 def new_artifacts(body: results.NewResult) -> list[artifacts.NewArtifact]:
-    """Return the artifacts to store. Raises InvalidRequest or PayloadTooLarge for one that cannot be accepted."""
+    """Return the artifacts to store.
+
+    Raises InvalidRequest or PayloadTooLarge for one that cannot be accepted.
+    """
     return [_new_artifact(artifact) for artifact in body.artifacts or ()]
 
 
@@ -85,7 +94,10 @@ def _new_artifact(body: results.NewArtifact) -> artifacts.NewArtifact:
 
 
 def _check_address(url: str) -> None:
-    """Raise InvalidRequest for a URL that clients cannot parse. The service returns it unchanged and never calls it."""
+    """Raise InvalidRequest for a URL that clients cannot parse.
+
+    The service returns it unchanged and never calls it.
+    """
     try:
         _ = urlsplit(url).port
     except ValueError as error:

@@ -1,4 +1,7 @@
-"""The examples of the OpenAPI document, by operation. A test decodes and encodes each of them."""
+"""The examples of the OpenAPI document, by operation.
+
+A test decodes and encodes each of them.
+"""
 
 from __future__ import annotations
 

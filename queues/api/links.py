@@ -1,4 +1,4 @@
-"""OpenAPI links: the values of a response that other operations take, such as the id of a task."""
+"""OpenAPI links: values of a response that other operations take, such as a task's id."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ _state = re.compile(r"[\x20-\x7e]{1,512}").fullmatch
 
 
 def from_request(request: ApiRequest) -> tuple[str | None, str | None]:
-    """Return `traceparent` and `tracestate`, to store with a task. Without a valid `traceparent` both are None."""
+    """Return `traceparent` and `tracestate`, to store with a task.
+
+    Without a valid `traceparent` both are None.
+    """
     parent = request.header(b"traceparent")
     if parent is None or not _parent(parent):
         return None, None

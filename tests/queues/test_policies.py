@@ -160,7 +160,7 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: Tenant) -
     found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
     assert (found.task.priority, elsewhere.task.priority) == (3, 0)
     assert isinstance(wrong, errors.InvalidRequest)
-    assert "send knows 3, 5, 9" in wrong.detail
+    assert "send accepts 3, 5, 9" in wrong.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)

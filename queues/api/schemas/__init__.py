@@ -1,4 +1,4 @@
-"""The structs of requests and responses: the API's contract, from which the OpenAPI document is generated.
+"""The structs of requests and responses. The OpenAPI document is generated from them.
 
 They reject unknown fields, a bool for a number, and a time without a zone. If a key occurs twice in one object the last
 one counts, as in most JSON libraries; inside a payload both are kept.

@@ -94,13 +94,13 @@ class Nack(Body, kw_only=True):
 
 
 class Abandoned(View, kw_only=True):
-    """What became of the task: ready again, or a dead letter."""
+    """The outcome: the task is ready again, or a dead letter."""
 
     status: Literal["requeued", "dlq"]
 
 
 class Nacked(View, kw_only=True):
-    """What became of the task: it retries after a delay, or is a dead letter."""
+    """The outcome: the task retries after a delay, or is a dead letter."""
 
     status: Literal["requeued", "dlq"]
     delay_seconds: float

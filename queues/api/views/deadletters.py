@@ -30,7 +30,10 @@ class DeadLettersView(ApiView):
         answers={200: wire.DeadLetters},
     )
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
-        """List dead letters, the newest first. They come from the audit, which is about a second behind."""
+        """List dead letters, the newest first.
+
+        They come from the audit, which is about a second behind.
+        """
         filter = queries.Filter(
             command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
         )
@@ -56,7 +59,10 @@ class ReplayView(ApiView):
         answer_headers={"Location": "Path of the bulk job."},
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
-        """Start a bulk job that replays each dead letter once, with all its attempts. `dryRun` changes nothing."""
+        """Start a bulk job that replays each dead letter once, with all its attempts.
+
+        `dryRun` changes nothing.
+        """
         validation.check_command(command)
         tenant = caller.tenant
         if body.ids is not None and body.filter is not None:

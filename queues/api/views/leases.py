@@ -33,7 +33,10 @@ class ClaimView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
-        """Claim the ready task of the highest priority, oldest first. If none after `waitSeconds`: 204."""
+        """Claim the ready task of the highest priority, oldest first.
+
+        If none after `waitSeconds`: 204.
+        """
         tasks = await claim(self.request, caller, body, 1)
         return json_response(conversion.task(tasks[0], caller.tenant.slug)) if tasks else no_content()
 
@@ -71,7 +74,10 @@ class HeartbeatView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
-        """Extend the lease to `extendSeconds` from now. If the lease has expired or the task was cancelled: 409."""
+        """Extend the lease to `extendSeconds` from now.
+
+        If the lease has expired or the task was cancelled: 409.
+        """
         lease = await services.heartbeat(
             caller.tenant,
             task_id,

@@ -91,7 +91,10 @@ class CleanupView(ApiView):
         answers={200: wire.CleanedUp},
     )
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
-        """Delete ended tasks now instead of with the next periodic cleanup. Live and unaudited tasks are kept."""
+        """Delete ended tasks now instead of with the next periodic cleanup.
+
+        Live and unaudited tasks are kept.
+        """
         before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
         deleted = await threadpool.run_db(

@@ -69,7 +69,10 @@ class ResultView(ApiView):
         errors=(errors.TaskNotFound, errors.ResultNotFound),
     )
     async def get(self, caller: Caller, task_id: str, query: wire.ResultQuery) -> HttpResponse:
-        """Read a result. Without one after `waitSeconds`, or if the task ended without one: 404 `result_not_found`."""
+        """Read a result.
+
+        Without one after `waitSeconds`, or if the task ended without one: 404 `result_not_found`.
+        """
         result_request = ResultRequest(self.request, caller, task_id)
         if query.wait_seconds:
             await claim_request.wait_for(result_request, query.wait_seconds)
@@ -94,7 +97,10 @@ class ResultView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
-        """End a task with its result. The same result again gets the same answer; a different one is refused."""
+        """End a task with its result.
+
+        The same result again gets the same answer; a different one is refused.
+        """
         (item,) = await submit(caller, [(task_id, body, lease_token(self, body.lease_token))])
         if isinstance(item, CodeqError):
             raise item
@@ -112,7 +118,10 @@ class ResultBatchView(ApiView):
         answers={200: wire.SubmittedResults},
     )
     async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
-        """Submit independent results. The answers are in order; an item that failed has its own error."""
+        """Submit independent results.
+
+        The answers are in order; an item that failed has its own error.
+        """
         return json_response(wire.SubmittedResults(results=await submit_each(caller, body.results)))
 
 
@@ -129,7 +138,10 @@ class ExchangeView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
-        """Submit results, then claim tasks. A suspended tenant may submit results, but gets no new task."""
+        """Submit results, then claim tasks.
+
+        A suspended tenant may submit results, but gets no new task.
+        """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
         results = await submit_each(caller, body.results) if body.results else []

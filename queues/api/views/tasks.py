@@ -34,7 +34,10 @@ class TasksView(ApiView):
         answers={200: wire.FoundTasks},
     )
     async def get(self, caller: Caller, query: wire.TasksQuery) -> HttpResponse:
-        """Search live tasks by queue, then ended tasks, the newest first. The audit is about a second behind."""
+        """Search live tasks by queue, then ended tasks, the newest first.
+
+        The audit is about a second behind.
+        """
         task_query = tenant_search.TaskQuery(
             command=query.command, status=query.status, created_after=_moment(query.created_after), q=query.q
         )
@@ -65,7 +68,10 @@ class TasksView(ApiView):
         },
     )
     async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
-        """Store a task on disk, then answer. A repeated `idempotencyKey` returns the earlier task and sets a header."""
+        """Store a task on disk, then answer.
+
+        A repeated `idempotencyKey` returns the earlier task and sets a header.
+        """
         new = conversion.new_task(body, *trace_context.from_request(self.request))
         (item,) = await services.enqueue(caller.tenant, [new], by=caller.fingerprint)
         if isinstance(item, CodeqError):
@@ -92,7 +98,10 @@ class TaskBatchView(ApiView):
         headers=TRACE,
     )
     async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
-        """Enqueue independent tasks. The answers are in order; an item that failed has its own error."""
+        """Enqueue independent tasks.
+
+        The answers are in order; an item that failed has its own error.
+        """
         context = trace_context.from_request(self.request)
         new, refused = convert_each(body.tasks, lambda task: conversion.new_task(task, *context))
         items = merge_in_order(

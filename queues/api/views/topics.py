@@ -56,7 +56,10 @@ class TopicView(ApiView):
         errors=(errors.Conflict,),
     )
     async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
-        """Replace the policy of a queue. It takes effect within seconds. If the queue had no policy: 201."""
+        """Replace the policy of a queue.
+
+        It takes effect within seconds. If the queue had no policy: 201.
+        """
         tiers = body.priority_tiers
         policy = Policy(
             max_attempts=to_int(body.max_attempts),

@@ -75,7 +75,7 @@ async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
     count = selectors.queues
     monkeypatch.setattr(selectors, "queues", lambda tenant: counted.append(tenant.tid) or count(tenant))
     monkeypatch.setattr(claim_request, "_queue_names", claim_request.QueueNames())
-    monkeypatch.setattr(claim_request, "REMEMBERED_SECONDS", 60.0)
+    monkeypatch.setattr(claim_request, "CACHE_SECONDS", 60.0)
     for start in (0, 75):
         tasks = [{"command": f"D{number}", "payload": 1} for number in range(start, start + 75)]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})
