@@ -15,9 +15,9 @@ from tenants import http_fetch
 from tenants.auth import jwks
 from tenants.auth.validators import JwksValidator
 from tenants.auth.verifier import Verifier
+from tests.tenants.bad_responses import BAD_RESPONSES
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer
-from tests.tenants.test_http_fetch import BAD
 from tests.waiting import until, until_async
 
 K1, K2 = jwks.Key("k1", "ES256", None), jwks.Key("k2", "ES256", None)
@@ -193,13 +193,13 @@ def verifier_at(server: JwksServer, clock: Clock) -> Verifier:
 
 @OUTAGE
 @pytest.mark.usefixtures("acme")
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("kind", BAD_RESPONSES)
 def test_tokens_are_verified_while_the_issuer_answers_nonsense(kind: str, issuer: JwksServer, signer: Signer) -> None:
     clock = Clock(0)
     keys = keys_at(issuer, clock)
     verifier = Verifier([JwksValidator(keys)])
     verifier.verify(signer.token(jti="before"))
-    issuer.answer = BAD[kind](issuer)
+    issuer.answer = BAD_RESPONSES[kind](issuer)
     for hours in (1, 12, 23.9):
         clock.now, asked = hours * HOUR, issuer.asked
         verifier.verify(signer.token(jti=f"after {hours} h"))
@@ -211,7 +211,7 @@ def test_tokens_are_verified_while_the_issuer_answers_nonsense(kind: str, issuer
 @OUTAGE
 @pytest.mark.usefixtures("acme")
 def test_a_cold_start_without_the_issuer_is_a_503_with_retry_after(issuer: JwksServer, signer: Signer) -> None:
-    issuer.answer = BAD["500"](issuer)
+    issuer.answer = BAD_RESPONSES["500"](issuer)
     with pytest.raises(Unavailable) as refusal:
         Verifier().verify(signer.token())
     assert refusal.value.retry_after_seconds

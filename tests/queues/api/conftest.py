@@ -28,7 +28,8 @@ from webhooks.models import Delivery, Subscription
 NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
 TASKS = "/v1/codeq/tasks"
 Configure = Callable[..., None]
-# This installation's key while the tests of a module run: signing by `tenants.auth.installation_keys` would ask the database.
+# The installation's key while the tests of a module run. Signing by `tenants.auth.installation_keys` would query the
+# database.
 SIGNER: dict[str, Any] = {}
 
 

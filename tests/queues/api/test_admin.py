@@ -13,8 +13,7 @@ from queues.deadletters import bulk_runner
 from queues.models import BulkJob
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 ADMIN = "/v1/codeq/admin"
 MakeClient = Callable[..., Client]
@@ -34,8 +33,8 @@ async def dead(producer: Client, worker: Client, count: int = 1, error: str = "d
     """So many dead letters, and the audit knows of them."""
     found = []
     for _ in range(count):
-        task = await made(producer, maxAttempts=1, **said)
-        lease = await claimed(worker, commands=[task["command"]])
+        task = await enqueue_task(producer, maxAttempts=1, **said)
+        lease = await claim_task(worker, commands=[task["command"]])
         await worker.post(f"{TASKS}/{lease['id']}/nack", {"reason": error})
         found.append(lease["id"])
     await drained()
@@ -136,7 +135,7 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
     again = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [second]})
     await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     assert (await admin.get(again.headers["location"])).json["done"] == 1
-    assert (await claimed(worker))["id"] == second
+    assert (await claim_task(worker))["id"] == second
 
 
 @pytest.mark.parametrize(
@@ -197,13 +196,13 @@ async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Cl
     refused = await producer.post(TASKS, {"command": "A", "payload": 1, "priority": 3})
     assert (refused.status, refused.code) == (400, "invalid_request")
     assert "priority" in refused.json["detail"]
-    first = await made(producer, command="A", priority=5)
+    first = await enqueue_task(producer, command="A", priority=5)
     assert first["maxAttempts"] == 2
-    await made(producer, command="A")
-    await claimed(worker, commands=["A"])
+    await enqueue_task(producer, command="A")
+    await claim_task(worker, commands=["A"])
     assert (await worker.post(f"{TASKS}/claim", {"commands": ["A"]})).status == 204
-    await worker.post(f"{TASKS}/{first['id']}/result", DONE)
-    await claimed(worker, commands=["A"])
+    await worker.post(f"{TASKS}/{first['id']}/result", COMPLETED)
+    await claim_task(worker, commands=["A"])
 
 
 @pytest.mark.parametrize(
@@ -241,13 +240,13 @@ async def everything(client: Client, query: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("ADM-3", "Tasks are found, live and audited, by what is known of them, page by page")
 async def test_finding_tasks(producer: Client, worker: Client, stranger: Client) -> None:
-    done = await made(producer, payload={"name": "canary"})
-    await claimed(worker)
-    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
-    running = await made(producer, command="B")
-    await claimed(worker)
-    waiting = [await made(producer) for _ in range(5)]
-    delayed = await made(producer, delaySeconds=100, idempotencyKey="the key")
+    done = await enqueue_task(producer, payload={"name": "canary"})
+    await claim_task(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", COMPLETED)
+    running = await enqueue_task(producer, command="B")
+    await claim_task(worker)
+    waiting = [await enqueue_task(producer) for _ in range(5)]
+    delayed = await enqueue_task(producer, delaySeconds=100, idempotencyKey="the key")
     await drained()
 
     async def ids(query: str) -> set[str]:

@@ -17,14 +17,10 @@ from queues.api.schemas import LIMITS
 from tenants.tenant import Tenant
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.redis_dump import dump_redis
+from tests.queues.api.tasks import enqueue_task
 
 GOOD: dict[str, Any] = {"command": "A", "payload": {}}
-
-
-def everything() -> dict[bytes, Any]:
-    """All of Redis, to see that nothing changed."""
-    return {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
 
 
 PAYLOADS = {
@@ -64,11 +60,11 @@ async def test_a_payload_nobody_could_read_is_refused(producer: Client, payload:
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert time.perf_counter() - began < 10
     assert len(answer.json["detail"]) < 500
-    assert not everything()
+    assert not dump_redis()
 
 
 async def test_a_deep_result_is_refused_as_well(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     deep = b'{"a":' * 200 + b"1" + b"}" * 200
     body = b'{"status":"COMPLETED","result":' + deep + b"}"
@@ -122,7 +118,7 @@ async def test_a_field_that_is_wrong_is_named(producer: Client, field: str, valu
     answer = await producer.post(TASKS, json.dumps(GOOD | {field: value}).replace("Infinity", "1e400").encode())
     assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
     assert field in answer.json["detail"]
-    assert not everything()
+    assert not dump_redis()
 
 
 TASK_ID = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
@@ -215,14 +211,14 @@ async def test_an_administrator_cannot_name_another_key(admin: Client, command: 
         await admin.post(f"/v1/codeq/admin/queues/{command}/resume"),
     ):
         assert (answer.status, answer.code) == (400, "invalid_request")
-    assert not everything()
+    assert not dump_redis()
 
 
 @pytest.mark.spec("TEN-1", "Commands that look alike are different queues, and no name reaches another's keys")
 async def test_distinct_commands_never_share_a_queue(producer: Client, worker: Client) -> None:
     names = ["A", "a", "A.", "A-", "A_", ".", "..", "-", "_", "0", "00", "ready", "q", "A" * 128, "A" * 127]
     for name in names:
-        await made(producer, command=name, payload=name)
+        await enqueue_task(producer, command=name, payload=name)
     for name in names:
         answer = await worker.post(f"{TASKS}/claim", {"commands": [name]})
         assert json.loads(answer.json["payload"]) == name
@@ -262,7 +258,7 @@ async def test_no_name_touches_a_key_but_its_own(
     await stranger.post(TASKS, {"command": "A", "payload": 1})
     with Watched() as words:
         for name in names:
-            task = await made(producer, command=name)
+            task = await enqueue_task(producer, command=name)
             await worker.post(f"{TASKS}/claim", {"commands": [name]})
             await worker.post(f"{TASKS}/{task['id']}/nack", {"delaySeconds": 1})
             await admin.get(f"/v1/codeq/admin/queues/{name}")
@@ -279,7 +275,7 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
 ) -> None:
     seed = random.randrange(2**32)
     dice = random.Random(seed)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     failed = {"taskId": task["id"], "status": "FAILED", "error": "x"}
     requests = [
         (producer, TASKS, json.dumps(GOOD | {"priority": 3, "runAt": "2026-01-01T00:00:00Z", "delaySeconds": 1.5})),

@@ -16,7 +16,7 @@ from django.conf import settings
 
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 PROJECT = f"{settings.BASE_DIR}/"
 ARCHITECTURE = Path(settings.BASE_DIR) / "docs" / "explanation" / "architecture.md"
@@ -77,7 +77,7 @@ def documented_steps() -> dict[str, str]:
 
 async def test_a_claim_takes_the_documented_steps_and_at_most_twenty(producer: Client, worker: Client) -> None:
     for _ in range(2):  # the first request fills caches
-        await made(producer)
+        await enqueue_task(producer)
         recorder = CallRecorder()
         sys.setprofile(recorder)
         try:

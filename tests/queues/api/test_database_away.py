@@ -14,8 +14,8 @@ from django.conf import settings
 from core import threadpool
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import SIGNER, TASKS, make_token
-from tests.queues.api.test_isolation import ABSENT, GUARDED, with_id
-from tests.queues.api.test_network import Web
+from tests.queues.api.routes import ABSENT, PROTECTED, fill_in_id
+from tests.queues.api.web_process import WebProcess
 from tests.waiting import until
 
 
@@ -52,13 +52,13 @@ def database(_database: None) -> Iterator[Database]:
 @pytest.mark.spec("AUT-1", "Whoever is known stays known, and the hot path goes on, while PostgreSQL is away")
 def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
     assert SIGNER
-    web = Web(DATABASE_URL=database.url)
+    web = WebProcess(DATABASE_URL=database.url)
     tokens = {role: make_token(role) for role in ("producer", "worker", "admin")}
     tokens["either"] = tokens["producer"]
     try:
         for path in ("/v1/codeq/admin/topics", "/v1/codeq/workers/subscriptions"):
-            assert web.ask("GET", path, None, tokens["worker" if "workers" in path else "admin"])[0] == 200
-        assert web.ask("GET", TASKS, None, tokens["producer"])[0] == 200
+            assert web.request("GET", path, None, tokens["worker" if "workers" in path else "admin"])[0] == 200
+        assert web.request("GET", TASKS, None, tokens["producer"])[0] == 200
         database.go_away()
         for _ in range(5):
             task = web.json("POST", TASKS, {"command": "AWAY", "payload": 1}, tokens["producer"])
@@ -68,14 +68,14 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
             web.json("POST", f"{TASKS}/{task['id']}/result", done, tokens["worker"])
             assert web.json("GET", f"{TASKS}/{task['id']}", None, tokens["producer"])["status"] == "COMPLETED"
         unavailable = set()
-        for (method, path), row in GUARDED.items():
+        for (method, path), row in PROTECTED.items():
             target = (
                 path.replace("<str:artifact_id>", "0" * 64).replace("<str:name>", "A").replace("<str:command>", "A")
             )
             for name in ("task_id", "subscription_id", "job_id"):
                 target = target.replace(f"<str:{name}>", ABSENT)
-            body = None if row.body is None else with_id(row.body, ABSENT)
-            status, said = web.ask(method, target + row.query, body, tokens[row.role])
+            body = None if row.body is None else fill_in_id(row.body, ABSENT)
+            status, said = web.request(method, target + row.query, body, tokens[row.role])
             assert status < 500 or (status == 503 and b'"retryAfterSeconds":' in said), (method, path, status, said)
             if status == 503:
                 unavailable.add((method, path))
@@ -83,7 +83,7 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
         assert ("GET", "/v1/codeq/admin/topics") in unavailable
         assert ("POST", "/v1/codeq/tasks") not in unavailable
         database.come_back()
-        until(lambda: web.ask("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 60)
+        until(lambda: web.request("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 60)
     finally:
         web.stop()
 

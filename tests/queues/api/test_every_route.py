@@ -23,9 +23,8 @@ from queues.api.examples import EXAMPLES, ID, TOKEN
 from queues.engine.keys import COMMAND
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
-from tests.queues.api.test_isolation import ROWS, Row, call, routes
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.routes import ROUTE_CASES, RouteCase, call_route, list_routes
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 MakeClient = Callable[..., Client]
 Route = tuple[str, str]
@@ -39,7 +38,7 @@ def operation_of(route: Route) -> Operation:
     return found
 
 
-OPERATIONS = {route: operation_of(route) for route in routes()}
+OPERATIONS = {route: operation_of(route) for route in list_routes()}
 GUARDED = {route: said for route, said in OPERATIONS.items() if not said.is_open}
 WITH_BODY = {route: said for route, said in GUARDED.items() if said.body is not None}
 WITH_QUERY = {route: said for route, said in GUARDED.items() if said.query is not None}
@@ -59,11 +58,11 @@ class World(NamedTuple):
     callers: dict[str, Client]
 
     def caller(self, route: Route) -> Client:
-        role = ROWS[route].role
+        role = ROUTE_CASES[route].role
         return self.callers["producer" if role == "either" else role]
 
-    def row(self, route: Route) -> Row:
-        return ROWS[route]
+    def row(self, route: Route) -> RouteCase:
+        return ROUTE_CASES[route]
 
     def target(self, route: Route, **instead: str) -> str:
         path = route[1]
@@ -75,8 +74,8 @@ class World(NamedTuple):
 @pytest.fixture
 async def world(client: MakeClient) -> AsyncIterator[World]:
     callers = {"producer": client("producer"), "worker": client("worker", sub="holder"), "admin": client("admin")}
-    await made(callers["producer"])
-    task = await claimed(callers["worker"])
+    await enqueue_task(callers["producer"])
+    task = await claim_task(callers["worker"])
     said = {"callbackUrl": "https://worker.example.com/wake"}
     subscription = (await callers["worker"].post("/v1/codeq/workers/subscriptions", said)).json["subscriptionId"]
     job = (await callers["admin"].post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
@@ -358,10 +357,11 @@ async def test_another_method_is_refused_before_anything_else(anonymous: Client,
 
 async def test_results_that_are_refused_leave_the_claim_alone(world: World) -> None:
     """In an exchange each result is for itself; a body that is none is refused as a whole, and takes nothing."""
-    await made(world.callers["producer"])
+    await enqueue_task(world.callers["producer"])
     before = await everything()
-    for results in ([DONE], [{"taskId": world.task_id}], [{"taskId": "x"} | DONE], DONE, "x"):
+    for results in ([COMPLETED], [{"taskId": world.task_id}], [{"taskId": "x"} | COMPLETED], COMPLETED, "x"):
         answer = await world.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
         assert (answer.status, answer.code) == (400, "invalid_request")
     assert await everything() == before
-    assert (await call(world.callers["worker"], ("POST", f"{TASKS}/exchange"), Row("worker", {}))).json["tasks"]
+    exchanged = await call_route(world.callers["worker"], ("POST", f"{TASKS}/exchange"), RouteCase("worker", {}))
+    assert exchanged.json["tasks"]

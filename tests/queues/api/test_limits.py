@@ -11,7 +11,7 @@ from core import metrics
 from tenants.tenant import Rates
 from tests.queues.api.asgi_client import Answer, Client
 from tests.queues.api.conftest import TASKS, Configure
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 MakeClient = Callable[..., Client]
 TASK = {"command": "RENDER", "payload": {}}
@@ -71,8 +71,8 @@ async def test_a_tenant_may_have_so_many_tasks_waiting(
     producer: Client, worker: Client, configure_tenant: Configure
 ) -> None:
     configure_tenant(depth=2)
-    await made(producer)
-    await made(producer)
+    await enqueue_task(producer)
+    await enqueue_task(producer)
     refused = await producer.post(TASKS, TASK)
     assert (refused.status, refused.code) == (429, "queue_full")
     assert int(refused.headers["retry-after"]) >= 1

@@ -18,8 +18,7 @@ from queues.domain import Claimed
 from queues.engine import keys
 from tests.queues.api.asgi_client import Answer, Client, Exchange
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
 
 MakeClient = Callable[..., Client]
@@ -68,11 +67,11 @@ async def answered(exchange: Exchange, seconds: float = SOON) -> Answer:
 async def test_a_waiting_claim_gets_the_task_that_comes(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client, said: dict[str, Any]
 ) -> None:
-    await made(producer)  # so that the queue is known
-    await claimed(worker)
+    await enqueue_task(producer)  # so that the queue is known
+    await claim_task(worker)
     (poll,) = polls(worker, **said)
     await parked(room, 1)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     answer = await answered(poll)
     assert (answer.status, answer.json["id"]) == (200, task["id"])
 
@@ -90,7 +89,7 @@ async def test_a_queue_that_is_new_wakes_who_waits_for_it_by_name(
 ) -> None:
     (poll,) = polls(worker, commands=["NEVER_SEEN"])
     await parked(room, 1)
-    await made(producer, command="NEVER_SEEN")
+    await enqueue_task(producer, command="NEVER_SEEN")
     assert (await answered(poll)).status == 200
 
 
@@ -102,12 +101,12 @@ async def test_a_queue_that_is_new_wakes_who_waits_for_every_queue(
         waiters += polls(client("worker", sub=f"w-{number}", eventTypes=["*"]))
         await parked(room, number + 1)
     for number, poll in enumerate(waiters):
-        await made(producer, command=f"NEW-{number}")
+        await enqueue_task(producer, command=f"NEW-{number}")
         assert (await answered(poll)).json["workerId"] == f"w-{number}"
         await parked(room, 2 - number)
     again = polls(client("worker", eventTypes=["*"]))[0]
     await parked(room, 1)
-    await made(producer, command="NEW-1")
+    await enqueue_task(producer, command="NEW-1")
     assert (await answered(again)).status == 200
 
 
@@ -119,7 +118,7 @@ async def test_waiters_are_served_in_the_order_they_came(
         waiters += polls(client("worker", sub=f"w-{number}"), commands=["RENDER"])
         await parked(room, number + 1)
     for number, poll in enumerate(waiters):
-        await made(producer)
+        await enqueue_task(producer)
         assert (await answered(poll)).json["workerId"] == f"w-{number}"
         # Those it woke in turn have looked: two who look at once are served as Redis answers them.
         await parked(room, 4 - number)
@@ -175,7 +174,7 @@ async def test_a_client_that_left_takes_nothing(
     gone.leave()
     await parked(room, 1)
     assert await gone.answer() is None
-    task = await made(producer)
+    task = await enqueue_task(producer)
     answer = await answered(stays)
     assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
 
@@ -188,7 +187,7 @@ async def test_leaving_at_the_very_moment_of_the_wake_up_takes_nothing(
     # Both in one turn of the loop: it has been called, and has not looked yet.
     room.wake(next(iter(room.waited_names)))
     gone.leave()
-    task = await made(producer)
+    task = await enqueue_task(producer)
     answer = await answered(stays)
     assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
     assert await gone.answer() is None
@@ -205,12 +204,12 @@ async def test_what_is_taken_in_the_turn_of_the_loop_in_which_the_client_hung_up
             return True
 
     if not wait_seconds:
-        task = await made(producer)
+        task = await enqueue_task(producer)
     poll = worker.start("POST", f"{TASKS}/claim", {"commands": ["RENDER"], "waitSeconds": wait_seconds})
     poll.transport = Closing()
     if wait_seconds:
         await parked(room, 1)
-        task = await made(producer)
+        task = await enqueue_task(producer)
     assert await poll.answer() is None
     assert (await worker.get(f"{TASKS}/{task['id']}")).json["status"] == "PENDING"
 
@@ -272,17 +271,17 @@ async def test_a_task_given_back_for_a_client_that_left_costs_one_attempt(
         return slowly()
 
     monkeypatch.setattr(services, "claim", claim_and_leave)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     assert await poll.answer() is None
     monkeypatch.undo()
-    again = await claimed(worker)
+    again = await claim_task(worker)
     assert (again["id"], again["attempts"]) == (task["id"], 1)
 
 
 async def test_a_delayed_task_wakes_a_waiter_when_it_is_due(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    await made(producer, delaySeconds=0.3)
+    await enqueue_task(producer, delaySeconds=0.3)
     (poll,) = polls(worker, commands=["RENDER"])
     assert (await answered(poll)).status == 200
 
@@ -290,9 +289,9 @@ async def test_a_delayed_task_wakes_a_waiter_when_it_is_due(
 async def test_a_nack_an_abandon_and_a_resume_wake_a_waiter(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client, other_worker: Client, admin: Client
 ) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     for verb in ("nack", "abandon"):
-        await claimed(worker)
+        await claim_task(worker)
         (poll,) = polls(other_worker, commands=["RENDER"])
         await parked(room, 1)
         await worker.post(f"{TASKS}/{task['id']}/{verb}", {"delaySeconds": 0} if verb == "nack" else {})
@@ -316,7 +315,7 @@ async def test_a_lost_subscription_is_made_again_and_everybody_looks(
     # Nobody hears of these: the wake-ups go to a subscription that is not there.
     redis_client().delete(*[keys.of_partition(number).waiting for number in range(conf().queues.partitions)])
     for number in range(3):
-        await made(producer, payload=number)
+        await enqueue_task(producer, payload=number)
     answers = await asyncio.gather(*(answered(poll) for poll in waiters))
     assert sorted(answer.json["payload"] for answer in answers) == ["0", "1", "2"]
     await subscribed()
@@ -356,7 +355,7 @@ async def test_a_silent_subscription_is_given_up(
     await subscribed()
     silent.set()
     await asyncio.wait_for(is_deaf.wait(), SOON)
-    await made(producer)
+    await enqueue_task(producer)
     assert (await answered(poll)).status == 200
     assert made_connections == 2
 
@@ -364,8 +363,8 @@ async def test_a_silent_subscription_is_given_up(
 async def test_shutting_down_ends_the_waits_at_once(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     waiters = polls(worker, 3, commands=["RENDER"])
     result = producer.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
     await parked(room, 4)
@@ -384,7 +383,7 @@ async def test_a_request_that_is_cancelled_leaves_its_place(
     await parked(room, 2)
     killed.task.cancel()
     await parked(room, 1)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     assert (await answered(stays)).json["id"] == task["id"]
     with pytest.raises(asyncio.CancelledError):
         await killed.answer()
@@ -404,7 +403,7 @@ async def test_beyond_its_limit_a_process_parks_nobody(
 async def test_an_exchange_waits_too(room: long_poll.LongPollRegistry, producer: Client, worker: Client) -> None:
     exchange = worker.start("POST", f"{TASKS}/exchange", {"commands": ["RENDER"], "waitSeconds": 20})
     await parked(room, 1)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     assert [each["id"] for each in (await answered(exchange)).json["tasks"]] == [task["id"]]
 
 
@@ -412,13 +411,13 @@ async def test_an_exchange_waits_too(room: long_poll.LongPollRegistry, producer:
 async def test_waiting_for_a_result(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client, other_worker: Client
 ) -> None:
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
     waits = [producer.start("GET", f"{path}?waitSeconds=60"), other_worker.start("GET", f"{path}?waitSeconds=60")]
     await parked(room, 2)
     before = looks()
-    await worker.post(path, DONE)
+    await worker.post(path, COMPLETED)
     for wait in waits:
         answer = await answered(wait)
         assert (answer.status, answer.json["result"]["result"]) == (200, {"ok": True})
@@ -430,7 +429,7 @@ async def test_waiting_for_a_result(
 async def test_a_task_that_ends_without_a_result_ends_the_wait(
     room: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result?waitSeconds=60"
     wait = producer.start("GET", path)
     await parked(room, 1)
@@ -440,7 +439,7 @@ async def test_a_task_that_ends_without_a_result_ends_the_wait(
 
 
 async def test_nobody_waits_for_another_tenants_result(producer: Client, stranger: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     wait = stranger.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
     assert (await answered(wait)).code == "task_not_found"
 
@@ -449,7 +448,7 @@ async def test_nobody_waits_for_another_tenants_result(producer: Client, strange
                                    "waitseconds=1", "waitSeconds=", "waitSeconds=nan", "waitSeconds=1e400", "a=1",
                                    "waitSeconds=%ff", "&".join(f"a{n}=1" for n in range(100))])  # fmt: skip
 async def test_a_query_has_its_bounds(producer: Client, query: str) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     answer = await producer.get(f"{TASKS}/{task['id']}/result?{query}")
     assert (answer.status, answer.code) == (400, "invalid_request")
 
@@ -471,7 +470,7 @@ async def test_redis_in_trouble_ends_the_waits_that_notice(
         return claim(*args, **kwargs)
 
     monkeypatch.setattr(services, "claim", fail_once)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     failed = await answered(first)
     assert (failed.status, failed.headers["retry-after"]) == (503, "1")
     # What woke the one that failed reaches the next.

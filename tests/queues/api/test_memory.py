@@ -13,7 +13,7 @@ import pytest
 
 from core.conf import conf
 from tests.queues.api.conftest import TASKS, make_token
-from tests.queues.api.test_network import Web
+from tests.queues.api.web_process import WebProcess
 
 MIB = 2**20
 LIMIT = conf().web.body_bytes
@@ -21,22 +21,22 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is rea
 
 
 @pytest.fixture(scope="module")
-def web(_database: None) -> Iterator[Web]:
-    server = Web()
+def web(_database: None) -> Iterator[WebProcess]:
+    server = WebProcess()
     # What a first request loads and allocates belongs to no input.
     for _ in range(20):
-        server.ask("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
+        server.request("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
     yield server
     server.stop()
 
 
-def memory(web: Web, name: str) -> int:
+def memory(web: WebProcess, name: str) -> int:
     """VmRSS or VmHWM, the most that it ever was, in bytes."""
     lines = Path(f"/proc/{web.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def peak(web: Web, work: Callable[[], None]) -> int:
+def peak(web: WebProcess, work: Callable[[], None]) -> int:
     """How much more memory than before the process had at most."""
     Path(f"/proc/{web.process.pid}/clear_refs").write_text("5")  # the peak is what it is now
     before = memory(web, "VmRSS")
@@ -44,7 +44,7 @@ def peak(web: Web, work: Callable[[], None]) -> int:
     return memory(web, "VmHWM") - before
 
 
-def post(web: Web, path: str, body: bytes, role: str = "producer") -> tuple[int, bytes]:
+def post(web: WebProcess, path: str, body: bytes, role: str = "producer") -> tuple[int, bytes]:
     return web.send("POST", path, body, make_token(role))
 
 
@@ -76,7 +76,7 @@ BOUNDED = pytest.mark.spec(
 
 @BOUNDED
 @pytest.mark.parametrize(("body", "status"), INPUTS.values(), ids=INPUTS.keys())
-def test_no_request_costs_more_than_a_few_times_its_size(web: Web, body: bytes, status: int) -> None:
+def test_no_request_costs_more_than_a_few_times_its_size(web: WebProcess, body: bytes, status: int) -> None:
     assert len(body) <= LIMIT
     answers: list[tuple[int, bytes]] = []
     cost = peak(web, lambda: answers.append(post(web, TASKS + "/batch" * (status == 200), body)))
@@ -88,7 +88,7 @@ def test_no_request_costs_more_than_a_few_times_its_size(web: Web, body: bytes, 
 
 
 @BOUNDED
-def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: Web) -> None:
+def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: WebProcess) -> None:
     made = web.json("POST", TASKS, {"command": "LARGE", "payload": 1}, make_token("producer"))
     web.json("POST", f"{TASKS}/claim", {"commands": ["LARGE"]}, make_token("worker"))
     content = base64.b64encode(b"x" * conf().queues.artifact_bytes).decode()
@@ -102,7 +102,7 @@ def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: Web) -> None:
 
 
 @BOUNDED
-def test_what_large_requests_took_is_given_back(web: Web) -> None:
+def test_what_large_requests_took_is_given_back(web: WebProcess) -> None:
     """Many at once, again and again: what counts is how many there are at a time, and not how many there were."""
     bodies = [body for body, _ in INPUTS.values() if len(body) > LIMIT - 2000]
 
@@ -120,4 +120,4 @@ def test_what_large_requests_took_is_given_back(web: Web) -> None:
     print(f"{cost / MIB:.1f} MiB", [f"{each / MIB:.1f}" for each in after])
     assert cost <= 2 * len(bodies) * 8 * LIMIT
     assert after[-1] - after[0] <= 2 * LIMIT
-    assert web.ask("GET", "/healthz")[0] == 200
+    assert web.request("GET", "/healthz")[0] == 200

@@ -24,8 +24,7 @@ from tenants.tenant import Tenant
 from tests.conftest import ValkeyFactory
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
 
 ADMIN = "/v1/codeq/admin"
@@ -192,12 +191,12 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
         return sample(text, name, **labels) - sample(before, name, **labels)
 
     for number in range(5):
-        await made(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
+        await enqueue_task(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
     await stranger.post(TASKS, {"command": "METERED", "payload": 1})
-    done, failed = await claimed(worker), await claimed(worker)
-    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
+    done, failed = await claim_task(worker), await claim_task(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", COMPLETED)
     await worker.post(f"{TASKS}/{failed['id']}/result", {"status": "FAILED", "error": "x"})
-    left = await claimed(worker)
+    left = await claim_task(worker)
     await producer.delete(f"{TASKS}/{left['id']}")
     await producer.get(f"{TASKS}/{left['id']}x")
     from core import threadpool
@@ -237,7 +236,7 @@ async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anon
 async def test_metrics_name_no_tenant_and_can_be_closed(
     anonymous: Client, producer: Client, admin: Client, client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await made(producer, payload="payload-canary", idempotencyKey="key-canary")
+    await enqueue_task(producer, payload="payload-canary", idempotencyKey="key-canary")
     text = (await anonymous.get("/metrics")).body.decode()
     for secret in (NORTH, "canary", "tenant"):
         assert secret not in text
@@ -256,7 +255,7 @@ async def test_a_thousand_commands_are_not_a_thousand_series(
 
     monkeypatch.setattr(metrics, "MAX_LABELS", len(metrics._labels) + 3)
     for number in range(10):
-        await made(producer, command=f"MANY-{number}")
+        await enqueue_task(producer, command=f"MANY-{number}")
     text = (await anonymous.get("/metrics")).body.decode()
     named = {line for line in text.splitlines() if line.startswith("codeq_task_created_total{") and "MANY-" in line}
     assert len(named) == 3
@@ -276,12 +275,12 @@ async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
 @pytest.mark.spec("QUE-6", "Stats are exact")
 async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> None:
     for priority in (0, 0, 7):
-        await made(producer, command="A", priority=priority)
-    await made(producer, command="A", delaySeconds=100)
-    await made(producer, command="B", maxAttempts=1)
-    dead = await claimed(worker, commands=["B"])
+        await enqueue_task(producer, command="A", priority=priority)
+    await enqueue_task(producer, command="A", delaySeconds=100)
+    await enqueue_task(producer, command="B", maxAttempts=1)
+    dead = await claim_task(worker, commands=["B"])
     await worker.post(f"{TASKS}/{dead['id']}/nack")
-    await claimed(worker, commands=["A"])
+    await claim_task(worker, commands=["A"])
     answer = await admin.get(f"{ADMIN}/queues/A")
     stats = answer.json
     assert stats.pop("oldestReadySeconds") >= 0
@@ -297,16 +296,16 @@ async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> N
 
 @pytest.mark.spec("ADM-5", "A paused queue gives out nothing, takes everything, and goes on when it is resumed")
 async def test_pause_and_resume(producer: Client, worker: Client, admin: Client) -> None:
-    await made(producer, command="A")
-    running = await claimed(worker)
+    await enqueue_task(producer, command="A")
+    running = await claim_task(worker)
     answer = await admin.post(f"{ADMIN}/queues/A/pause")
     assert (answer.status, answer.json) == (200, {"command": "A", "paused": True})
-    waiting = await made(producer, command="A")
+    waiting = await enqueue_task(producer, command="A")
     assert (await worker.post(f"{TASKS}/claim")).status == 204
-    assert (await worker.post(f"{TASKS}/{running['id']}/result", DONE)).status == 200
+    assert (await worker.post(f"{TASKS}/{running['id']}/result", COMPLETED)).status == 200
     assert (await admin.get(f"{ADMIN}/queues/A")).json["paused"] is True
     assert (await admin.post(f"{ADMIN}/queues/A/resume")).json == {"command": "A", "paused": False}
-    assert (await claimed(worker))["id"] == waiting["id"]
+    assert (await claim_task(worker))["id"] == waiting["id"]
 
 
 @pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
@@ -315,10 +314,10 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
     from core import threadpool
 
     for _ in range(3):
-        task = await made(producer)
-        await claimed(worker)
-        await worker.post(f"{TASKS}/{task['id']}/result", DONE)
-    live = await made(producer)
+        task = await enqueue_task(producer)
+        await claim_task(worker)
+        await worker.post(f"{TASKS}/{task['id']}/result", COMPLETED)
+    live = await enqueue_task(producer)
     # Their retention, a day, is over.
     for key in redis_client().keys("codeq:*:expiry:*"):
         for member in redis_client().zrange(key, 0, -1):

@@ -23,7 +23,7 @@ from core.logging import JsonFormatter
 from queues import long_poll, selectors
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 LIMIT = conf().web.body_bytes
 
@@ -57,7 +57,7 @@ async def test_another_method_is_told_what_there_is(anonymous: Client, path: str
 
 
 async def test_head_is_get_without_the_body(producer: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     get = await producer.get(f"{TASKS}/{task['id']}")
     head = await producer.request("HEAD", f"{TASKS}/{task['id']}")
     assert (head.status, head.body) == (200, b"")

@@ -11,21 +11,15 @@ import pytest
 from core.redis.connections import client
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS, Configure
+from tests.queues.api.tasks import enqueue_task
 from tests.waiting import until_async
 
 TRACE_PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-async def made(producer: Client, **said: Any) -> dict[str, Any]:
-    answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}, **said})
-    assert answer.status == 202, answer.body
-    task: dict[str, Any] = answer.json
-    return task
-
-
 @pytest.mark.spec("ENQ-1", "A task goes in, is claimed, ends with a result, and both can be read")
 async def test_a_task_goes_all_the_way(producer: Client, worker: Client) -> None:
-    task = await made(producer, payload={"n": 1}, priority=3)
+    task = await enqueue_task(producer, payload={"n": 1}, priority=3)
     assert task["payload"] == '{"n":1}'
     assert (task["status"], task["priority"], task["tenantId"]) == ("PENDING", 3, NORTH)
     assert task["lastKnownLocation"] == "PENDING_LIST"
@@ -54,7 +48,7 @@ async def test_a_task_goes_all_the_way(producer: Client, worker: Client) -> None
 
 @pytest.mark.spec("ENQ-1", "The answer to an enqueue has every field of the contract, and says when")
 async def test_a_task_says_what_was_asked(producer: Client) -> None:
-    task = await made(
+    task = await enqueue_task(
         producer, priority=9, maxAttempts=7, webhook="https://example.org/hook", idempotencyKey="k-1", payload=[1]
     )
     assert set(task) == {
@@ -104,7 +98,7 @@ async def test_a_delayed_task_says_when_it_is_visible(producer: Client, worker: 
     said: dict[str, Any] = {"delaySeconds": 100} if later == "delaySeconds" else {"runAt": moment}
     if later == "both":
         said["delaySeconds"] = 5
-    task = await made(producer, **said)
+    task = await enqueue_task(producer, **said)
     assert (task["status"], task["lastKnownLocation"]) == ("PENDING", "DELAYED_ZSET")
     ahead = datetime.fromisoformat(task["visibleAt"]) - datetime.now(UTC)
     assert timedelta(seconds=90) < ahead <= timedelta(seconds=101)
@@ -113,7 +107,7 @@ async def test_a_delayed_task_says_when_it_is_visible(producer: Client, worker: 
 
 @pytest.mark.parametrize("moment", ["2001-01-01T00:00:00Z", "1970-01-01T00:00:00+14:00", "0001-01-01T00:00:00+14:00"])
 async def test_a_moment_in_the_past_means_now(producer: Client, worker: Client, moment: str) -> None:
-    task = await made(producer, runAt=moment)
+    task = await enqueue_task(producer, runAt=moment)
     assert "visibleAt" not in task
     assert (await worker.post(f"{TASKS}/claim")).json["id"] == task["id"]
 
@@ -136,7 +130,7 @@ async def test_a_repeated_key_gets_the_same_task(producer: Client, stranger: Cli
 
 async def test_a_strict_tenant_refuses_a_key_with_another_body(producer: Client, configure_tenant: Configure) -> None:
     configure_tenant(is_idempotency_strict=True)
-    await made(producer, idempotencyKey="k", payload=1)
+    await enqueue_task(producer, idempotencyKey="k", payload=1)
     other = await producer.post(TASKS, {"command": "RENDER", "payload": 2, "idempotencyKey": "k"})
     assert (other.status, other.code) == (409, "idempotency_mismatch")
 
@@ -227,13 +221,13 @@ async def test_a_body_cannot_set_what_is_ours(producer: Client, field: str) -> N
 
 @pytest.mark.spec("ACK-5", "A cancelled task ends, is not claimed, and its worker learns of it")
 async def test_cancelling_a_waiting_and_a_running_task(producer: Client, worker: Client) -> None:
-    waiting = await made(producer)
+    waiting = await enqueue_task(producer)
     cancelled = await producer.delete(f"{TASKS}/{waiting['id']}")
     assert (cancelled.status, cancelled.json["status"]) == (200, "CANCELLED")
     assert (await producer.delete(f"{TASKS}/{waiting['id']}")).json == cancelled.json
     assert (await worker.post(f"{TASKS}/claim")).status == 204
 
-    running = await made(producer)
+    running = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     assert (await producer.delete(f"{TASKS}/{running['id']}")).json["status"] == "CANCELLED"
     beat = await worker.post(f"{TASKS}/{running['id']}/heartbeat")
@@ -243,7 +237,7 @@ async def test_cancelling_a_waiting_and_a_running_task(producer: Client, worker:
 
 
 async def test_an_ended_task_cannot_be_cancelled(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "no"})
     answer = await producer.delete(f"{TASKS}/{task['id']}")
@@ -270,8 +264,8 @@ async def test_what_is_no_task_is_not_found(producer: Client, worker: Client, ta
 async def test_a_suspended_tenant_ends_its_work_and_gets_no_new_one(
     producer: Client, worker: Client, configure_tenant: Configure
 ) -> None:
-    task = await made(producer)
-    await made(producer)
+    task = await enqueue_task(producer)
+    await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     configure_tenant(suspended=True)
     for refused in (
@@ -289,7 +283,7 @@ async def test_a_suspended_tenant_ends_its_work_and_gets_no_new_one(
 
 
 async def test_a_full_store_refuses_new_tasks_and_says_when_to_come_back(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     client().config_set("maxmemory", 1)
     try:

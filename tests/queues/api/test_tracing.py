@@ -15,7 +15,7 @@ from core import tracing
 from core.conf import Tracing, conf
 from tests.collector import PARENT, SAMPLED, TRACE, UNSAMPLED, Collector
 from tests.queues.api.conftest import NORTH, TASKS, make_token
-from tests.queues.api.test_network import Web
+from tests.queues.api.web_process import WebProcess
 
 
 def said(span: Any) -> dict[str, Any]:
@@ -30,12 +30,12 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def web(collector: Collector, _database: None) -> Iterator[Callable[..., Web]]:
-    started: list[Web] = []
+def web(collector: Collector, _database: None) -> Iterator[Callable[..., WebProcess]]:
+    started: list[WebProcess] = []
 
-    def start(**environment: str) -> Web:
+    def start(**environment: str) -> WebProcess:
         environment = {"CODEQ_TRACING_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"} | environment
-        started.append(Web(**environment))
+        started.append(WebProcess(**environment))
         return started[-1]
 
     yield start
@@ -46,7 +46,7 @@ def web(collector: Collector, _database: None) -> Iterator[Callable[..., Web]]:
 @pytest.mark.spec(
     "OBS-2", "A request is a span HTTP <METHOD> <ROUTE>, its verb one inside, and the task keeps that one"
 )
-def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], collector: Collector) -> None:
+def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., WebProcess], collector: Collector) -> None:
     own = web()
     producer, worker = make_token("producer"), make_token("worker")
     body = {"command": "TRACED", "payload": "payload-canary", "idempotencyKey": "a key of the tracing tests"}
@@ -72,9 +72,9 @@ def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], co
     # Another trace that asks again with the same key asks for the same task.
     again = own.json("POST", TASKS, body, producer)
     assert again["id"] == task["id"]
-    assert own.ask("GET", f"{TASKS}/nothing", None, producer)[0] == 404
+    assert own.request("GET", f"{TASKS}/nothing", None, producer)[0] == 404
     assert collector.one(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
-    own.ask("GET", "/v1/codeq/no/such/path", None, producer)
+    own.request("GET", "/v1/codeq/no/such/path", None, producer)
     assert collector.one("HTTP GET unknown")
     for canary in (b"payload-canary", b"result-canary", producer.encode(), worker.encode()):
         assert canary not in collector.received
@@ -85,7 +85,7 @@ def is_kept(task: dict[str, Any]) -> bool:
 
 
 @pytest.mark.spec("OBS-2", "A caller decides whether its trace is kept; of those begun here the ratio is")
-def test_which_traces_are_kept(web: Callable[..., Web], collector: Collector) -> None:
+def test_which_traces_are_kept(web: Callable[..., WebProcess], collector: Collector) -> None:
     own = web(CODEQ_TRACING_RATIO="0")
     producer = make_token("producer")
     unwanted = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent=UNSAMPLED)
@@ -106,10 +106,10 @@ def test_which_traces_are_kept(web: Callable[..., Web], collector: Collector) ->
 
 
 @pytest.mark.spec("OBS-2", "A collector that is away costs no request anything")
-def test_a_collector_that_is_away(web: Callable[..., Web]) -> None:
+def test_a_collector_that_is_away(web: Callable[..., WebProcess]) -> None:
     own = web(CODEQ_TRACING_ENDPOINT="http://127.0.0.1:9/v1/traces")
     for _ in range(50):
-        assert own.ask("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
+        assert own.request("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
     own.stop()
 
 
