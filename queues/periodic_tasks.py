@@ -112,7 +112,7 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[tuple[Entry, Blobs]]]:
         yield batch
 
 
-def _warn_of_length(states: Iterable[stream.State]) -> None:
+def _warn_of_length(states: Iterable[stream.StreamState]) -> None:
     longest = max((state.length for state in states), default=0)
     if longest > conf().queues.events_alarm:
         log.error("an events stream holds %d entries: is the drain running, and PostgreSQL up?", longest)

@@ -22,16 +22,16 @@ NEW = ">"
 FIRST = "0"
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """Where the audit stands in one partition's stream."""
 
     waiting: int  # entries not yet stored
     length: int
 
 
-def survey() -> dict[int, State]:
+def survey() -> dict[int, StreamState]:
     """Every partition that is there and has a stream. A stream without the group gets it."""
-    found: dict[int, State] = {}
+    found: dict[int, StreamState] = {}
     every = connections.reachable_partitions()
     with connections.client().pipeline(transaction=False) as pipe:
         for partition in every:
@@ -42,10 +42,10 @@ def survey() -> dict[int, State]:
         if ours:
             # Redis does not know the lag when entries it had not given out were deleted: then look.
             lag = length if ours["lag"] is None else int(ours["lag"])
-            found[partition] = State(int(ours["pending"]) + lag, length)
+            found[partition] = StreamState(int(ours["pending"]) + lag, length)
         elif length:
             _join(partition)
-            found[partition] = State(length, length)
+            found[partition] = StreamState(length, length)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The walk of one claim through the code, from the ASGI application to the Lua script and back.
+"""The walk of one claim, from the ASGI application to the Lua script and back.
 
 docs/explanation/architecture.md gives the reason and the files of each step. `pytest -s` prints the steps and all
 functions that the claim enters.
