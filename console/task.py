@@ -23,8 +23,8 @@ from queues.diagnosis import explain
 from queues.domain import Location, Outcome, StoredResult, Task, TaskStatus
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 from webhooks.models import Delivery
 
 TONES = {
@@ -93,7 +93,7 @@ class Artifact(Guarded):
 
 
 class CancelTask(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Cancelled task {task_id}", reason):
             services.cancel(tenant, task_id).run_sync()
@@ -103,7 +103,7 @@ class CancelTask(Act):
 class ReplayTask(Act):
     """Bring one dead letter back in line, perhaps with another payload."""
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id, payload = self.request.POST.get("id", ""), self.request.POST.get("payload")
         changed = {task_id: payload} if payload is not None else {}
         what = "Replayed with another payload" if changed else "Replayed"
@@ -113,7 +113,7 @@ class ReplayTask(Act):
 
 
 class DeleteTask(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Deleted dead letter {task_id}", reason):
             raise_first(queries.delete(tenant, [task_id]))
@@ -127,7 +127,7 @@ def raise_first(answers: Sequence[object]) -> None:
             raise answer
 
 
-def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
+def find(tenant: TenantSnapshot, task_id: str) -> tuple[Shown, Task | None]:
     """The task as it is in Redis, else as the audit remembers it."""
     try:
         task, answer = selectors.task_with_result(tenant, task_id).run_sync()
@@ -136,7 +136,7 @@ def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
     return _from_redis(tenant, task, answer or StoredResult()), task
 
 
-def reasons(tenant: Tenant, live: Task | None) -> list[str]:
+def reasons(tenant: TenantSnapshot, live: Task | None) -> list[str]:
     if live is None:
         return ["It has ended, and Redis has let it go: this is what the audit remembers."]
     try:
@@ -153,7 +153,7 @@ def readable(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: Tenant, task: Task, answer: StoredResult) -> Shown:
+def _from_redis(tenant: TenantSnapshot, task: Task, answer: StoredResult) -> Shown:
     return Shown(
         id=task.id,
         command=task.spec.command,
@@ -175,7 +175,7 @@ def _from_redis(tenant: Tenant, task: Task, answer: StoredResult) -> Shown:
     )
 
 
-def _from_audit(tenant: Tenant, task_id: str) -> Shown:
+def _from_audit(tenant: TenantSnapshot, task_id: str) -> Shown:
     row = AuditedResult.objects.filter(pk=_uuid(task_id), tenant_id=tenant.tid).first()
     if row is None:
         raise Http404("No such task.")
@@ -200,7 +200,7 @@ def _from_audit(tenant: Tenant, task_id: str) -> Shown:
     )
 
 
-def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
+def _attempts(tenant: TenantSnapshot, task_id: str) -> list[dict[str, Any]]:
     rows = Attempt.objects.filter(task_id=_uuid(task_id), tenant_id=tenant.tid).order_by("number")
     return [
         {
@@ -213,7 +213,7 @@ def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _deliveries(tenant: Tenant, task_id: str) -> QuerySet[Delivery]:
+def _deliveries(tenant: TenantSnapshot, task_id: str) -> QuerySet[Delivery]:
     return Delivery.objects.filter(task_id=_uuid(task_id), tenant_id=tenant.tid).order_by("created_at")[:50]
 
 

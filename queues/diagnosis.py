@@ -8,17 +8,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from queues.domain import Location, QueuePosition, Task, TaskStatus
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 
-def explain(tenant: Tenant, task: Task, position: QueuePosition) -> list[str]:
+def explain(tenant: TenantSnapshot, task: Task, position: QueuePosition) -> list[str]:
     """Return sentences that explain why the task is not running, or what has become of it."""
     if task.status is TaskStatus.IN_PROGRESS:
         return [_explain_lease(task, position)]
     if task.status is not TaskStatus.PENDING:
         return [_explain_end(task)]
     reasons = []
-    if tenant.suspended:
+    if tenant.is_suspended:
         reasons.append(f"Tenant {tenant.slug} is suspended: its workers get no tasks.")
     if position.is_paused:
         reasons.append(f"Queue {task.spec.command} is paused: workers get no task from it until it is resumed.")

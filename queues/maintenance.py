@@ -108,7 +108,7 @@ def _dead_retention_ms(tid: str) -> int | None:
     None, the default, if PostgreSQL is unavailable.
     """
     try:
-        tenant = tenant_cache.find_tid(tid)
+        tenant = tenant_cache.find_by_tid(tid)
     except Unavailable:
         return None
     return tenant.dead_retention_ms if tenant else None

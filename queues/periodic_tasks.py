@@ -12,7 +12,7 @@ from core.periodic_lock import PeriodicTaskLock
 from queues import maintenance, metrics, policies
 from queues.audit import drain as audit_drain
 from queues.audit import stream
-from queues.audit.events import Blobs, Entry
+from queues.audit.events import Blobs, StreamEntry
 from queues.deadletters import bulk_runner
 from queues.periodic import periodic_task
 from queues.stats import sampler
@@ -73,7 +73,7 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
     """
     states = stream.survey()
     _warn_of_length(states.values())
-    after = {partition: stream.FIRST for partition, state in states.items() if state.waiting}
+    after = {partition: stream.UNACKNOWLEDGED for partition, state in states.items() if state.waiting}
     until = time.monotonic() + seconds
     stored = refused = 0
     while after and time.monotonic() < until:
@@ -96,13 +96,13 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
     return stored, refused
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[tuple[Entry, Blobs]]]:
+def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:
     """Yield entries with their blobs, in batches that fit in memory with payloads of any size."""
-    batch: list[tuple[Entry, Blobs]] = []
+    batch: list[tuple[StreamEntry, Blobs]] = []
     size = 0
     for at in range(0, len(entries), FETCH):
         part = entries[at : at + FETCH]
-        for entry, blobs in zip(part, stream.blobs(part), strict=True):
+        for entry, blobs in zip(part, stream.read_blobs(part), strict=True):
             batch.append((entry, blobs))
             size += len(blobs.spec or b"") + len(blobs.answer or b"")
         if size >= CHUNK_BYTES:

@@ -24,7 +24,7 @@ from queues.engine import admin_commands
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import QueuePolicy
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 MAX_CONSUMERS = 100_000
 MIN_RETENTION_SECONDS = 60
@@ -49,13 +49,13 @@ Policies = Mapping[str, Policy]
 NO_POLICIES: Policies = {}
 
 
-def for_tenant(tenant: Tenant) -> Policies:
+def for_tenant(tenant: TenantSnapshot) -> Policies:
     """Return the policies of a tenant's queues by command, from the tenant cache."""
-    cached: Policies | None = tenant_cache.kept("policies", tenant)
+    cached: Policies | None = tenant_cache.get_related("policies", tenant)
     return NO_POLICIES if cached is None else cached
 
 
-def find(tenant: Tenant, command: str) -> QueuePolicy:
+def find(tenant: TenantSnapshot, command: str) -> QueuePolicy:
     """Return the policy of a queue. Raises NotFound if it has no policy."""
     # PostgreSQL rejects a text with a NUL, so only a valid name is looked up.
     is_name = COMMAND.fullmatch(command) is not None
@@ -65,12 +65,12 @@ def find(tenant: Tenant, command: str) -> QueuePolicy:
     return row
 
 
-def list_rows(tenant: Tenant) -> QuerySet[QueuePolicy]:
+def list_rows(tenant: TenantSnapshot) -> QuerySet[QueuePolicy]:
     """Return the policies of a tenant's queues, in the order of the queues' names."""
     return QueuePolicy.objects.filter(tenant_id=tenant.tid).order_by("command")
 
 
-def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
+def put(tenant: TenantSnapshot, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
     """Replace the policy of a queue. Returns the row, and whether it is new.
 
     The version increases with every change. Raises InvalidRequest for a value that is not allowed.
@@ -104,14 +104,14 @@ def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[Qu
     return row, is_new
 
 
-def delete(tenant: Tenant, command: str) -> None:
+def delete(tenant: TenantSnapshot, command: str) -> None:
     """Delete the policy of a queue; the defaults apply again.
 
     Its tasks stay. Raises NotFound if there is no policy.
     """
     row = find(tenant, command)
     # Redis first: beat restores the values of a row that is still there, but nothing removes values without a row.
-    admin_commands.set_policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
+    admin_commands.set_policy(engine(), tenant.tid, command, policy="", max_consumers=None).run_sync()
     row.delete()
     tenant_cache.refresh([tenant.tid])
 
@@ -130,9 +130,9 @@ def write_to_redis(row: QueuePolicy) -> None:
         engine(),
         str(row.tenant_id),
         row.command,
-        line=line if overrides_line else "",
+        policy=line if overrides_line else "",
         max_consumers=row.max_consumers,
-        topic=row.dead_letter_topic,
+        dead_letter_queue=row.dead_letter_topic,
     ).run_sync()
 
 

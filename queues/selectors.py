@@ -14,18 +14,18 @@ from queues.current_engine import engine
 from queues.domain import QueuePeek, QueuePosition, QueueStats, Result, StoredResult, Task, TaskStatus
 from queues.engine import queries
 from queues.filters import filters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 # About two milliseconds of Redis' time in one round trip.
 QUEUES_AT_ONCE = 100
 
 
-def task(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
+def task(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
     """Return a task in Redis. Raises TaskNotFound if the tenant has no such task there."""
     return _read(tenant, task_id, watch=False).and_then(lambda reply: reply[0])
 
 
-def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
+def result(tenant: TenantSnapshot, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
     """Return an ended task and its result. Raises ResultNotFound if there is no result.
 
     With `watch`, the end of a task that has not ended is announced to `queues.long_poll`.
@@ -49,18 +49,18 @@ def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[t
     return _read(tenant, task_id, watch=watch).and_then(with_result)
 
 
-def queue_stats(tenant: Tenant, command: str) -> ScriptCall[QueueStats]:
+def queue_stats(tenant: TenantSnapshot, command: str) -> ScriptCall[QueueStats]:
     """Count the tasks of one queue."""
     validation.check_command(command)
     return queries.stats(engine(), tenant.tid, [command]).and_then(lambda queues: queues[0])
 
 
-def queues(tenant: Tenant) -> ScriptCall[list[QueueStats]]:
+def queues(tenant: TenantSnapshot) -> ScriptCall[list[QueueStats]]:
     """Count the tasks of every queue of the tenant, in the order of their names."""
     return queues_of([tenant.tid]).and_then(lambda by_tenant: by_tenant[tenant.tid])
 
 
-def list_queues(tenant: Tenant) -> ScriptCall[list[str]]:
+def list_queues(tenant: TenantSnapshot) -> ScriptCall[list[str]]:
     """Return the names of the tenant's queues."""
     return queries.list_queues(engine(), tenant.tid)
 
@@ -101,13 +101,13 @@ def _count(
     return merge_calls(engine().runner, calls).and_then(add)
 
 
-def peek(tenant: Tenant, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
+def peek(tenant: TenantSnapshot, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
     """Return the first ready, in-progress and delayed tasks of a queue, `limit` each at most."""
     validation.check_command(command)
     return queries.peek(engine(), tenant.tid, command, limit)
 
 
-def task_with_result(tenant: Tenant, task_id: str) -> ScriptCall[tuple[Task, StoredResult | None]]:
+def task_with_result(tenant: TenantSnapshot, task_id: str) -> ScriptCall[tuple[Task, StoredResult | None]]:
     """Return a task in Redis and its result, or None if it has no result."""
     return _read(tenant, task_id, watch=False)
 
@@ -121,13 +121,13 @@ def find_tenant(task_id: str) -> ScriptCall[str | None]:
     return queries.find_tenant(engine(), task_id, reachable_partitions())
 
 
-def queue_position(tenant: Tenant, task_id: str) -> ScriptCall[QueuePosition]:
+def queue_position(tenant: TenantSnapshot, task_id: str) -> ScriptCall[QueuePosition]:
     """Return the position of a task in its queue."""
     validation.check_id(task_id)
     return queries.queue_position(engine(), tenant.tid, task_id)
 
 
-def _read(tenant: Tenant, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, StoredResult | None]]:
+def _read(tenant: TenantSnapshot, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, StoredResult | None]]:
     validation.check_id(task_id)
     return filters().unless_deleted(
         tenant.tid, task_id, lambda: queries.task(engine(), tenant.tid, task_id, watch=watch)

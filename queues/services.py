@@ -22,7 +22,7 @@ from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseO
 from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from queues.engine.options import CHUNK, NO_LIMITS, Limits
 from queues.filters import filters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -31,14 +31,14 @@ REASON_CHARS = 4096
 
 
 def enqueue(
-    tenant: Tenant, tasks: Sequence[NewTask], *, by: str = ""
+    tenant: TenantSnapshot, tasks: Sequence[NewTask], *, by: str = ""
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
     """Store tasks. They are on disk when the call returns.
 
     A repeated idempotency key returns the task that it created before. `by` is the fingerprint of the caller's token,
     for the rate limit of one token.
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     queue_policies = policies.for_tenant(tenant)
 
@@ -74,7 +74,7 @@ def enqueue(
 
 
 def claim(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     commands: Sequence[str],
     worker: str,
     *,
@@ -89,7 +89,7 @@ def claim(
     `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
     a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     seconds = conf().queues.lease_seconds if lease_seconds is None else lease_seconds
     return worker_commands.claim(
@@ -105,7 +105,7 @@ def claim(
     )
 
 
-def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
+def admit(tenant: TenantSnapshot, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
     """Count a request against a rate limit of the tenant. Raises TooMany above the limit.
 
     Enqueues and claims count themselves.
@@ -114,7 +114,7 @@ def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> Scri
 
 
 def heartbeat(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     task_id: str,
     worker: str,
     *,
@@ -141,7 +141,9 @@ def heartbeat(
     )
 
 
-def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptCall[list[Result | errors.CodeqError]]:
+def submit(
+    tenant: TenantSnapshot, worker: str, results: Sequence[NewResult]
+) -> ScriptCall[list[Result | errors.CodeqError]]:
     """End tasks with their results.
 
     Submitting the same result again changes nothing and returns the same.
@@ -172,7 +174,7 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptC
 
 
 def nack(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     task_id: str,
     worker: str,
     *,
@@ -204,7 +206,9 @@ def nack(
     )
 
 
-def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> ScriptCall[ReleaseOutcome]:
+def abandon(
+    tenant: TenantSnapshot, task_id: str, worker: str, *, token: str | None = None
+) -> ScriptCall[ReleaseOutcome]:
     """Return a task unprocessed. It is ready again at once, and the attempt counts."""
     validation.check_id(task_id)
     validation.check_token(tenant, token)
@@ -217,7 +221,7 @@ def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = No
     )
 
 
-def cancel(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
+def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
     """Cancel a task that has not ended. Cancelling it again returns the same."""
     validation.check_id(task_id)
     return producer_commands.cancel(
@@ -230,7 +234,7 @@ def cancel(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
 
 
 def replay(
-    tenant: Tenant, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
+    tenant: TenantSnapshot, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
     """Replay dead letters with all their attempts. `specs` may replace the spec of each task."""
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
@@ -244,7 +248,7 @@ def replay(
     )
 
 
-def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
+def replay_for(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Replay dead letters for a bulk job, each of them once even if the job repeats the call.
 
     Returns the error of each task, or None.
@@ -253,7 +257,7 @@ def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[
     return dead_letter_commands.replay_for(engine(), tenant.tid, task_ids, job)
 
 
-def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
+def recall(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Make tasks that a bulk job replayed dead letters again.
 
     Returns the error of each task, or None: Conflict for a task that a worker has claimed since.
@@ -262,7 +266,7 @@ def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list
     return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
-def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
+def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
     """Delete those of the tasks that are still dead letters.
 
     Returns the error of each task, or None.
@@ -276,7 +280,7 @@ def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[error
     return maintenance_commands.purge_dead(engine(), tenant.tid, task_ids).and_then(remember)
 
 
-def purge(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[int]:
+def purge(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[int]:
     """Delete those of the tasks that have ended, dead letters included.
 
     Returns the number of deleted tasks.
@@ -320,13 +324,13 @@ def _count_deleted(tid: str, task_ids: Sequence[str], are_deleted: Sequence[bool
     return sum(are_deleted)
 
 
-def pause(tenant: Tenant, command: str) -> ScriptCall[None]:
+def pause(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
     """Pause a queue: claims get no task from it. Enqueues, results and retries continue."""
     validation.check_command(command)
     return admin_commands.pause(engine(), tenant.tid, command)
 
 
-def resume(tenant: Tenant, command: str) -> ScriptCall[None]:
+def resume(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
     """Resume a paused queue, and wake the claims that wait for it."""
     validation.check_command(command)
     return admin_commands.resume(engine(), tenant.tid, command)
@@ -354,7 +358,7 @@ def _limits(what: str, per_second: float, by: str) -> Limits:
         return NO_LIMITS
     limits = conf().limits
     return Limits(
-        what=what,
+        kind=what,
         per_second=per_second,
         burst_seconds=limits.burst_seconds,
         token=by,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from core import errors
 from queues.domain import NewTask
 from queues.engine.keys import COMMAND
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
@@ -49,12 +49,12 @@ def is_idempotency_key(text: str) -> bool:
     return IDEMPOTENCY_KEY.fullmatch(text) is not None
 
 
-def check_token(tenant: Tenant, token: str | None) -> None:
+def check_token(tenant: TenantSnapshot, token: str | None) -> None:
     """Raise InvalidRequest if the tenant requires a lease token and there is none."""
     require(bool(token) or not tenant.is_lease_token_required, "leaseToken: this tenant requires it")
 
 
-def check_payload(tenant: Tenant, payload: str) -> None:
+def check_payload(tenant: TenantSnapshot, payload: str) -> None:
     """Raise InvalidRequest for a lone surrogate, PayloadTooLarge above the tenant's limit."""
     try:
         size = len(payload.encode())
@@ -64,7 +64,7 @@ def check_payload(tenant: Tenant, payload: str) -> None:
         raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
 
 
-def check_task(tenant: Tenant, task: NewTask, tiers: Sequence[int] | None) -> None:
+def check_task(tenant: TenantSnapshot, task: NewTask, tiers: Sequence[int] | None) -> None:
     """Check a task against its tenant's limits and the `tiers` of its queue's policy.
 
     None as `tiers` allows every priority.

@@ -16,8 +16,8 @@ from queues import long_poll, metrics, selectors, services, validation
 from queues.api.schemas.leases import NewClaim
 from queues.domain import Claimed, Task
 from queues.engine.options import CLAIM_QUEUES
+from tenants.domain import ANY_COMMAND, Caller, TenantSnapshot
 from tenants.permissions import commands_for
-from tenants.tenant import ANY_COMMAND, Caller, Tenant
 
 # Names are cached for a short time only, so that a new queue does not starve behind a busy old one.
 MAX_CACHED_TENANTS = 10_000
@@ -155,12 +155,12 @@ class QueueNames:
     def __init__(self) -> None:
         self._names: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
 
-    def get(self, tenant: Tenant) -> list[str]:
+    def get(self, tenant: TenantSnapshot) -> list[str]:
         """Return the cached names, or an empty list."""
         expires_at, names = self._names.get(tenant.tid, (0.0, []))
         return names if time.monotonic() < expires_at else []
 
-    async def read(self, tenant: Tenant) -> list[str]:
+    async def read(self, tenant: TenantSnapshot) -> list[str]:
         """Read and cache all names. If one claim cannot cover them, the fullest queues come first."""
         names = await selectors.list_queues(tenant)
         if len(names) > CLAIM_QUEUES:

@@ -59,7 +59,7 @@ class DeadLetters(View, kw_only=True):
 class NewReplay(Body, kw_only=True):
     """The dead letters of a queue to replay: those named, those that match a filter, or all."""
 
-    ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk_jobs.IDS)] | None = None
+    ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk_jobs.MAX_IDS)] | None = None
     filter: queries.Filter | None = None
     dry_run: Annotated[bool, Meta(description="Only count them.")] = False
     rate_per_second: Annotated[float, Meta(multiple_of=1, ge=1, le=1_000_000)] | None = None

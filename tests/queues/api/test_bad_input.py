@@ -14,7 +14,7 @@ import pytest
 
 from core.redis.connections import client as redis_client
 from queues.api.schemas import LIMITS
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.redis_dump import dump_redis
@@ -250,7 +250,7 @@ class KeyRecorder:
 
 @pytest.mark.spec("TEN-1", "A command of any name uses only the keys of its own queue and tenant")
 async def test_queue_uses_only_its_own_keys(
-    producer: Client, worker: Client, admin: Client, stranger: Client, tenant: Tenant
+    producer: Client, worker: Client, admin: Client, stranger: Client, tenant: TenantSnapshot
 ) -> None:
     dice = random.Random(random.randrange(2**32))
     alphabet = "AZaz09_.-"

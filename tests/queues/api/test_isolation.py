@@ -14,7 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tenants.tenant import WORKER_SCOPES
+from tenants.domain import WORKER_SCOPES
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH, TASKS
 from tests.queues.api.redis_dump import dump_redis

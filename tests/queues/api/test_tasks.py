@@ -267,7 +267,7 @@ async def test_suspended_tenant_finishes_its_work_and_gets_no_new(
     task = await enqueue_task(producer)
     await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
-    configure_tenant(suspended=True)
+    configure_tenant(is_suspended=True)
     for refused in (
         await producer.post(TASKS, {"command": "A", "payload": 1}),
         await producer.get(f"{TASKS}/{task['id']}"),
