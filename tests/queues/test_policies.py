@@ -160,7 +160,7 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: TenantSna
     lowest_tier, default, invalid = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
     assert (lowest_tier.task.priority, default.task.priority) == (3, 0)
     assert isinstance(invalid, errors.InvalidRequest)
-    assert "send knows 3, 5, 9" in invalid.detail
+    assert "send accepts 3, 5, 9" in invalid.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
@@ -391,7 +391,7 @@ def test_beat_tells_redis_again(tenant: TenantSnapshot) -> None:
     lines = {b"send": b"fixed 1000 900000 corpses"}
     assert client().hgetall(names.policies) == lines
     client().flushdb()
-    assert periodic_tasks.tell_policies() == "1 told"
+    assert periodic_tasks.sync_policies() == "1 written"
     assert client().hgetall(names.policies) == lines
     assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
 
@@ -403,7 +403,7 @@ def test_a_policy_without_words_for_scripts_leaves_none(tenant: TenantSnapshot) 
 
 
 def test_a_tenant_has_so_many_policies_and_no_more(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "POLICIES", 2)
+    monkeypatch.setattr(policies, "MAX_POLICIES", 2)
     put(tenant, "a")
     put(tenant, "b")
     with pytest.raises(errors.Conflict):
