@@ -109,7 +109,7 @@ def test_only_the_platforms_operators_see_how_full_it_is(root: Client, login: Lo
 def test_a_sign_leads_to_what_is_behind_it_and_only_where_one_may_go(root: Client, login: Login, acme: Queue) -> None:
     Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
     signs = {sign["name"]: sign for sign in root.get(url("overview-data")).json()["signs"]}
-    assert (signs["Quarantine"]["is_well"], signs["Quarantine"]["says"]) == (False, "1 could not be stored")
+    assert (signs["Quarantine"]["is_well"], signs["Quarantine"]["message"]) == (False, "1 could not be stored")
     for client, names in ((root, {"Beat", "Audit", "Quarantine", "Deliveries"}), (login("viewer"), {"Deliveries"})):
         leading = {
             sign["name"]: sign["url"] for sign in client.get(url("overview-data")).json()["signs"] if sign["url"]
@@ -130,8 +130,8 @@ def test_beat_is_well_while_its_jobs_come_in_time() -> None:
     job("drain", NOW - timedelta(seconds=25))
     job("cleanup", NOW - timedelta(seconds=170))
     assert health_checks.beat(NOW).is_well
-    assert health_checks.beat(NOW + timedelta(seconds=6)).says == "late: drain"
-    assert health_checks.beat(NOW + timedelta(seconds=60)).says == "late: cleanup, drain"
+    assert health_checks.beat(NOW + timedelta(seconds=6)).message == "late: drain"
+    assert health_checks.beat(NOW + timedelta(seconds=60)).message == "late: cleanup, drain"
 
 
 def test_beat_is_not_well_while_a_job_fails() -> None:
