@@ -57,8 +57,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "core.admin.content_security_policy.OwnSources",
-    "core.admin.bad_query.Unaskable",
+    "core.admin.content_security_policy.ContentSecurityPolicyMiddleware",
+    "core.admin.bad_query.BadQueryMiddleware",
 ]
 
 ROOT_URLCONF = "codeq_site.urls"

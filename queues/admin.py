@@ -18,7 +18,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from core.admin.links import queue_url, task_url
-from core.admin.mixins import ReadOnly
+from core.admin.mixins import ReadOnlyAdminMixin
 from core.admin.reasons import ReasonedActions, reason_in
 from core.admin.text import error_summary
 from queues.audit import drain
@@ -51,7 +51,7 @@ def as_json(text: str) -> SafeString:
     )
 
 
-class AuditAdmin(ReadOnly, TenantScopedAdmin):
+class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "Nothing has ended yet. What ends is here a second later."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
@@ -150,7 +150,7 @@ class AttemptAdmin(AuditAdmin):
 
 
 @admin.register(QueuePolicy)
-class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
+class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """All policies; one is changed on its queue's page, where what it does is seen."""
 
     nothing = "Every queue is as the settings say. A policy of its own is set on the queue's page."
@@ -175,7 +175,7 @@ class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
         )
 
 
-class PlatformAdmin(ReadOnly, ModelAdmin):
+class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Of the platform, not of a tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

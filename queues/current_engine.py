@@ -27,12 +27,12 @@ def engine() -> Engine:
         Options(
             partitions=queues.partitions,
             max_attempts=queues.max_attempts,
-            inspect_limit=queues.inspect_limit,
+            repair_limit=queues.repair_limit,
             backoff=queues.backoff,
             backoff_base_ms=round(queues.backoff_base_seconds * 1000),
             backoff_cap_ms=round(queues.backoff_cap_seconds * 1000),
             retention_ms=queues.retention_seconds * 1000,
             dead_retention_ms=queues.dead_retention_seconds * 1000,
-            horizon_ms=queues.horizon_seconds * 1000,
+            horizon_ms=queues.max_schedule_ahead_seconds * 1000,
         ),
     )

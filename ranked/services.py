@@ -84,7 +84,7 @@ class RankedQueue:
 
         False, and nothing changes, where the lock is not this worker's: it is somebody else's task now.
         """
-        horizon = conf().queues.horizon_seconds
+        horizon = conf().queues.max_schedule_ahead_seconds
         if not 0 <= delay <= horizon:
             raise errors.InvalidRequest(f"delay: 0 to {horizon} seconds")
         delay_ms = round(delay * 1000)

@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from core.admin.fields import ChoosesRows
+from core.admin.fields import SafeAutocomplete
 from core.admin.reasons import DeletedWithReason, SavedWithReason
 from tenants.models import Tenant, TenantMembership
 
@@ -92,7 +92,7 @@ class OffersFilters:
         return bool(super().lookup_allowed(lookup, value, request))  # type: ignore[misc]
 
 
-class TenantScopedAdmin(OffersFilters, ChoosesRows, SavedWithReason, DeletedWithReason):
+class TenantScopedAdmin(OffersFilters, SafeAutocomplete, SavedWithReason, DeletedWithReason):
     """Rows that belong to a tenant. Rights come from memberships alone, for every view, action and form field."""
 
     tenant_path: ClassVar[str] = "tenant"  # from a row to its tenant, as a query writes it
@@ -132,7 +132,7 @@ class TenantScopedAdmin(OffersFilters, ChoosesRows, SavedWithReason, DeletedWith
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self.has_change_permission(request, obj)
 
-    def told_to(self, row: Any) -> Tenant:
+    def deletion_subject(self, row: Any) -> Tenant:
         # A row that is gone says no more whose it was: its tenant's staff would not find its own history.
         return Tenant.objects.get(pk=self.tid_of(row))
 

@@ -21,7 +21,7 @@ from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
-from core.admin.mixins import ReadOnly
+from core.admin.mixins import ReadOnlyAdminMixin
 from core.admin.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
@@ -54,7 +54,7 @@ class AttemptInline(TabularInline):
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
+class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     list_display = (
         "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
     )  # fmt: skip
@@ -130,7 +130,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(ReadOnly, TenantScopedAdmin):
+class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No endpoint has failed for longer than its first few tries."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
@@ -219,7 +219,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Subscription)
-class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
+class SubscriptionAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No worker has asked to be told of new work. They poll."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
@@ -234,7 +234,7 @@ class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Circuit)
-class CircuitAdmin(ReadOnly, TenantScopedAdmin):
+class CircuitAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Hosts that fail: how often in a row, and until when they are left alone."""
 
     nothing = "No host fails."

@@ -13,7 +13,7 @@ from django.views.defaults import bad_request
 log = logging.getLogger("codeq.console")
 
 
-class Unaskable(MiddlewareMixin):
+class BadQueryMiddleware(MiddlewareMixin):
     """Answers 400 where Django's lists, which hand on whatever their address says, would answer 500."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:

@@ -24,7 +24,7 @@ POLICY = "; ".join(
 )
 
 
-class OwnSources(MiddlewareMixin):
+class ContentSecurityPolicyMiddleware(MiddlewareMixin):
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response

@@ -10,7 +10,7 @@ from django.db.models import Max, Min, Model, QuerySet
 M = TypeVar("M", bound=Model)
 
 
-class DatedQuerySet(QuerySet[M, M]):
+class IndexedDateHierarchyQuerySet(QuerySet[M, M]):
     """Answers from an index which days, months or years there are: all between the first and the last.
 
     Django's own reads every row to leave out those in which there is nothing; of ten million that takes seconds.

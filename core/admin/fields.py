@@ -16,7 +16,7 @@ from unfold.mixins import BaseModelAdminMixin
 BRACKETS = 400
 
 
-class ChosenRow(AutocompleteSelect):
+class SafeAutocompleteSelect(AutocompleteSelect):
     """Django looks up what was sent to show it again, also what can be no row's key."""
 
     def optgroups(self, name: str, value: Sequence[str], attr: dict[str, Any] | None = None) -> Any:
@@ -30,16 +30,16 @@ class ChosenRow(AutocompleteSelect):
         return "\0" not in sent  # PostgreSQL takes none in a text
 
 
-class ChoosesRows(BaseModelAdminMixin):
+class SafeAutocomplete(BaseModelAdminMixin):
     """A form whose `autocomplete_fields` are of that kind."""
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         if db_field.name in self.get_autocomplete_fields(request):
-            kwargs["widget"] = ChosenRow(db_field, self.admin_site, using=kwargs.get("using"))
+            kwargs["widget"] = SafeAutocompleteSelect(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
-class KeysDecoder(json.JSONDecoder):
+class JwksDecoder(json.JSONDecoder):
     """Takes what can be kept as well: PostgreSQL's JSON knows neither NaN, nor NUL, nor half a surrogate pair."""
 
     def decode(self, s: str, *args: Any) -> Any:
@@ -54,11 +54,11 @@ class KeysDecoder(json.JSONDecoder):
         return read
 
 
-class KeysField(forms.JSONField):
+class JwksField(forms.JSONField):
     """Of no keys the form says nothing, and not `null`; what was sent it shows as it was sent."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "decoder": KeysDecoder})
+        super().__init__(**{**kwargs, "decoder": JwksDecoder})
 
     def prepare_value(self, value: Any) -> Any:
         return "" if value is None else super().prepare_value(value)

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from unfold.paginator import InfinitePaginator
 
 
-class ReadOnly:
+class ReadOnlyAdminMixin:
     """For an admin of such rows: nobody adds, changes or deletes them there."""
 
     # Neither counts the table nor numbers its pages: both would read all of it.

@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     partitions: int = 16
     max_attempts: int = 5
-    inspect_limit: int = 200
+    repair_limit: int = 200
     backoff: str = "exp_full_jitter"
     backoff_base_ms: int = 5_000
     backoff_cap_ms: int = 900_000

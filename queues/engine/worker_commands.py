@@ -27,7 +27,7 @@ def claim(
     wait_ms: int = 0,
     dead_retention_ms: int | None = None,
     limits: Limits = NO_LIMITS,
-    inspect_limit: int | None = None,
+    repair_limit: int | None = None,
 ) -> ScriptCall[Claimed]:
     """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
     partition = engine.partition_keys(tid)
@@ -48,7 +48,7 @@ def claim(
         token=token,
         lease_ms=lease_ms,
         limit=limit,
-        inspect_limit=engine.options.inspect_limit if inspect_limit is None else inspect_limit,
+        repair_limit=engine.options.repair_limit if repair_limit is None else repair_limit,
         wait_ms=wait_ms,
         seed=seed(),
         default_backoff=engine.options.backoff_line,
@@ -74,7 +74,7 @@ def claim(
                 limit=limit,
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
-                inspect_limit=0,  # this claim has repaired what one claim may
+                repair_limit=0,  # this claim has repaired what one claim may
             )
             return again.and_then(
                 lambda claimed: msgspec.structs.replace(

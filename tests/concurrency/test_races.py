@@ -260,7 +260,7 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: Worl
             total += expired
         return total
 
-    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, inspect_limit=29)
+    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, repair_limit=29)
     assert sum(counts) == task_count
     places = world.check()
     assert {int(task["attempts"]) for task in places.tasks.values()} == {1}

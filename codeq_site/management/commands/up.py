@@ -52,9 +52,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, port: int | None, home: str | None, workers: int | None, **options: Any) -> None:
         chosen = {"CODEQ_WEB_PORT": port, "CODEQ_HOME": home, "CODEQ_WEB_WORKERS": workers}
-        environ = env.inherited({name: str(value) for name, value in chosen.items() if value is not None})
+        environ = env.for_child({name: str(value) for name, value in chosen.items() if value is not None})
         try:
-            Up(build(env.given(environ)), environ, Progress(sys.stdout)).run()
+            Up(build(env.read_variables(environ)), environ, Progress(sys.stdout)).run()
         except (StartError, ConfigError) as error:
             self.stderr.write(str(error))
             sys.exit(1)

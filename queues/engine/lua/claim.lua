@@ -1,9 +1,9 @@
 --! claim: lease the ready tasks with the highest priority in some queues of a tenant.
 --! KEYS    due queues ghosts waiting woken events expiry {ready}*
---! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
+--! ARGV    root tid worker token lease_ms limit repair_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
 --! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; due tasks are promoted, expired leases reaped first
---! COST    O((limit + inspect_limit) · log n), independent of the backlog
+--! COST    O((limit + repair_limit) · log n), independent of the backlog
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease
 --@ lazy limiter(check_limits, charge_buckets): rate_limit
@@ -23,7 +23,7 @@ if limits ~= '' then
 end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
-local budget = tonumber(inspect_limit)
+local budget = tonumber(repair_limit)
 local slots, free_slots, cap_to_free_slots
 for n = 1, #states do
   local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]

@@ -142,7 +142,7 @@ class Model:
     def claim(self, tid: str, commands: Sequence[str], limit: int, now: int) -> list[Job]:
         """Return the claimed jobs in order; `lease` then sets their leases."""
         active = [command for command in commands if self.paused.get((tid, command)) is False]
-        budget = self.options.inspect_limit
+        budget = self.options.repair_limit
         free_slots: dict[str, float] = {}
         for command in active:
             queue = (tid, command)

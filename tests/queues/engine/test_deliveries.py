@@ -87,7 +87,7 @@ def test_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) ->
 @pytest.mark.spec("CLM-4", "A claim that skips ghosts repairs at most its limit of leases, over all its scripts")
 def test_claim_past_ghosts_repairs_at_most_its_limit(valkey: Valkey, clock: Clock) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        world = World(client, clock=clock, partitions=1, inspect_limit=3, backoff="fixed", backoff_base_ms=60_000)
+        world = World(client, clock=clock, partitions=1, repair_limit=3, backoff="fixed", backoff_base_ms=60_000)
         engine = world.engine
         made = producer_commands.enqueue(engine, TID, "acme", [new()] * 5, retention_ms=DAY_MS).run_sync()
         worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=4).run_sync()

@@ -49,7 +49,7 @@ RETENTION_MS, DEAD_RETENTION_MS = 600_000, 1_200_000
 OPTIONS = {
     "partitions": 4,
     "max_attempts": 3,
-    "inspect_limit": 3,
+    "repair_limit": 3,
     "backoff": "exponential",
     "backoff_base_ms": 4_000,
     "backoff_cap_ms": 10_000,
