@@ -18,7 +18,7 @@ def engine() -> Engine:
     """Return the engine of this process. Only the event loop of its web server may await its calls."""
     store, timeout = client(), conf().web.redis_timeout_seconds
     if isinstance(store, ClusterClient):
-        runner = AsyncRunner(MultiplexedCluster(store.nodes, timeout_seconds=timeout).send, ClusterRunner(store))
+        runner = AsyncRunner(MultiplexedCluster(store.topology, timeout_seconds=timeout).send, ClusterRunner(store))
     else:
         runner = AsyncRunner(MultiplexedConnection(conf().redis_url, timeout_seconds=timeout).send, SyncRunner(store))
     queues = conf().queues
