@@ -17,9 +17,9 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
+from core.admin.audit_reason import SavedWithReason
 from core.admin.fields import SafeAutocomplete
 from core.admin.mixins import ReadOnlyAdminMixin
-from core.admin.reasons import SavedWithReason
 from tenants import scoping
 from tenants.models import Tenant, TenantMembership
 

@@ -17,9 +17,9 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
+from core.admin.audit_reason import ReasonActionForm, reason_in
 from core.admin.links import queue_url, task_url
 from core.admin.mixins import ReadOnlyAdminMixin
-from core.admin.reasons import ReasonedActions, reason_in
 from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, Status
@@ -194,7 +194,7 @@ class QuarantineAdmin(PlatformAdmin):
     fields = ("partition", "stream_id", "reason", "created_at")
     readonly_fields = ("created_at",)
     actions = ("retry",)
-    action_form = ReasonedActions
+    action_form = ReasonActionForm
     nothing = "Nothing is in quarantine: all that ended could be stored."
 
     @action(description="Try to store these again", permissions=["view"])

@@ -15,8 +15,8 @@ from django.utils.html import format_html
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 
+from core.admin.audit_reason import ReasonForm
 from core.admin.fields import JwksField
-from core.admin.reasons import ReasonForm
 from tenants import scoping, services
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin

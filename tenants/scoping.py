@@ -9,8 +9,8 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from core.admin.audit_reason import DeletedWithReason, SavedWithReason
 from core.admin.fields import SafeAutocomplete
-from core.admin.reasons import DeletedWithReason, SavedWithReason
 from tenants.models import Tenant, TenantMembership
 
 Role = TenantMembership.Role

@@ -21,8 +21,8 @@ from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
+from core.admin.audit_reason import ReasonActionForm, ReasonForm, reason_in
 from core.admin.mixins import ReadOnlyAdminMixin
-from core.admin.reasons import ReasonedActions, ReasonForm, reason_in
 from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
 from webhooks import services
@@ -69,7 +69,7 @@ class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     inlines = (AttemptInline,)
     actions = ("replay",)
     nothing = "No delivery yet. One is opened when a task that names a webhook has ended."
-    action_form = ReasonedActions
+    action_form = ReasonActionForm
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -1,4 +1,4 @@
-"""Rows in the console that the system writes, and that may be very many."""
+"""Mixins of the admin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from unfold.paginator import InfinitePaginator
 
 
 class ReadOnlyAdminMixin:
-    """For an admin of such rows: nobody adds, changes or deletes them there."""
+    """Show rows that codeQ writes, without permission to add, change or delete them."""
 
-    # Neither counts the table nor numbers its pages: both would read all of it.
+    # This paginator neither counts the rows nor numbers the pages, which would read the whole table.
     paginator = InfinitePaginator
     show_full_result_count = False
     list_per_page = 50
