@@ -35,7 +35,7 @@ def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
     own = Installation(tmp_path / "home")
     own.home = tmp_path / "file" / "home"
     message = own.refuse()
-    assert message.startswith(f"Cannot write to {own.home} (Not a directory): choose another CODEQ_HOME")
+    assert message.startswith(f"Cannot write to {own.home} (Not a directory): set another CODEQ_HOME")
 
 
 @pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="needs a directory that root cannot write to, as on Linux")
