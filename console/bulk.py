@@ -23,8 +23,8 @@ from queues.deadletters.bulk_jobs import Canary
 from queues.models import BulkItem, BulkJob
 from queues.search import pagination
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 PAGE = 50
 ITEMS = 50
@@ -167,7 +167,7 @@ class JobData(Guarded):
 class CancelBulk(Act):
     back = "console:bulk"
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         job_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
             bulk_jobs.cancel([tenant.tid], job_id)

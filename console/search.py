@@ -24,7 +24,7 @@ from queues.search import platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants import scoping
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 CHARS = 500
 PAGE = 50
@@ -104,7 +104,11 @@ def owner(request: HttpRequest, q: str) -> str | None:
 
 
 def _search(
-    request: HttpRequest, tenant: Tenant | None, query: dict[str, str], slugs: dict[str, str], cursor: str | None
+    request: HttpRequest,
+    tenant: TenantSnapshot | None,
+    query: dict[str, str],
+    slugs: dict[str, str],
+    cursor: str | None,
 ) -> Answer:
     """A page of one tenant's tasks; or of all tenants' where there is a word to look for; or the first of each."""
     asked = _asked(query)
@@ -112,7 +116,7 @@ def _search(
         return _of_one(tenant or tenant_of(request, next(iter(slugs))), asked, cursor)
     if asked.q is not None:
         return _of_all(scoping.tids_of(request.user), slugs, asked, cursor)
-    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_tid(tid))]
+    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
     return Answer(
         found=[
             Found(tenant.tid, tenant.slug, task)
@@ -124,7 +128,7 @@ def _search(
     )
 
 
-def _of_one(tenant: Tenant, asked: TaskQuery, cursor: str | None) -> Answer:
+def _of_one(tenant: TenantSnapshot, asked: TaskQuery, cursor: str | None) -> Answer:
     page = tenant_search.page(tenant, asked, cursor=cursor, limit=PAGE)
     return Answer(found=[Found(tenant.tid, tenant.slug, task) for task in page.tasks], cursor=page.cursor)
 

@@ -16,9 +16,9 @@ from core.conf import conf
 from queues.audit.events import text
 from tenants.models import Tenant
 from webhooks.due_deliveries import ReservedDelivery
-from webhooks.http import Posted
+from webhooks.http import PostResult
 from webhooks.models import Delivery, DeliveryAttempt, Endpoint
-from webhooks.schedule import RetryDecision, Verdict
+from webhooks.retry_schedule import RetryDecision, Verdict
 
 ANSWER_BYTES = 2048
 
@@ -28,7 +28,7 @@ class DeliveryResult(msgspec.Struct, frozen=True):
 
     delivery: ReservedDelivery
     started_at: datetime
-    posted: Posted
+    posted: PostResult
     decision: RetryDecision
 
 
@@ -139,13 +139,13 @@ def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
 
     An endpoint counts as failing when a delivery has used up its quick attempts.
     """
-    succeeded, failing, gone = set(), set(), set()
+    succeeded, failing, removed = set(), set(), set()
     for result in results:
         endpoint = (result.delivery.tid, result.delivery.address)
         if result.decision.verdict is Verdict.DELIVERED:
             succeeded.add(endpoint)
         elif result.decision.verdict is Verdict.GONE:
-            gone.add(endpoint)
+            removed.add(endpoint)
         elif result.delivery.tries + 1 >= conf().webhooks.quick_attempts:
             failing.add(endpoint)
     with connection.cursor() as cursor:
@@ -155,9 +155,9 @@ def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
                 " AND (tenant_id, address) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
                 _columns(succeeded),
             )
-    for tid, address in (failing | gone) - succeeded:
+    for tid, address in (failing | removed) - succeeded:
         _mark_failing(tid, address, now)
-    for tid, address in gone:
+    for tid, address in removed:
         disable_endpoint(tid, address, "The endpoint answered 410 Gone.", now)
 
 

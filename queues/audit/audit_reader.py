@@ -10,15 +10,15 @@ from msgspec import Raw
 from core import errors
 from queues.domain import Location, Result, Spec, Status, Task
 from queues.models import AuditedResult
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 
-def audited_task(tenant: Tenant, task_id: str) -> Task:
+def audited_task(tenant: TenantSnapshot, task_id: str) -> Task:
     """TaskNotFound for what was never audited, and for what is another tenant's."""
     return task_of(_row(tenant, task_id), tenant)
 
 
-def audited_result(tenant: Tenant, task_id: str) -> tuple[Task, Result]:
+def audited_result(tenant: TenantSnapshot, task_id: str) -> tuple[Task, Result]:
     """With what its worker said. ResultNotFound for a task that ended without a word."""
     row = _row(tenant, task_id)
     if row.outcome not in (Status.COMPLETED, Status.FAILED):
@@ -35,7 +35,7 @@ def audited_result(tenant: Tenant, task_id: str) -> tuple[Task, Result]:
     )
 
 
-def task_of(row: AuditedResult, tenant: Tenant) -> Task:
+def task_of(row: AuditedResult, tenant: TenantSnapshot) -> Task:
     return Task(
         id=str(row.pk),
         spec=Spec(
@@ -59,7 +59,7 @@ def task_of(row: AuditedResult, tenant: Tenant) -> Task:
     )
 
 
-def _row(tenant: Tenant, task_id: str) -> AuditedResult:
+def _row(tenant: TenantSnapshot, task_id: str) -> AuditedResult:
     try:
         row = AuditedResult.objects.filter(pk=UUID(task_id), tenant_id=tenant.tid).first()
     except ValueError:

@@ -17,7 +17,7 @@ from queues.current_engine import engine
 from queues.deadletters import queries
 from queues.deadletters.queries import DeadLetter, Filter, Tids
 from queues.models import BulkItem, BulkJob
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 Kind, State = BulkJob.Kind, BulkJob.State
 IDS = 10_000  # that a job may be given one by one
@@ -44,7 +44,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     sample: list[DeadLetter]
 
 
-def dry_run(tenant: Tenant, asked: Filter) -> DryRun:
+def dry_run(tenant: TenantSnapshot, asked: Filter) -> DryRun:
     """How many dead letters a filter means now, and some of them. Nothing is changed."""
     return DryRun(
         count=queries.count([tenant.tid], asked),
@@ -53,7 +53,7 @@ def dry_run(tenant: Tenant, asked: Filter) -> DryRun:
 
 
 def start(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     kind: str,
     which: Filter | Sequence[str],
     *,
@@ -203,7 +203,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _redis_now(tenant: Tenant) -> datetime:
+def _redis_now(tenant: TenantSnapshot) -> datetime:
     """The clock that says when a task of theirs died."""
     seconds, micros = partition_primary(engine().partition_of(tenant.tid)).time()
     return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(micros))

@@ -28,7 +28,7 @@ from queues.deadletters.queries import Filter
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -245,10 +245,10 @@ def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
     return DONE if job.kind == Kind.DELETE else FAILED
 
 
-def _tenant(job: BulkJob) -> Tenant:
-    found = tenant_cache.find_tid(str(job.tenant_id))
+def _tenant(job: BulkJob) -> TenantSnapshot:
+    found = tenant_cache.find_by_tid(str(job.tenant_id))
     # A tenant whose row is gone has limits no more; its dead letters are still where its id says.
-    return found or Tenant(tid=str(job.tenant_id), slug="")
+    return found or TenantSnapshot(tid=str(job.tenant_id), slug="")
 
 
 def _now() -> datetime:

@@ -23,7 +23,7 @@ from queues.domain import Task
 from queues.models import AuditedResult
 from queues.search import pagination
 from queues.search.pagination import Condition, RowFilter
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 # The tenants a question is about: None = all there are, for the platform's own operators.
 Tids = Sequence[str] | None
@@ -151,7 +151,7 @@ def letters(found: Sequence[pagination.PageKey]) -> list[DeadLetter]:
 
 
 def replay(
-    tenant: Tenant, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
+    tenant: TenantSnapshot, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
 ) -> list[Task | errors.CodeqError]:
     """Bring dead letters back in line, some perhaps with a mended payload (JSON text); what became of each.
 
@@ -171,7 +171,7 @@ def replay(
     return answers
 
 
-def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
+def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
     """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
     valid = [task_id for task_id in task_ids if validation.is_id(task_id)]
     positions = _positions(tenant.tid, valid)
@@ -219,7 +219,7 @@ def _letter(row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def _compact(tenant: Tenant, payload: str) -> str:
+def _compact(tenant: TenantSnapshot, payload: str) -> str:
     try:
         raw = msgspec.json.decode(payload, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

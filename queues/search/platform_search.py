@@ -24,7 +24,7 @@ from queues.engine import producer_commands, queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 # Tenants whose live tasks are looked at, their queues, the leases of one queue, and of all.
 TENANTS = 5_000
@@ -82,7 +82,9 @@ def page(
     ended = [rows[key.task_id] for key in keys if key.task_id in rows]
     alive = _alive(ended)
     found += [
-        PlatformSearchResult(str(row.tenant_id), audit_reader.task_of(row, Tenant(tid=str(row.tenant_id), slug="")))
+        PlatformSearchResult(
+            str(row.tenant_id), audit_reader.task_of(row, TenantSnapshot(tid=str(row.tenant_id), slug=""))
+        )
         for row in ended
         if str(row.pk) not in seen | alive
     ]

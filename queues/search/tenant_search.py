@@ -27,7 +27,7 @@ from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import AuditedResult
 from queues.search import pagination
 from queues.search.pagination import Condition, RowFilter
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 WAITING: Final = ("delayed", *(f"ready:{priority}" for priority in reversed(PRIORITIES)))
 PLACES: Final = {None: ("inprog", *WAITING), Status.PENDING: WAITING, Status.IN_PROGRESS: ("inprog",)}
@@ -87,7 +87,7 @@ class SearchCursor(NamedTuple):
 
 
 def page(
-    tenant: Tenant, asked: TaskQuery, *, cursor: str | None = None, limit: int = pagination.PAGE
+    tenant: TenantSnapshot, asked: TaskQuery, *, cursor: str | None = None, limit: int = pagination.PAGE
 ) -> SearchResultPage:
     """The next tasks: live ones by queue and place, then ended ones, the latest first."""
     check(asked)
@@ -130,7 +130,7 @@ def _read(cursor: str | None) -> tuple[SearchCursor | None, pagination.PageKey |
     return None, pagination.from_text(match["ended"]) if match["ended"] else None
 
 
-def _by_id(tenant: Tenant, q: str) -> Task | None:
+def _by_id(tenant: TenantSnapshot, q: str) -> Task | None:
     try:
         task_id = str(UUID(q))
     except ValueError:
@@ -146,7 +146,7 @@ def _by_id(tenant: Tenant, q: str) -> Task | None:
         return None
 
 
-def _by_key(tenant: Tenant, q: str) -> list[Task]:
+def _by_key(tenant: TenantSnapshot, q: str) -> list[Task]:
     if not validation.is_idempotency_key(q):
         return []
     known = producer_commands.find_by_idempotency_key(
@@ -155,7 +155,9 @@ def _by_key(tenant: Tenant, q: str) -> list[Task]:
     return [item.task for item in known if item is not None]
 
 
-def _live(tenant: Tenant, asked: TaskQuery, start: SearchCursor, room: int) -> tuple[list[Task], SearchCursor | None]:
+def _live(
+    tenant: TenantSnapshot, asked: TaskQuery, start: SearchCursor, room: int
+) -> tuple[list[Task], SearchCursor | None]:
     """What is in Redis and has not ended; and where to go on, if that is not all."""
     found: list[Task] = []
     looked = 0
@@ -187,7 +189,9 @@ def _live(tenant: Tenant, asked: TaskQuery, start: SearchCursor, room: int) -> t
     return found, None
 
 
-def _spots(tenant: Tenant, asked: TaskQuery, places: Sequence[str], start: SearchCursor) -> Iterator[SearchCursor]:
+def _spots(
+    tenant: TenantSnapshot, asked: TaskQuery, places: Sequence[str], start: SearchCursor
+) -> Iterator[SearchCursor]:
     """The indexes that hold something, in order, from `start` on. Without a place: where the next page begins."""
     names = [asked.command] if asked.command is not None else queries.list_queues(engine(), tenant.tid).run_sync()
     names = [name for name in names if name >= start.command]
@@ -207,7 +211,7 @@ def _spots(tenant: Tenant, asked: TaskQuery, places: Sequence[str], start: Searc
 
 
 def _ended(
-    tenant: Tenant, asked: TaskQuery, after: pagination.PageKey | None, room: int
+    tenant: TenantSnapshot, asked: TaskQuery, after: pagination.PageKey | None, room: int
 ) -> tuple[list[Task], pagination.PageKey | None]:  # fmt: skip
     """What the audit knows, but for those that live again."""
     if asked.q is not None and not pagination.words_of(asked.q):

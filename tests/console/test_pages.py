@@ -30,8 +30,7 @@ from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSamp
 from queues.policies import Policy
 from queues.search import platform_search
 from queues.stats.sampler import sample
-from tenants.models import Tenant as TenantRow
-from tenants.models import TenantIssuer
+from tenants.models import Tenant, TenantIssuer
 from tests.console.conftest import Login, die, drain, make_queue
 from tests.fixtures.queues import Queue
 
@@ -459,7 +458,7 @@ def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: C
     make_queue("one", "send")
     cost()
     few = cost()
-    TenantRow.objects.bulk_create(TenantRow(slug=f"many-{number}") for number in range(198))
+    Tenant.objects.bulk_create(Tenant(slug=f"many-{number}") for number in range(198))
     assert cost() == few
 
 

@@ -29,7 +29,7 @@ from queues.engine import keys
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def _no_follower() -> Iterator[None]:
     tenant_cache.stop()
 
 
-def dead(tenant: Tenant, count: int, *, command: str = "render", reason: str = "boom") -> list[str]:
+def dead(tenant: TenantSnapshot, count: int, *, command: str = "render", reason: str = "boom") -> list[str]:
     """Dead letters that the audit knows of."""
     ids: list[str] = []
     while len(ids) < count:
@@ -56,7 +56,7 @@ def dead(tenant: Tenant, count: int, *, command: str = "render", reason: str = "
     return ids
 
 
-def die(tenant: Tenant, *, command: str = "render", reason: str = "boom") -> list[str]:
+def die(tenant: TenantSnapshot, *, command: str = "render", reason: str = "boom") -> list[str]:
     """Everything that waits is claimed, and dies."""
     ids = []
     while tasks := services.claim(tenant, [command], "w", count=1000).run_sync().tasks:
@@ -66,7 +66,7 @@ def die(tenant: Tenant, *, command: str = "render", reason: str = "boom") -> lis
     return ids
 
 
-def start(tenant: Tenant, which: Any = RENDER, kind: str = "replay", **asked: Any) -> BulkJob:
+def start(tenant: TenantSnapshot, which: Any = RENDER, kind: str = "replay", **asked: Any) -> BulkJob:
     return bulk_jobs.start(tenant, kind, which, actor="root", **asked)
 
 
@@ -80,7 +80,7 @@ def finished(job: BulkJob) -> BulkJob:
     raise AssertionError("the job does not come to an end")
 
 
-def stats(tenant: Tenant, command: str = "render") -> tuple[int, int]:
+def stats(tenant: TenantSnapshot, command: str = "render") -> tuple[int, int]:
     found = selectors.queue_stats(tenant, command).run_sync()
     return found.ready, found.dlq
 
@@ -90,7 +90,9 @@ def counts(job: BulkJob) -> tuple[int, int, int]:
 
 
 @pytest.mark.spec("ADM-2", "All dead letters that match are replayed as a job with progress, the oldest first")
-def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_matches_is_replayed_in_its_old_order(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk_runner, "PIECE", 100)
     ids = dead(tenant, 450)
     others = dead(tenant, 3, command="mail")
@@ -111,7 +113,7 @@ def test_everything_that_matches_is_replayed_in_its_old_order(tenant: Tenant, mo
     assert [letter.id for letter in queries.page([tenant.tid], Filter()).letters] == others[::-1]
 
 
-def test_beat_carries_all_jobs_on_until_they_are_done(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_beat_carries_all_jobs_on_until_they_are_done(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     dead(tenant, 30)
     dead(other_tenant, 20)
     jobs = [start(tenant), start(other_tenant)]
@@ -122,7 +124,7 @@ def test_beat_carries_all_jobs_on_until_they_are_done(tenant: Tenant, other_tena
 
 
 @pytest.mark.spec("ADM-2", "Selected dead letters are replayed; what lives already is skipped, what is gone is told")
-def test_named_tasks_are_replayed_and_the_others_are_told(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_named_tasks_are_replayed_and_the_others_are_told(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     replayed_before, gone, *rest = dead(tenant, 6)
     [foreign] = dead(other_tenant, 1)
     queries.replay(tenant, [replayed_before])
@@ -142,7 +144,7 @@ def test_named_tasks_are_replayed_and_the_others_are_told(tenant: Tenant, other_
 @pytest.mark.spec(
     "ADM-2", "All dead letters that match are deleted as a job; what was replayed meanwhile is left alone"
 )
-def test_everything_that_matches_is_deleted(tenant: Tenant) -> None:
+def test_everything_that_matches_is_deleted(tenant: TenantSnapshot) -> None:
     first, second, *rest = dead(tenant, 5)
     job = start(tenant, kind="delete")
     bulk_runner.step(job.pk)  # the piece is chosen, and not yet sent
@@ -156,7 +158,7 @@ def test_everything_that_matches_is_deleted(tenant: Tenant) -> None:
     assert AuditedResult.objects.filter(pk__in=rest).count() == 3
 
 
-def test_a_dry_run_counts_and_shows_and_changes_nothing(tenant: Tenant) -> None:
+def test_a_dry_run_counts_and_shows_and_changes_nothing(tenant: TenantSnapshot) -> None:
     ids = dead(tenant, 25)
     dead(tenant, 2, reason="other")
     found = bulk_jobs.dry_run(tenant, Filter(error="boom"))
@@ -167,7 +169,7 @@ def test_a_dry_run_counts_and_shows_and_changes_nothing(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("ADM-2", "What dies after a job was asked for is not part of it: no job replays its own failures")
-def test_a_poison_task_is_replayed_once_by_a_job(tenant: Tenant) -> None:
+def test_a_poison_task_is_replayed_once_by_a_job(tenant: TenantSnapshot) -> None:
     ids = dead(tenant, 300)
     job = start(tenant)
     for _ in range(2):
@@ -201,7 +203,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
 @pytest.mark.parametrize("drained", [False, True], ids=["the audit is behind", "the audit is there"])
 @pytest.mark.parametrize("kind", ["replay", "delete"])
 def test_a_job_that_dies_goes_on_where_it_was(
-    tenant: Tenant, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, drained: bool, kind: str
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, drained: bool, kind: str
 ) -> None:
     monkeypatch.setattr(bulk_runner, "PIECE", 10)
     dead(tenant, 35)
@@ -225,7 +227,7 @@ def test_a_job_that_dies_goes_on_where_it_was(
 
 
 def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_twice(
-    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why a script must know the job: to a second asking, a task that has died since looks like one never replayed."""
     dead(tenant, 5)
@@ -240,7 +242,7 @@ def test_a_task_that_died_again_before_its_piece_was_sent_again_is_not_replayed_
     assert stats(tenant) == (0, 5)
 
 
-def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_at_one_job_count_each_task_once(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was frozen wakes up and goes on with a piece that another one has sent meanwhile."""
     dead(tenant, 30)
     monkeypatch.setattr(bulk_runner, "PIECE", 10)
@@ -263,7 +265,7 @@ def test_two_processes_at_one_job_count_each_task_once(tenant: Tenant, monkeypat
 
 @pytest.mark.real_time
 @pytest.mark.spec("ADM-2", "A bulk replay killed by SIGKILL continues, each item done exactly once (A-9)")
-def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Tenant) -> None:
+def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: TenantSnapshot) -> None:
     count = 3_000
     dead(tenant, count)
     job = start(tenant, rate_per_second=1_500)
@@ -297,7 +299,7 @@ def test_a_killed_worker_leaves_nothing_undone_and_nothing_done_twice(tenant: Te
 
 
 @pytest.mark.spec("ADM-2", "A job keeps its rate")
-def test_a_job_keeps_its_rate(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_keeps_its_rate(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     dead(tenant, 120)
     now = datetime.now(UTC)
     monkeypatch.setattr(bulk_runner, "_now", lambda: now)
@@ -315,7 +317,7 @@ def test_a_job_keeps_its_rate(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -
         assert min(120, 5 * tenth - 2) <= number <= 50 + 5 * tenth
 
 
-def test_a_pause_is_no_credit(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_no_credit(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     dead(tenant, 100)
     now = datetime.now(UTC)
     monkeypatch.setattr(bulk_runner, "_now", lambda: now)
@@ -329,7 +331,7 @@ def test_a_pause_is_no_credit(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def watched(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BulkJob]:
+def watched(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BulkJob]:
     """A job that has sent its canaries and looks after them."""
 
     def make(**canary: Any) -> BulkJob:
@@ -344,7 +346,7 @@ def watched(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bu
     return make
 
 
-def some_die(tenant: Tenant, count: int) -> None:
+def some_die(tenant: TenantSnapshot, count: int) -> None:
     tasks = services.claim(tenant, ["render"], "w", count=10).run_sync().tasks
     assert len(tasks) == 10
     for task in tasks[:count]:
@@ -356,7 +358,9 @@ def some_die(tenant: Tenant, count: int) -> None:
 
 
 @pytest.mark.spec("ADM-2", "Canaries go first; if too many of them die again, the rest stays where it is")
-def test_the_rest_stays_dead_when_too_many_canaries_die(tenant: Tenant, watched: Callable[..., BulkJob]) -> None:
+def test_the_rest_stays_dead_when_too_many_canaries_die(
+    tenant: TenantSnapshot, watched: Callable[..., BulkJob]
+) -> None:
     job = watched()
     some_die(tenant, 3)
     bulk_runner.step(job.pk)
@@ -369,7 +373,7 @@ def test_the_rest_stays_dead_when_too_many_canaries_die(tenant: Tenant, watched:
 
 
 def test_the_rest_follows_when_the_canaries_live(
-    tenant: Tenant, watched: Callable[..., BulkJob], monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, watched: Callable[..., BulkJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = watched()
     some_die(tenant, 2)
@@ -388,7 +392,7 @@ def test_the_rest_follows_when_the_canaries_live(
 
 
 def test_canaries_that_the_audit_has_not_heard_of_are_waited_for(
-    tenant: Tenant, watched: Callable[..., BulkJob]
+    tenant: TenantSnapshot, watched: Callable[..., BulkJob]
 ) -> None:
     job = watched(seconds=0)
     some_die(tenant, 0)
@@ -408,7 +412,7 @@ def test_canaries_that_the_audit_has_not_heard_of_are_waited_for(
 
 
 @pytest.mark.spec("ADM-2", "A job is cancelled: nothing more is chosen, and what was on its way is counted")
-def test_a_cancelled_job_does_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_job_does_no_more(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_runner, "PIECE", 10)
     dead(tenant, 50)
     job = start(tenant)
@@ -423,7 +427,7 @@ def test_a_cancelled_job_does_no_more(tenant: Tenant, monkeypatch: pytest.Monkey
     assert bulk_jobs.cancel([tenant.tid], str(done.pk)).state == "done"
 
 
-def test_a_job_that_has_not_begun_is_cancelled_at_once(tenant: Tenant) -> None:
+def test_a_job_that_has_not_begun_is_cancelled_at_once(tenant: TenantSnapshot) -> None:
     dead(tenant, 5)
     job = start(tenant)
     assert bulk_jobs.cancel([tenant.tid], str(job.pk)).state == "cancelled"
@@ -432,7 +436,7 @@ def test_a_job_that_has_not_begun_is_cancelled_at_once(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("TEN-3", "A tenant's jobs reach its own dead letters only, and only it sees and cancels them")
-def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     dead(tenant, 5)
     theirs = dead(other_tenant, 5)
     job = start(tenant, Filter())
@@ -467,13 +471,13 @@ def test_nobody_reaches_another_tenants_jobs_or_letters(tenant: Tenant, other_te
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_a_job_that_cannot_be_is_refused(tenant: Tenant, which: Any, asked: dict[str, Any]) -> None:
+def test_a_job_that_cannot_be_is_refused(tenant: TenantSnapshot, which: Any, asked: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest):
         start(tenant, which, **asked)
     assert not BulkJob.objects.exists()
 
 
-def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     for _ in range(bulk_jobs.JOBS):
         start(tenant)
     with pytest.raises(errors.TooMany):
@@ -483,7 +487,7 @@ def test_a_tenant_has_so_many_jobs_under_way_and_no_more(tenant: Tenant, other_t
     start(tenant)
 
 
-def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_done_is_noted_up_to_a_bound(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_runner, "PIECE", 10)
     monkeypatch.setattr(bulk_runner, "NOTED", 20)
     ids = dead(tenant, 45)
@@ -502,7 +506,7 @@ def test_the_schedule_runs_jobs_every_second() -> None:
 
 @pytest.mark.spec("ADM-2", "A replay is taken back: what nobody has claimed yet is a dead letter again")
 @pytest.mark.parametrize("by_ids", [False, True], ids=["filter", "ids"])
-def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
+def test_a_replay_is_taken_back(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
     monkeypatch.setattr(bulk_runner, "PIECE", 10)
     ids = dead(tenant, 25)
     other = dead(tenant, 1, command="mail")
@@ -532,7 +536,7 @@ def test_a_replay_is_taken_back(tenant: Tenant, monkeypatch: pytest.MonkeyPatch,
     assert stats(tenant) == (0, 0)
 
 
-def test_what_was_taken_back_and_replayed_is_not_claimed_before_its_time(tenant: Tenant) -> None:
+def test_what_was_taken_back_and_replayed_is_not_claimed_before_its_time(tenant: TenantSnapshot) -> None:
     """Its old place in line must not be a second way to it."""
     [task_id] = dead(tenant, 1)
     client().hset(keys.task(keys.of_partition(engine().partition_of(tenant.tid)).root, task_id), "max", 3)
@@ -547,7 +551,9 @@ def test_what_was_taken_back_and_replayed_is_not_claimed_before_its_time(tenant:
     assert selectors.queue_stats(tenant, "render").run_sync().delayed == 1
 
 
-def test_a_taken_back_replay_that_dies_goes_on_where_it_was(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_back_replay_that_dies_goes_on_where_it_was(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(tenant, 5)
     replayed = finished(start(tenant))
     periodic_tasks.run_drain(lambda: True)
@@ -564,7 +570,7 @@ def test_a_taken_back_replay_that_dies_goes_on_where_it_was(tenant: Tenant, monk
     assert stats(tenant) == (0, 5)
 
 
-def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     dead(tenant, 2)
     running = start(tenant)
     with pytest.raises(errors.Conflict):
@@ -582,7 +588,7 @@ def test_only_an_ended_replay_of_ones_own_is_taken_back(tenant: Tenant, other_te
 
 
 def test_a_job_that_cannot_go_on_says_so_and_holds_up_nobody(
-    tenant: Tenant, other_tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead(tenant, 3)
     dead(other_tenant, 3)

@@ -21,7 +21,7 @@ from queues.deadletters import exports, failure_groups, queries
 from queues.deadletters.queries import Filter
 from queues.models import AuditedResult
 from queues.search import pagination
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,13 +38,13 @@ Made = Callable[..., list[str]]
 
 
 @pytest.fixture
-def live(tenant: Tenant) -> Queue:
+def live(tenant: TenantSnapshot) -> Queue:
     """A queue on Redis' own clock: the audit and what is asked of it go by that."""
     return Queue(tenant, "render")
 
 
 @pytest.fixture
-def made(tenant: Tenant) -> Made:
+def made(tenant: TenantSnapshot) -> Made:
     """Rows of dead letters, as the drain would have written them; the first died last."""
 
     def make(count: int = 1, *, tid: str = tenant.tid, at: datetime = NOW, **fields: Any) -> list[str]:
@@ -73,12 +73,12 @@ def ids(page: queries.DeadLetterPage) -> list[str]:
     return [letter.id for letter in page.letters]
 
 
-def found(tenant: Tenant, **asked: Any) -> list[str]:
+def found(tenant: TenantSnapshot, **asked: Any) -> list[str]:
     return ids(queries.page([tenant.tid], Filter(**asked)))
 
 
 @pytest.mark.spec("ADM-2", "Dead letters are grouped by failure: the same message but for its numbers is one failure")
-def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Made) -> None:
+def test_dead_letters_are_grouped_by_what_they_died_of(tenant: TenantSnapshot, made: Made) -> None:
     for number in range(3):
         made(error=f"timeout after {number} ms", at=NOW - timedelta(hours=number * 5))
     made(2, error="no such customer", at=NOW - timedelta(days=3))
@@ -126,7 +126,7 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     ids=without_times,
 )
 def test_dead_letters_are_found_by_what_is_known_of_them(
-    tenant: Tenant, made: Made, asked: dict[str, Any], expected: str
+    tenant: TenantSnapshot, made: Made, asked: dict[str, Any], expected: str
 ) -> None:
     hour = timedelta(hours=1)
     rows = [
@@ -143,7 +143,7 @@ def test_dead_letters_are_found_by_what_is_known_of_them(
 
 
 @pytest.mark.parametrize("path", ["$[", "x y", '$.a ? (@ like_regex "(")', "drop table"])
-def test_what_is_no_json_path_is_refused_with_the_reason(tenant: Tenant, made: Made, path: str) -> None:
+def test_what_is_no_json_path_is_refused_with_the_reason(tenant: TenantSnapshot, made: Made, path: str) -> None:
     made()
     with pytest.raises(errors.InvalidRequest, match="jsonPath: "):
         found(tenant, json_path=path)
@@ -158,12 +158,14 @@ def test_what_is_no_json_path_is_refused_with_the_reason(tenant: Tenant, made: M
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_filter_that_can_mean_nothing_is_refused(tenant: Tenant, asked: Filter) -> None:
+def test_a_filter_that_can_mean_nothing_is_refused(tenant: TenantSnapshot, asked: Filter) -> None:
     with pytest.raises(errors.InvalidRequest):
         queries.page([tenant.tid], asked)
 
 
-def test_a_question_that_takes_too_long_is_ended(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_takes_too_long_is_ended(
+    tenant: TenantSnapshot, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "PAGE_MS", 50)
     made(5)
     # A row takes as long as a regular expression in somebody's JSON path may take.
@@ -180,7 +182,7 @@ def test_a_question_that_takes_too_long_is_ended(tenant: Tenant, made: Made, mon
     assert len(found(tenant)) == 5
 
 
-def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made: Made) -> None:
+def test_words_without_a_letter_do_not_stand_for_everything(tenant: TenantSnapshot, made: Made) -> None:
     made()
     for asked in (Filter(text="-- !"), Filter(error='"')):
         with pytest.raises(errors.InvalidRequest, match="no word"):
@@ -196,7 +198,7 @@ def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made
         "needle's", "&needle;", "*needle*", "v:needle", "schön needle",
     ],
 )  # fmt: skip
-def test_a_word_is_found_whatever_stands_beside_it(tenant: Tenant, made: Made, text: str) -> None:
+def test_a_word_is_found_whatever_stands_beside_it(tenant: TenantSnapshot, made: Made, text: str) -> None:
     rows = made(error=text) + made(payload=f'"{text}"', at=NOW - timedelta(hours=1))
     made(error="haystack")
     assert found(tenant, text="needle") == rows
@@ -204,18 +206,20 @@ def test_a_word_is_found_whatever_stands_beside_it(tenant: Tenant, made: Made, t
     assert found(tenant, text=text[:200]) in (rows, [])
 
 
-def test_a_windows_path_in_an_error_has_no_line_breaks(tenant: Tenant, made: Made) -> None:
+def test_a_windows_path_in_an_error_has_no_line_breaks(tenant: TenantSnapshot, made: Made) -> None:
     rows = made(error="C:\\needle\\temp")
     assert found(tenant, text="needle temp") == rows
 
 
-def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: Tenant, made: Made) -> None:
+def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: TenantSnapshot, made: Made) -> None:
     rows = made(payload='"first\\nsecond\\tthird_part"')
     assert [found(tenant, text=word) for word in ("second", "third", "part")] == [rows, rows, rows]
 
 
 @pytest.mark.spec("TEN-3", "No question about dead letters is answered with another tenant's")
-def test_nobody_sees_another_tenants_dead_letters(tenant: Tenant, other_tenant: Tenant, made: Made) -> None:
+def test_nobody_sees_another_tenants_dead_letters(
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, made: Made
+) -> None:
     made(error="canary of acme")
     theirs = made(tid=other_tenant.tid, error="canary of acme")
     [group] = failure_groups.groups([other_tenant.tid])
@@ -250,7 +254,7 @@ def pages_of(tids: list[str] | None, asked: Filter, limit: int) -> Iterator[list
 )
 @pytest.mark.parametrize("which", ["one", "two", "all"])
 def test_pages_follow_each_other_without_a_gap_or_a_repeat(
-    tenant: Tenant, other_tenant: Tenant, made: Made, asked: Filter, which: str
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, made: Made, asked: Filter, which: str
 ) -> None:
     expected = made(12)
     if which != "one":
@@ -264,13 +268,13 @@ def test_pages_follow_each_other_without_a_gap_or_a_repeat(
     assert seen == sorted(seen, key=died.__getitem__, reverse=True)
 
 
-def test_letters_that_died_in_the_same_moment_are_all_on_some_page(tenant: Tenant, made: Made) -> None:
+def test_letters_that_died_in_the_same_moment_are_all_on_some_page(tenant: TenantSnapshot, made: Made) -> None:
     expected = [each for _ in range(11) for each in made()]
     seen = [each for page in pages_of([tenant.tid], Filter(), 3) for each in page]
     assert sorted(seen) == sorted(expected)
 
 
-def test_what_dies_meanwhile_moves_no_page(tenant: Tenant, made: Made) -> None:
+def test_what_dies_meanwhile_moves_no_page(tenant: TenantSnapshot, made: Made) -> None:
     expected = made(6)
     first = queries.page([tenant.tid], Filter(), limit=3)
     made(5, at=NOW + timedelta(minutes=1))
@@ -281,7 +285,7 @@ def test_what_dies_meanwhile_moves_no_page(tenant: Tenant, made: Made) -> None:
 @pytest.mark.parametrize(
     "cursor", ["", "nonsense", "1-", "9" * 40 + "-" + "a" * 32, "1-" + "g" * 32, "99999999999999999-" + "a" * 32]
 )
-def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
+def test_a_cursor_that_no_page_gave_is_refused(tenant: TenantSnapshot, cursor: str) -> None:
     if cursor in ("", "99999999999999999-" + "a" * 32):
         assert queries.page([tenant.tid], Filter(), cursor=cursor).letters == []
         return
@@ -290,7 +294,9 @@ def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> N
 
 
 @pytest.mark.spec("ADM-2", "No page of a list does unbounded work: it ends early and says where to go on")
-def test_a_page_looks_at_so_many_rows_and_no_more(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_looks_at_so_many_rows_and_no_more(
+    tenant: TenantSnapshot, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "SCAN_LIMIT", 40)
     monkeypatch.setattr(pagination, "WINDOW", 10)
     made(90)
@@ -301,7 +307,7 @@ def test_a_page_looks_at_so_many_rows_and_no_more(tenant: Tenant, made: Made, mo
 
 @pytest.mark.parametrize("limit", [10, pagination.WORDS_ROWS])
 def test_words_that_are_too_common_are_found_all_the_same(
-    tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch, limit: int
+    tenant: TenantSnapshot, made: Made, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """From the words' own index or, where that is too much to sort, along the rows."""
     monkeypatch.setattr(pagination, "WORDS_ROWS", limit)
@@ -325,7 +331,9 @@ def test_words_that_are_too_common_are_found_all_the_same(
     ],
     ids=["groups", "groups of a queue", "queue", "tenant", "tenants", "all", "failure", "words"],
 )
-def test_lists_are_answered_by_an_index(tenant: Tenant, made: Made, asked: Callable[[str], object], index: str) -> None:
+def test_lists_are_answered_by_an_index(
+    tenant: TenantSnapshot, made: Made, asked: Callable[[str], object], index: str
+) -> None:
     # Two dead among many that are not, as it is in life; the planner must know.
     for number in range(40):
         made(250, tid=f"other{number:03}", is_dead=False, status="COMPLETED", outcome="COMPLETED", error="")
@@ -423,8 +431,8 @@ def test_only_dead_letters_are_deleted(live: Queue) -> None:
 
 
 @pytest.mark.spec("RET-4", "Dead letters that have expired are in no list any more")
-def test_what_retention_has_removed_is_not_listed(tenant: Tenant) -> None:
-    short = Tenant(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
+def test_what_retention_has_removed_is_not_listed(tenant: TenantSnapshot) -> None:
+    short = TenantSnapshot(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
     Queue(short, "render").dead()
     periodic_tasks.run_drain(lambda: True)
     assert len(found(short)) == 1
@@ -446,7 +454,7 @@ def test_a_row_whose_task_redis_has_lost_leaves_the_list_when_it_is_replayed(liv
     "ADM-2", "Dead letters are exported as JSON Lines and CSV, which a spreadsheet cannot mistake for formulas"
 )
 def test_an_export_has_every_letter_and_runs_nothing(
-    tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagination, "PAGE_LIMIT", 4)
     expected = made(9, error="=HYPERLINK(1)", payload='"+1"')
@@ -459,7 +467,7 @@ def test_an_export_has_every_letter_and_runs_nothing(
     assert (table[0]["error"], table[0]["payload"]) == ("'=HYPERLINK(1)", '"+1"')
 
 
-def test_an_empty_list_is_exported_with_its_header_alone(tenant: Tenant) -> None:
+def test_an_empty_list_is_exported_with_its_header_alone(tenant: TenantSnapshot) -> None:
     assert b"".join(exports.as_csv(exports.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
 
 

@@ -27,26 +27,26 @@ from queues.domain import NewResult, NewTask, Status, Task
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.periodic import SKIPPED
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.faults.deployment import database_at
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
 
-def partition(tenant: Tenant) -> int:
+def partition(tenant: TenantSnapshot) -> int:
     return engine().partition_of(tenant.tid)
 
 
-def enqueued(tenant: Tenant, count: int = 1, **fields: Any) -> list[str]:
+def enqueued(tenant: TenantSnapshot, count: int = 1, **fields: Any) -> list[str]:
     new = [NewTask(**{"command": "render", "payload": '{"n":1}', **fields}) for _ in range(count)]
     return [item.task.id for item in services.enqueue(tenant, new).run_sync()]
 
 
-def claimed(tenant: Tenant, count: int = 1, worker: str = "w-1") -> list[Task]:
+def claimed(tenant: TenantSnapshot, count: int = 1, worker: str = "w-1") -> list[Task]:
     return services.claim(tenant, ["render"], worker, count=count).run_sync().tasks
 
 
-def completed(tenant: Tenant, count: int = 1, result: bytes = b'{"ok":true}', **fields: Any) -> list[str]:
+def completed(tenant: TenantSnapshot, count: int = 1, result: bytes = b'{"ok":true}', **fields: Any) -> list[str]:
     """Tasks that a worker ended with a result."""
     enqueued(tenant, count, **fields)
     tasks = claimed(tenant, count)
@@ -59,7 +59,7 @@ def drained(**options: Any) -> tuple[int, int]:
     return periodic_tasks.run_drain(lambda: True, **options)
 
 
-def raw_event(tenant: Tenant, **fields: object) -> str:
+def raw_event(tenant: TenantSnapshot, **fields: object) -> str:
     """An entry as some release, or some accident, might have written it."""
     usual: dict[str, object] = {
         "id": uuid.uuid4(), "queue": f"{tenant.tid}:render", "attempt": 1, "outcome": "COMPLETED",
@@ -71,7 +71,7 @@ def raw_event(tenant: Tenant, **fields: object) -> str:
 
 
 @pytest.mark.spec("CLN-3", "What ended is in the database, and stays there when Redis has let the task go")
-def test_a_result_becomes_a_row_that_outlives_the_task(tenant: Tenant) -> None:
+def test_a_result_becomes_a_row_that_outlives_the_task(tenant: TenantSnapshot) -> None:
     [task_id] = completed(tenant, priority=7, webhook=None, trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     assert drained() == (1, 0)
 
@@ -98,7 +98,7 @@ def test_a_result_becomes_a_row_that_outlives_the_task(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("ENQ-4", "Audit and tenant are kept with every attempt")
-def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None:
+def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: TenantSnapshot) -> None:
     [task_id] = enqueued(tenant, max_attempts=2)
     for _ in range(2):
         claimed(tenant)
@@ -135,7 +135,7 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
 
 
 def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next_result(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
 ) -> None:
     [task_id] = enqueued(tenant, max_attempts=1)
     claimed(tenant)
@@ -151,12 +151,12 @@ def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next
     assert [(item.event.is_dead, item.result) for item in seen] == [(True, ""), (False, "[1]")]
 
 
-def _read_new(tenant: Tenant) -> list[events.Entry]:
+def _read_new(tenant: TenantSnapshot) -> list[events.Entry]:
     stream.survey()
     return stream.read({partition(tenant): stream.NEW}, 10)
 
 
-def test_a_cancelled_waiting_task_is_audited_without_an_attempt(tenant: Tenant) -> None:
+def test_a_cancelled_waiting_task_is_audited_without_an_attempt(tenant: TenantSnapshot) -> None:
     [task_id] = enqueued(tenant)
     services.cancel(tenant, task_id).run_sync()
     drained()
@@ -166,7 +166,7 @@ def test_a_cancelled_waiting_task_is_audited_without_an_attempt(tenant: Tenant) 
 
 
 @pytest.mark.spec("BEA-1", "A drain that is run again over the same entries adds nothing and changes nothing")
-def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) -> None:
+def test_two_drains_over_the_same_entries_write_each_row_once(tenant: TenantSnapshot) -> None:
     """What happens when a lock is lost: both runs read, both write, both acknowledge."""
     completed(tenant, 300)
     stream.survey()
@@ -200,7 +200,7 @@ def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) ->
     assert stream.lag() == 0
 
 
-def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tenant: Tenant) -> None:
+def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tenant: TenantSnapshot) -> None:
     task_id = uuid.uuid4()
     raw_event(tenant, id=task_id, attempt=1, outcome="NACKED", status="FAILED", error="dead")
     raw_event(tenant, id=task_id, attempt=2, worker="w-2")
@@ -211,7 +211,7 @@ def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tena
     assert Attempt.objects.count() == 2
 
 
-def test_what_a_dead_drain_had_read_is_stored_by_the_next_one_first(tenant: Tenant) -> None:
+def test_what_a_dead_drain_had_read_is_stored_by_the_next_one_first(tenant: TenantSnapshot) -> None:
     ids = completed(tenant, 30)
     stream.survey()
     stream.read({partition(tenant): stream.NEW}, 10)  # and the process dies here
@@ -221,7 +221,7 @@ def test_what_a_dead_drain_had_read_is_stored_by_the_next_one_first(tenant: Tena
     assert {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} == set(ids)
 
 
-def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> None:
+def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: TenantSnapshot) -> None:
     completed(tenant, 10)
     key = keys.of_partition(partition(tenant)).events
     entries = _read_new(tenant)
@@ -236,7 +236,7 @@ def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> Non
     assert client().xlen(key) == 0
 
 
-def test_another_reader_of_the_stream_keeps_its_entries(tenant: Tenant) -> None:
+def test_another_reader_of_the_stream_keeps_its_entries(tenant: TenantSnapshot) -> None:
     key = keys.of_partition(partition(tenant)).events
     client().xgroup_create(key, "somebody-else", id="0", mkstream=True)
     completed(tenant, 4)
@@ -245,7 +245,7 @@ def test_another_reader_of_the_stream_keeps_its_entries(tenant: Tenant) -> None:
     assert client().xlen(key) == 4
 
 
-def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: Tenant) -> None:
+def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: TenantSnapshot) -> None:
     place = partition(tenant)
 
     def now_ms() -> int:
@@ -268,7 +268,7 @@ def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: Tenant) ->
 
 
 @pytest.mark.spec("BEA-1", "Whatever a worker sent is stored, escaped where PostgreSQL would refuse it (B-18)")
-def test_text_that_postgresql_refuses_is_stored_escaped(tenant: Tenant) -> None:
+def test_text_that_postgresql_refuses_is_stored_escaped(tenant: TenantSnapshot) -> None:
     payload = '{"nul":"\\u0000","raw":"\0","lone":"\\ud800","big":1e400,"deep":' + "[" * 6000 + "]" * 6000 + "}"
     results = [b'{"a":"\0"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800","b":1e100000}', b"\xff\xfe"]
     ids = [completed(tenant, result=result, payload=payload)[0] for result in results]
@@ -292,7 +292,7 @@ def _database_refuses_worker_13() -> Iterator[None]:
 @pytest.mark.spec("BEA-1", "A row that cannot be stored goes to quarantine and stops nobody behind it (B-18)")
 @pytest.mark.usefixtures("_database_refuses_worker_13")
 def test_a_poison_row_is_isolated_and_the_thousand_behind_it_land(
-    tenant: Tenant, caplog: pytest.LogCaptureFixture
+    tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = 0
     for number in range(1000):
@@ -329,7 +329,7 @@ def test_a_poison_row_is_isolated_and_the_thousand_behind_it_land(
     ids=str,
 )
 def test_an_entry_that_makes_no_sense_goes_to_quarantine_and_can_be_read_there(
-    tenant: Tenant, broken: dict[str, object]
+    tenant: TenantSnapshot, broken: dict[str, object]
 ) -> None:
     raw_event(tenant)
     raw_event(tenant, **broken)
@@ -342,20 +342,20 @@ def test_an_entry_that_makes_no_sense_goes_to_quarantine_and_can_be_read_there(
     assert fields[name.encode()] == (value if isinstance(value, bytes) else str(value).encode())
 
 
-def test_a_broken_spec_goes_to_quarantine(tenant: Tenant) -> None:
+def test_a_broken_spec_goes_to_quarantine(tenant: TenantSnapshot) -> None:
     task_id, other = completed(tenant, 2)
     client().hset(keys.task(keys.of_partition(partition(tenant)).root, task_id), "spec", b"\xc1not msgpack")
     assert drained() == (1, 1)
     assert str(AuditedResult.objects.get().pk) == other
 
 
-def test_an_entry_of_a_newer_release_is_stored(tenant: Tenant) -> None:
+def test_an_entry_of_a_newer_release_is_stored(tenant: TenantSnapshot) -> None:
     raw_event(tenant, region="moon", outcome="EVAPORATED")
     assert drained() == (1, 0)
     assert AuditedResult.objects.get().outcome == "EVAPORATED"
 
 
-def test_a_task_purged_before_its_audit_is_still_on_record(tenant: Tenant) -> None:
+def test_a_task_purged_before_its_audit_is_still_on_record(tenant: TenantSnapshot) -> None:
     [task_id] = completed(tenant)
     services.purge(tenant, [task_id]).run_sync()
     assert drained() == (1, 0)
@@ -367,7 +367,7 @@ def test_a_task_purged_before_its_audit_is_still_on_record(tenant: Tenant) -> No
     "WHK-3", "What is to happen with an ended task happens in the transaction that stores it, or not at all"
 )
 def test_a_handler_that_the_database_refuses_quarantines_its_task_alone(
-    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
 
@@ -385,7 +385,7 @@ def test_a_handler_that_the_database_refuses_quarantines_its_task_alone(
     assert sorted(heard) == sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True))
 
 
-def test_a_run_that_lost_its_turn_stops_before_it_writes(tenant: Tenant) -> None:
+def test_a_run_that_lost_its_turn_stops_before_it_writes(tenant: TenantSnapshot) -> None:
     completed(tenant, 5)
     assert periodic_tasks.run_drain(lambda: False) == (0, 0)
     assert not AuditedResult.objects.exists()
@@ -393,7 +393,7 @@ def test_a_run_that_lost_its_turn_stops_before_it_writes(tenant: Tenant) -> None
 
 
 def test_many_tenants_are_drained_in_turns_and_none_is_left_out() -> None:
-    tenants = [Tenant(tid=f"many{number:04}", slug=f"many-{number}") for number in range(12)]
+    tenants = [TenantSnapshot(tid=f"many{number:04}", slug=f"many-{number}") for number in range(12)]
     for number, each in enumerate(tenants):
         completed(each, 1 + 3 * number)
     total = sum(1 + 3 * number for number in range(12))
@@ -403,7 +403,7 @@ def test_many_tenants_are_drained_in_turns_and_none_is_left_out() -> None:
 
 
 @pytest.mark.spec("BEA-1", "One run of a job at a time, and the last one on record for operators")
-def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) -> None:
+def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: TenantSnapshot) -> None:
     completed(tenant)
     turn = PeriodicTaskLock.acquire("queues.drain", 15)
     assert turn
@@ -421,7 +421,7 @@ def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) 
     assert not client().exists(lock_key("queues.drain"))
 
 
-def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_elses(tenant: Tenant) -> None:
+def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_elses(tenant: TenantSnapshot) -> None:
     """A process stopped past its lock: the lock is gone, then somebody else's."""
     turn = PeriodicTaskLock.acquire("queues.drain", 15)
     assert turn
@@ -440,7 +440,7 @@ def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_else
     "BEA-1", "With PostgreSQL stopped results go on; when it is back nothing is missing or doubled (B-17)"
 )
 def test_postgresql_away_and_back_loses_and_doubles_nothing(
-    tenant: Tenant, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
+    tenant: TenantSnapshot, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = postgres_server(fsync="off")
     ids: list[str] = []
@@ -468,7 +468,7 @@ def test_postgresql_away_and_back_loses_and_doubles_nothing(
 
 
 @pytest.mark.spec("OBS-1", "How far the audit is behind and what it could not store are metrics")
-def test_lag_and_quarantine_are_scraped(tenant: Tenant) -> None:
+def test_lag_and_quarantine_are_scraped(tenant: TenantSnapshot) -> None:
     raw_event(tenant, id="nonsense")
     drained()
     completed(tenant, 3)
@@ -478,7 +478,7 @@ def test_lag_and_quarantine_are_scraped(tenant: Tenant) -> None:
 
 
 def test_a_stream_that_grows_too_long_is_said_aloud(
-    tenant: Tenant, settings: Any, caplog: pytest.LogCaptureFixture
+    tenant: TenantSnapshot, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.CODEQ = {**settings.CODEQ, "queues": {"events_alarm": 2}}
     conf.cache_clear()

@@ -7,7 +7,7 @@ import redis
 from core import errors
 from queues import selectors, services
 from queues.domain import Location, NewTask, Status
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock, Queue
 
 
@@ -115,7 +115,7 @@ def test_a_key_answers_with_the_task_as_it_is_now(queue: Queue) -> None:
     assert queue.enqueue("1", idempotency_key="k").status is Status.COMPLETED
 
 
-def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) -> None:
+def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: TenantSnapshot) -> None:
     first = queue.enqueue("1", idempotency_key="k")
     other = NewTask(command="send", payload="2", idempotency_key="k")
     item = services.enqueue(tenant, [other]).run_sync()[0]
@@ -175,10 +175,10 @@ def test_bad_input_is_a_named_error_and_writes_nothing(
 
 
 @pytest.mark.spec("TEN-5", "A suspended tenant enqueues nothing, and finishes what is claimed")
-def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: Tenant) -> None:
+def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: TenantSnapshot) -> None:
     queue.enqueue()
     task = queue.claim()
-    queue.tenant = msgspec.structs.replace(tenant, suspended=True)
+    queue.tenant = msgspec.structs.replace(tenant, is_suspended=True)
     with pytest.raises(errors.TenantSuspended):
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):

@@ -16,13 +16,15 @@ from queues import selectors, services
 from queues.current_engine import engine
 from queues.domain import NewResult, NewTask, Status
 from queues.filters import Filters, NoFilters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock
-from tests.queues.engine.world import checked
+from tests.queues.engine.world import check_consistency
 
 TENANTS = [
-    Tenant(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
-    Tenant(tid="zeta0002", slug="zeta", retention_ms=60_000, dead_retention_ms=90_000, is_idempotency_strict=True),
+    TenantSnapshot(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
+    TenantSnapshot(
+        tid="zeta0002", slug="zeta", retention_ms=60_000, dead_retention_ms=90_000, is_idempotency_strict=True
+    ),
 ]
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 TOKEN = re.compile(r'"[0-9a-f]{32}"')
@@ -39,7 +41,7 @@ class Day:
     def __init__(self, seed: int, clock: Clock) -> None:
         self.dice, self.clock = random.Random(seed), clock
         self.ids: list[str] = []
-        self.held: list[tuple[Tenant, str, str]] = []
+        self.held: list[tuple[TenantSnapshot, str, str]] = []
         self.answers: list[str] = []
 
     def live(self, steps: int) -> list[str]:
@@ -73,7 +75,7 @@ class Day:
     def _id(self) -> str:
         return self.dice.choice(self.ids) if self.ids else "01890000-0000-7000-8000-000000000000"
 
-    def enqueue(self, tenant: Tenant) -> Any:
+    def enqueue(self, tenant: TenantSnapshot) -> Any:
         new = [
             NewTask(
                 command="send",
@@ -86,51 +88,51 @@ class Day:
         ]
         return services.enqueue(tenant, new).run_sync()
 
-    def claim(self, tenant: Tenant) -> Any:
+    def claim(self, tenant: TenantSnapshot) -> Any:
         claimed = services.claim(tenant, ["send"], "w1", lease_seconds=5, count=2).run_sync()
         self.held += [(tenant, task.id, task.lease_token or "") for task in claimed.tasks]
         return claimed.tasks, claimed.expired, claimed.dead
 
-    def _held(self, tenant: Tenant) -> tuple[Tenant, str, str]:
+    def _held(self, tenant: TenantSnapshot) -> tuple[TenantSnapshot, str, str]:
         return self.dice.choice(self.held) if self.held else (tenant, self._id(), "x")
 
-    def submit(self, tenant: Tenant) -> Any:
+    def submit(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
         return services.submit(tenant, "w1", [new, new]).run_sync()
 
-    def nack(self, tenant: Tenant) -> Any:
+    def nack(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.nack(tenant, task_id, "w1", token=token, delay_seconds=1).run_sync()
 
-    def heartbeat(self, tenant: Tenant) -> Any:
+    def heartbeat(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.heartbeat(tenant, task_id, "w1", extend_seconds=5, token=token).run_sync()
 
-    def abandon(self, tenant: Tenant) -> Any:
+    def abandon(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.abandon(tenant, task_id, "w1", token=token).run_sync()
 
-    def read(self, tenant: Tenant) -> Any:
+    def read(self, tenant: TenantSnapshot) -> Any:
         read = self.dice.choice([selectors.task, selectors.result])
         return read(tenant, self._id()).run_sync()
 
-    def cancel(self, tenant: Tenant) -> Any:
+    def cancel(self, tenant: TenantSnapshot) -> Any:
         return services.cancel(tenant, self._id()).run_sync()
 
-    def purge(self, tenant: Tenant) -> Any:
+    def purge(self, tenant: TenantSnapshot) -> Any:
         return services.purge(tenant, [self._id(), self._id()]).run_sync()
 
-    def cleanup(self, tenant: Tenant) -> Any:
+    def cleanup(self, tenant: TenantSnapshot) -> Any:
         return services.cleanup(tenant.tid, limit=5).run_sync()
 
-    def replay(self, tenant: Tenant) -> Any:
+    def replay(self, tenant: TenantSnapshot) -> Any:
         return services.replay(tenant, [self._id(), self._id()]).run_sync()
 
-    def sleep(self, tenant: Tenant) -> Any:
+    def sleep(self, tenant: TenantSnapshot) -> Any:
         self.clock.advance(self.dice.choice([0.1, 1, 6, 30, 100]))
 
-    def look(self, tenant: Tenant) -> Any:
+    def look(self, tenant: TenantSnapshot) -> Any:
         return selectors.queues(tenant).run_sync()
 
 
@@ -148,7 +150,7 @@ def test_nobody_hears_another_answer_because_of_the_filters(
         clock.now_ms = began
         use(filters, monkeypatch)
         days.append(Day(seed, clock).live(600))
-        checked(client(), engine())
+        check_consistency(client(), engine())
     for with_filters, without in zip(*days, strict=True):
         assert with_filters == without
     met = " ".join(days[0])
@@ -161,7 +163,7 @@ def calls(store: redis.Redis) -> int:
 
 
 @pytest.mark.spec("BLM-2", "What is known to be gone is answered without asking")
-def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
     gone = "01890000-0000-7000-8000-000000000000"
     with pytest.raises(errors.TaskNotFound):
         selectors.task(tenant, gone).run_sync()
@@ -181,7 +183,9 @@ def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.R
 
 
 @pytest.mark.spec("BLM-2", "What one tenant may not see is not remembered as gone for its owner")
-def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, other_tenant: Tenant) -> None:
+def test_anothers_task_is_not_gone_for_its_owner(
+    clock: Clock, tenant: TenantSnapshot, other_tenant: TenantSnapshot
+) -> None:
     [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).run_sync()
     assert not isinstance(made, Exception)
     with pytest.raises(errors.TaskNotFound):
@@ -190,7 +194,7 @@ def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, o
 
 
 @pytest.mark.spec("BLM-1", "A duplicate does not send its payload again")
-def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
     new = NewTask(command="send", payload='"' + "x" * 100_000 + '"', idempotency_key="once")
     [first] = services.enqueue(tenant, [new]).run_sync()
     received = store.info("stats")["total_net_input_bytes"]

@@ -21,19 +21,19 @@ from queues.engine import queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def queue(tenant: Tenant) -> Queue:
+def queue(tenant: TenantSnapshot) -> Queue:
     """On Redis' own clock: the audit goes by that."""
     return Queue(tenant, "render")
 
 
-def walk(tenant: Tenant, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
+def walk(tenant: TenantSnapshot, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
     cursor = None
     for _ in range(1000):
         page = tenant_search.page(tenant, TaskQuery(**asked), cursor=cursor, limit=limit)
@@ -45,14 +45,14 @@ def walk(tenant: Tenant, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
     raise AssertionError("the pages do not end")
 
 
-def found(tenant: Tenant, **asked: Any) -> list[str]:
+def found(tenant: TenantSnapshot, **asked: Any) -> list[str]:
     return [task.id for page in walk(tenant, **asked) for task in page]
 
 
 class World:
     """A tenant with a task of every kind in two queues, by name."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: TenantSnapshot) -> None:
         render, mail = Queue(tenant, "render"), Queue(tenant, "mail.v-2")
         self.ids: dict[str, str] = {}
         done = render.enqueue('{"customer":"Jansen"}')
@@ -76,12 +76,12 @@ class World:
                 self.ids[name] = task.id
         self.names = {task_id: name for name, task_id in self.ids.items()}
 
-    def found(self, tenant: Tenant, **asked: Any) -> list[str]:
+    def found(self, tenant: TenantSnapshot, **asked: Any) -> list[str]:
         return [self.names[task_id] for task_id in found(tenant, **asked)]
 
 
 @pytest.fixture
-def world(tenant: Tenant) -> World:
+def world(tenant: TenantSnapshot) -> World:
     return World(tenant)
 
 
@@ -125,13 +125,13 @@ ENDED = ["cancelled", "dead", "failed", "done"]
 )  # fmt: skip
 @pytest.mark.parametrize("limit", [1, 50])
 def test_tasks_are_found_by_what_is_known_of_them(
-    tenant: Tenant, world: World, asked: dict[str, Any], expected: list[str], limit: int
+    tenant: TenantSnapshot, world: World, asked: dict[str, Any], expected: list[str], limit: int
 ) -> None:
     assert world.found(tenant, limit=limit, **asked) == expected
 
 
 @pytest.mark.spec("ADM-3", "A task is found by its id, live or audited")
-def test_a_task_is_found_by_its_id(tenant: Tenant, world: World) -> None:
+def test_a_task_is_found_by_its_id(tenant: TenantSnapshot, world: World) -> None:
     for name, task_id in world.ids.items():
         assert world.found(tenant, q=task_id) == [name]
         assert world.found(tenant, q=task_id.upper()) == [name]
@@ -142,7 +142,7 @@ def test_a_task_is_found_by_its_id(tenant: Tenant, world: World) -> None:
     assert found(tenant, q=str(uuid.uuid4())) == []
 
 
-def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> None:
+def test_an_ended_task_is_shown_as_it_ended(tenant: TenantSnapshot, world: World) -> None:
     [done] = tenant_search.page(tenant, TaskQuery(q="Jansen")).tasks
     assert (done.status, done.location, done.spec.payload, done.worker) == (
         Status.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
@@ -153,7 +153,7 @@ def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> Non
 
 
 @pytest.mark.spec("TEN-3", "No search finds another tenant's task, whatever is asked")
-def test_nobody_finds_another_tenants_tasks(tenant: Tenant, other_tenant: Tenant, world: World) -> None:
+def test_nobody_finds_another_tenants_tasks(tenant: TenantSnapshot, other_tenant: TenantSnapshot, world: World) -> None:
     assert list(walk(other_tenant)) == [[]]
     for status in Status:
         assert found(other_tenant, status=status) == []
@@ -165,7 +165,7 @@ def test_nobody_finds_another_tenants_tasks(tenant: Tenant, other_tenant: Tenant
     assert tenant_search.page(other_tenant, TaskQuery(), cursor=cursor).tasks == []
 
 
-def test_many_live_tasks_are_each_on_one_page(tenant: Tenant, queue: Queue) -> None:
+def test_many_live_tasks_are_each_on_one_page(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(60)
     tasks += queue.enqueue_many(25, priority=5, delay_ms=1_000_000)
     held = {task.id for task in queue.look(count=10).tasks}
@@ -175,7 +175,7 @@ def test_many_live_tasks_are_each_on_one_page(tenant: Tenant, queue: Queue) -> N
 
 
 @pytest.mark.spec("ADM-3", "Pages of live tasks go on where they were, while tasks come and go")
-def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queue) -> None:
+def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(20)
     newest_first = [task.id for task in reversed(tasks)]
     seen, cursor = [], None
@@ -188,7 +188,7 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
     assert seen == newest_first[:12]
 
 
-def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, queue: Queue) -> None:
+def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = [queue.enqueue(delay_ms=1_000_000 + 1000 * number) for number in range(9)]
     page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), limit=4)
     assert [task.id for task in page.tasks] == [task.id for task in tasks[:4]]
@@ -198,7 +198,7 @@ def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, 
     assert [task.id for task in rest.tasks] == [task.id for task in tasks[4:]]
 
 
-def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) -> None:
+def test_ghosts_and_lost_records_are_not_listed(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(5)
     services.cancel(tenant, tasks[1].id).run_sync()
     services.purge(tenant, [tasks[1].id]).run_sync()
@@ -206,7 +206,7 @@ def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) ->
     assert found(tenant, status=Status.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
 
 
-def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_search, "QUEUES", 4)
     monkeypatch.setattr(tenant_search, "QUEUES_AT_ONCE", 2)
     tasks = [Queue(tenant, f"q{number:02}").enqueue() for number in range(0, 15, 5)]
@@ -219,7 +219,7 @@ def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypat
 
 @pytest.mark.spec("ADM-3", "One page of a search never does unbounded work: it ends early and says where to go on")
 def test_a_page_looks_at_so_many_live_tasks_and_no_more(
-    tenant: Tenant, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenant_search, "IDS", 10)
     monkeypatch.setattr(tenant_search, "IDS_AT_ONCE", 5)
@@ -230,7 +230,7 @@ def test_a_page_looks_at_so_many_live_tasks_and_no_more(
     assert len(pages_seen) >= 4
 
 
-def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Queue) -> None:
+def test_one_page_asks_redis_a_bounded_number_of_times(tenant: TenantSnapshot, queue: Queue) -> None:
     queue.enqueue_many(300)
     tenant_search.page(tenant, TaskQuery())
     client().config_resetstat()
@@ -252,7 +252,7 @@ def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Qu
     ],
     ids=str,
 )
-def test_what_has_ended_is_found_by_an_index(tenant: Tenant, asked: dict[str, Any], index: str) -> None:
+def test_what_has_ended_is_found_by_an_index(tenant: TenantSnapshot, asked: dict[str, Any], index: str) -> None:
     now = datetime.now(UTC)
     AuditedResult.objects.bulk_create(
         AuditedResult(
@@ -271,7 +271,9 @@ def test_what_has_ended_is_found_by_an_index(tenant: Tenant, asked: dict[str, An
     assert "Seq Scan on queues_auditedresult" not in told
 
 
-def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_words_are_walked_and_rare_ones_looked_up(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "WORDS_ROWS", 20)
     monkeypatch.setattr(pagination, "SCAN_LIMIT", 30)
     monkeypatch.setattr(pagination, "WINDOW", 10)
@@ -294,12 +296,12 @@ def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeyp
         "ended:1-1", "render:delayed:" + "9" * 17 + ":", "render:delayed:0:" + "g" * 36, "", "render:delayed:0:\n",
     ],
 )  # fmt: skip
-def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
+def test_a_cursor_that_no_page_gave_is_refused(tenant: TenantSnapshot, cursor: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="cursor"):
         tenant_search.page(tenant, TaskQuery(), cursor=cursor)
 
 
-def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: Tenant, queue: Queue) -> None:
+def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: TenantSnapshot, queue: Queue) -> None:
     task = queue.enqueue()
     for cursor in ("render:ready:0:9999999999999999:" + "a" * 36, "zzz:delayed:5:", "render:inprog:0:" + "-" * 36):
         page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor)
@@ -307,12 +309,12 @@ def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: Tenant, queue: Que
 
 
 @pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n"])
-def test_a_command_that_is_none_is_refused(tenant: Tenant, command: str) -> None:
+def test_a_command_that_is_none_is_refused(tenant: TenantSnapshot, command: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="command"):
         tenant_search.page(tenant, TaskQuery(command=command))
 
 
-def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Tenant, queue: Queue) -> None:
+def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: TenantSnapshot, queue: Queue) -> None:
     task = queue.enqueue()
     queue.complete(queue.claim())
     [seen] = tenant_search.page(tenant, TaskQuery(q=task.id)).tasks
@@ -321,6 +323,6 @@ def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Ten
         audit_reader.audited_task(tenant, task.id)
 
 
-def test_scanning_needs_no_queue(tenant: Tenant) -> None:
+def test_scanning_needs_no_queue(tenant: TenantSnapshot) -> None:
     assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
     assert queries.list_queues(engine(), tenant.tid).run_sync() == []
