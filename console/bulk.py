@@ -121,7 +121,7 @@ class JobsPage(Page):
     template_name = "console/bulk_list.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        jobs = bulk_jobs.of(scoping.tids_of(self.request.user)).select_related("tenant")
+        jobs = bulk_jobs.list_jobs(scoping.tids_of(self.request.user)).select_related("tenant")
         if before := self.request.GET.get("before"):
             try:
                 jobs = jobs.filter(created_at__lt=pagination.in_utc(datetime.fromisoformat(before)))

@@ -72,7 +72,7 @@ class GroupsPage(Page):
         return super().get_context_data(
             groups=groups,
             total=sum(group.count for group in found),
-            is_cut=len(found) == failure_groups.GROUPS,
+            is_cut=len(found) == failure_groups.MAX_GROUPS,
             **form(self.request, asked),
             **extra,
         )

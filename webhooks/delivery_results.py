@@ -13,7 +13,7 @@ import msgspec
 from django.db import connection, transaction
 
 from core.conf import conf
-from queues.audit.events import text
+from queues.audit.events import storable_text
 from tenants.models import Tenant
 from webhooks.due_deliveries import ReservedDelivery
 from webhooks.http import PostResult
@@ -59,8 +59,8 @@ def _record_attempts(results: Sequence[DeliveryResult]) -> None:
             started_at=result.started_at,
             duration_ms=result.posted.duration_ms,
             status_code=result.posted.status,
-            error=text(result.posted.error),
-            answer=text(result.posted.answer[:ANSWER_BYTES]),
+            error=storable_text(result.posted.error),
+            answer=storable_text(result.posted.answer[:ANSWER_BYTES]),
         )
         for result in results
     )
@@ -84,7 +84,7 @@ def _record_deliveries(token: uuid.UUID, results: Sequence[DeliveryResult], now:
                 [STATUS_AFTER[result.decision.verdict].value for result in results],
                 [result.decision.due_at for result in results],
                 [result.posted.status for result in results],
-                [text(result.posted.error) for result in results],
+                [storable_text(result.posted.error) for result in results],
                 token,
             ],
         )

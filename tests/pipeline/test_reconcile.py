@@ -15,7 +15,7 @@ from pipeline.spark import schemas, sinks
 from pipeline.spark.lake import Lake
 from queues import periodic_tasks, services
 from queues.audit import stream
-from queues.audit.events import Entry, Event, parse
+from queues.audit.events import Event, StreamEntry, parse
 from queues.current_engine import engine
 from queues.engine import keys
 from queues.filters import filters
@@ -69,7 +69,7 @@ def read_events() -> list[Event]:
     events = []
     for partition in reachable_partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
-            events.append(parse(Entry(partition, stream_id.decode(), fields)))
+            events.append(parse(StreamEntry(partition, stream_id.decode(), fields)))
     return events
 
 

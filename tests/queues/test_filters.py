@@ -1,4 +1,4 @@
-"""The three filters in their places: what they save, and that nobody hears another answer because of them."""
+"""The three filters in use: the calls that they save, and unchanged results for clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def use(filters: Filters, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Day:
-    """The same random day for every filter: ids and tokens differ from day to day, so they are told by their number."""
+    """A random sequence of calls, the same for all filters.
+
+    Ids and tokens differ between two runs, so the answers have their number instead.
+    """
 
     def __init__(self, seed: int, clock: Clock) -> None:
         self.dice, self.clock = random.Random(seed), clock
@@ -61,11 +64,13 @@ class Day:
                 answer = verb(self.dice.choice(TENANTS))
             except errors.CodeqError as error:
                 answer = (type(error).__name__, error.detail)
-            self.answers.append(self._told(f"{verb.__name__} {msgspec.json.encode(answer, enc_hook=repr).decode()}"))
+            self.answers.append(
+                self._normalise(f"{verb.__name__} {msgspec.json.encode(answer, enc_hook=repr).decode()}")
+            )
         return self.answers
 
-    def _told(self, text: str) -> str:
-        """The answer with every id as the number at which it was first heard of."""
+    def _normalise(self, text: str) -> str:
+        """Return the answer with each id replaced by its number, in the order of appearance."""
         for task_id in ID.findall(text):
             if task_id not in self.ids:
                 self.ids.append(task_id)
@@ -138,10 +143,8 @@ class Day:
 
 @pytest.mark.spec("BLM-1", "Answers are the same with the filters and without them")
 @pytest.mark.parametrize("seed", range(8))
-def test_nobody_hears_another_answer_because_of_the_filters(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    options = msgspec.structs.replace(engine().options, backoff="fixed")  # dice would tell the days apart
+def test_filters_do_not_change_any_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    options = msgspec.structs.replace(engine().options, backoff="fixed")  # random jitter would make the two runs differ
     monkeypatch.setattr(engine(), "options", options)
     began = clock.now_ms
     days = []
@@ -162,8 +165,8 @@ def calls(store: redis.Redis) -> int:
     return int(store.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-@pytest.mark.spec("BLM-2", "What is known to be gone is answered without asking")
-def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
+@pytest.mark.spec("BLM-2", "A task that is known to be removed is answered without a call to Redis")
+def test_missing_task_is_not_read_again(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
     gone = "01890000-0000-7000-8000-000000000000"
     with pytest.raises(errors.TaskNotFound):
         selectors.task(tenant, gone).run_sync()
@@ -182,8 +185,8 @@ def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.R
     assert calls(store) == 0
 
 
-@pytest.mark.spec("BLM-2", "What one tenant may not see is not remembered as gone for its owner")
-def test_anothers_task_is_not_gone_for_its_owner(
+@pytest.mark.spec("BLM-2", "A task that another tenant asked for is not remembered as missing for its owner")
+def test_task_is_not_missing_for_its_owner_after_another_tenants_read(
     clock: Clock, tenant: TenantSnapshot, other_tenant: TenantSnapshot
 ) -> None:
     [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).run_sync()
@@ -205,8 +208,8 @@ def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis,
     assert store.info("stats")["total_net_input_bytes"] - received < 2_000
 
 
-@pytest.mark.spec("BLM-3", "What was removed is not sent again")
-def test_what_was_removed_is_left_out_of_the_next_pass() -> None:
+@pytest.mark.spec("BLM-3", "A removed task is not sent again")
+def test_removed_task_is_left_out_of_the_next_pass() -> None:
     filters = Filters()
     filters.note_gone("acme0001", ["a", "b"], [True, False])
     assert filters.was_removed("acme0001", "a")

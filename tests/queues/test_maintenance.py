@@ -1,4 +1,4 @@
-"""Beat's part of repair and retention, on queues that nobody claims from."""
+"""Repair and cleanup by periodic tasks, on queues without claims."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_follower() -> Iterator[None]:
-    """The directory's thread would hold the test database open."""
+def _stop_tenant_cache() -> Iterator[None]:
+    """Stop the tenant cache's thread, which would keep the test database open."""
     yield
     tenant_cache.stop()
 
@@ -34,11 +34,11 @@ def keeping(tenant: TenantSnapshot) -> Tenant:
 
 @pytest.fixture
 def forgetful(tenant: TenantSnapshot) -> TenantSnapshot:
-    """A tenant whose tasks may go as soon as they have ended."""
+    """A tenant whose tasks can be removed as soon as they have ended."""
     return TenantSnapshot(tid=tenant.tid, slug=tenant.slug, retention_ms=0)
 
 
-@pytest.mark.spec("BEA-1", "Due tasks become ready and expired leases return with no claimer around")
+@pytest.mark.spec("BEA-1", "Due tasks become ready and expired leases are returned without a claim")
 def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: TenantSnapshot, clock: Clock) -> None:
     delayed = [NewTask(command=f"c{number}", payload="1", delay_ms=1000) for number in range(3)]
     services.enqueue(tenant, [*delayed, NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
@@ -72,7 +72,7 @@ def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
 
 
 @pytest.mark.spec("CLN-2", "Live work is never removed")
-def test_cleanup_leaves_what_has_not_ended(forgetful: TenantSnapshot) -> None:
+def test_cleanup_does_not_remove_live_tasks(forgetful: TenantSnapshot) -> None:
     [waiting, _] = services.enqueue(forgetful, [NewTask(command="c", payload="1")] * 2).run_sync()
     services.claim(forgetful, ["c"], "w").run_sync()
     assert periodic_tasks.cleanup() == "0 removed"

@@ -1,4 +1,4 @@
-"""Policies of queues: kept as rows with versions, and in force for producers, workers and what has ended."""
+"""Policies of queues: versions, and the effect on producers, workers and ended tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DAY = 86_400
 
 
 @pytest.fixture(autouse=True)
-def _no_follower() -> Iterator[None]:
-    """The directory's thread would hold the test database open."""
+def _stop_tenant_cache() -> Iterator[None]:
+    """Stop the tenant cache's thread, which would keep the test database open."""
     yield
     tenant_cache.stop()
 
@@ -50,23 +50,23 @@ def other_tenant() -> TenantSnapshot:
     return found
 
 
-def put(tenant: TenantSnapshot, command: str = "send", **said: Any) -> QueuePolicy:
-    return policies.put(tenant, command, Policy(**said), actor="root")[0]
+def put(tenant: TenantSnapshot, command: str = "send", **fields: Any) -> QueuePolicy:
+    return policies.put(tenant, command, Policy(**fields), actor="root")[0]
 
 
 def stats(tenant: TenantSnapshot, command: str = "send") -> tuple[int, int, int]:
-    found = selectors.queue_stats(tenant, command).run_sync()
-    return found.ready, found.in_progress, found.dlq
+    queue_stats = selectors.queue_stats(tenant, command).run_sync()
+    return queue_stats.ready, queue_stats.in_progress, queue_stats.dlq
 
 
 @pytest.mark.spec("ADM-5", "A policy is made, changed and read; its version grows with a change and with nothing else")
 def test_a_version_grows_with_a_change_only(tenant: TenantSnapshot) -> None:
     row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(5, 0)), actor="root")
     assert (is_new, row.version, row.priority_tiers, row.changed_by) == (True, 1, [0, 5], "root")
-    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(0, 5)), actor="somebody")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(0, 5)), actor="ada")
     assert (is_new, row.version, row.changed_by) == (False, 1, "root")
-    row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="somebody")
-    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "somebody")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="ada")
+    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "ada")
     assert policies.find(tenant, "send").version == 2
     assert [row.command for row in policies.listed(tenant)] == ["send"]
     policies.delete(tenant, "send")
@@ -104,7 +104,7 @@ def test_a_policy_is_its_tenants_own(tenant: TenantSnapshot, other_tenant: Tenan
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"max_attempts": 0},
         {"max_attempts": 1001},
@@ -126,10 +126,10 @@ def test_a_policy_is_its_tenants_own(tenant: TenantSnapshot, other_tenant: Tenan
     ],
     ids=str,
 )
-def test_a_policy_that_cannot_hold_is_refused_and_nothing_changes(tenant: TenantSnapshot, said: dict[str, Any]) -> None:
+def test_invalid_policy_is_refused_and_nothing_changes(tenant: TenantSnapshot, fields: dict[str, Any]) -> None:
     put(tenant, max_attempts=2)
     with pytest.raises(errors.InvalidRequest):
-        put(tenant, **said)
+        put(tenant, **fields)
     assert (policies.find(tenant, "send").version, policies.of(tenant)["send"].max_attempts) == (1, 2)
 
 
@@ -157,10 +157,10 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: TenantSna
     unsaid = NewTask(command="send", payload="1", is_priority_said=False)
     other = NewTask(command="other", payload="1", is_priority_said=False)
     refused = NewTask(command="send", payload="1")
-    found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
-    assert (found.task.priority, elsewhere.task.priority) == (3, 0)
-    assert isinstance(wrong, errors.InvalidRequest)
-    assert "send knows 3, 5, 9" in wrong.detail
+    lowest_tier, default, invalid = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
+    assert (lowest_tier.task.priority, default.task.priority) == (3, 0)
+    assert isinstance(invalid, errors.InvalidRequest)
+    assert "send knows 3, 5, 9" in invalid.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
@@ -194,7 +194,7 @@ def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: TenantSnapshot,
     assert lived == [0, 1, 0, 1, 0, 1]
 
 
-@pytest.mark.spec("ADM-5", "maxConsumers bounds what is in progress in a queue at once, whoever claims and however")
+@pytest.mark.spec("ADM-5", "maxConsumers limits the tasks in progress in a queue, regardless of how they are claimed")
 def test_no_more_are_in_progress_than_the_policy_allows(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, max_consumers=3)
     queue = Queue(tenant)
@@ -204,13 +204,13 @@ def test_no_more_are_in_progress_than_the_policy_allows(tenant: TenantSnapshot, 
     assert (len(first), len(second.tasks)) == (2, 1)
     full = queue.look("w3", wait_ms=1000)
     assert full.tasks == []
-    # Nothing tells that one has ended, so a long poll looks again soon.
+    # No message reports that a task has ended, so a long poll repeats its claim soon.
     assert full.next_due_ms is not None
     assert full.next_due_ms <= clock.now_ms + 500
     queue.complete(first[0])
     services.nack(tenant, first[1].id, "w1", delay_seconds=0).run_sync()
     assert len(queue.look("w3", count=5).tasks) == 2
-    clock.advance(10_000)  # all leases are over: a claim gives them back and takes as many
+    clock.advance(10_000)  # all leases have expired: a claim returns them and takes as many
     assert len(queue.look("w4", count=10).tasks) == 3
     assert stats(tenant)[1] == 3
 
@@ -254,7 +254,7 @@ def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: TenantSn
         Queue(tenant, command).enqueue()
         client().config_resetstat()
         assert len(Queue(tenant, command).look().tasks) == 1
-        return sum(each["calls"] for name, each in client().info("commandstats").items() if "config" not in name)
+        return sum(stat["calls"] for name, stat in client().info("commandstats").items() if "config" not in name)
 
     calls("free")  # loads the scripts, and finds no lease there
     free = calls("free")
@@ -317,7 +317,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: TenantSnapshot, clock: Clo
             maintenance_commands.reap(engine(), tenant.tid, of.command).run_sync()
 
     put(tenant, backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="corpses")
-    # To and fro it does not go.
+    # The dead-letter topic's own topic is not used.
     put(tenant, "corpses", backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="send")
     for _ in range(2):
         assert (stats(tenant), stats(tenant, "corpses")) == ((1, 0, 0), (0, 0, 0))
@@ -332,8 +332,8 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: TenantSnapshot, clock: Clo
         fail(corpses)
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (0, 0, 1))
-    told = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
-    assert told == [
+    events = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
+    assert events == [
         ("send", "1", "PENDING"), ("send", "2", "PENDING"), ("corpses", "3", "PENDING"), ("corpses", "4", "FAILED"),
     ]  # fmt: skip
     periodic_tasks.run_drain(lambda: True)
@@ -354,7 +354,7 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: TenantSnapshot
         tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]
     ).run_sync()
     assert (held.id, done.status) == (task.id, Status.COMPLETED)
-    assert [found.command for found in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
+    assert [stats.command for stats in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
 
 
 @pytest.mark.real_time
@@ -388,11 +388,11 @@ def test_beat_tells_redis_again(tenant: TenantSnapshot) -> None:
     put(tenant, max_consumers=2, backoff="fixed", backoff_base_seconds=1.0, dead_letter_topic="corpses")
     root = keys.of_partition(engine().partition_of(tenant.tid)).root
     names = keys.of_tenant(root, tenant.tid)
-    told = {b"send": b"fixed 1000 900000 corpses"}
-    assert client().hgetall(names.policies) == told
+    lines = {b"send": b"fixed 1000 900000 corpses"}
+    assert client().hgetall(names.policies) == lines
     client().flushdb()
     assert periodic_tasks.tell_policies() == "1 told"
-    assert client().hgetall(names.policies) == told
+    assert client().hgetall(names.policies) == lines
     assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
 
 

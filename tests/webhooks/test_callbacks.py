@@ -242,7 +242,7 @@ def test_event_read_twice_creates_one_delivery(tenant: TenantSnapshot) -> None:
     partition = engine().partition_of(tenant.tid)
     stream.survey()
     entries = stream.read({partition: stream.NEW}, 10)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     audit_drain.store(batch)
     Delivery.objects.update(status="delivered")
     audit_drain.store(batch)
