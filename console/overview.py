@@ -13,7 +13,7 @@ from django.urls import reverse
 from console.page import Guarded, Page
 from core.redis.connections import reachable_tenants
 from queues import health_checks, selectors
-from queues.health_checks import Sign
+from queues.health_checks import Check
 from queues.models import QueueSample
 from queues.stats import charts
 from queues.stats.sampler import LOOKBACK
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_suspended: bool
 
 
-class Shown(Sign, frozen=True, kw_only=True):
+class Shown(Check, frozen=True, kw_only=True):
     url: str  # where there is more to see; empty where there is not, or not for this person
 
 
@@ -105,20 +105,20 @@ def signs(request: HttpRequest, now: datetime) -> list[Shown]:
     if is_unlimited:
         found.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
     found.append((deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
-    stored = health_checks.store()
+    stored = health_checks.redis_servers()
     # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
     found += [(sign, "") for sign in (stored if is_unlimited else stored[1:2])]
-    return [Shown(name=sign.name, is_well=sign.is_well, says=sign.says, url=url) for sign, url in found]
+    return [Shown(name=sign.name, is_well=sign.is_well, message=sign.message, url=url) for sign, url in found]
 
 
-def deliveries(request: HttpRequest, now: datetime) -> Sign:
+def deliveries(request: HttpRequest, now: datetime) -> Check:
     """Callbacks that wait longer than they should, and those that were given up today."""
     rows = scoping.filter_visible(Delivery.objects.all(), request.user)
     overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE)[: COUNTED + 1].count()
     given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNTED + 1].count()
     words = [f"{_many(overdue)} overdue"] if overdue else []
     words += [f"{_many(given_up)} given up today"] if given_up else []
-    return Sign(name="Deliveries", is_well=not words, says=", ".join(words) or "on time")
+    return Check(name="Deliveries", is_well=not words, message=", ".join(words) or "on time")
 
 
 def _shown(mine: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:

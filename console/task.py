@@ -19,8 +19,8 @@ from core import errors
 from core.admin.links import queue_url
 from queues import artifacts, selectors, services
 from queues.deadletters import queries
-from queues.diagnosis import why
-from queues.domain import Answer, Location, Outcome, Status, Task
+from queues.diagnosis import explain
+from queues.domain import Location, Outcome, StoredResult, Task, TaskStatus
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
 from tenants.domain import TenantSnapshot
@@ -28,7 +28,8 @@ from tenants.scoping import Role
 from webhooks.models import Delivery
 
 TONES = {
-    Status.COMPLETED: "good", Status.FAILED: "bad", Status.CANCELLED: "warn", Status.IN_PROGRESS: "main",
+    TaskStatus.COMPLETED: "good", TaskStatus.FAILED: "bad",
+    TaskStatus.CANCELLED: "warn", TaskStatus.IN_PROGRESS: "main",
     Outcome.NACKED: "warn", Outcome.ABANDONED: "warn", Outcome.EXPIRED: "bad",
 }  # fmt: skip
 
@@ -68,7 +69,7 @@ class TaskPage(Page):
             subtitle=tenant.slug,
             tenant=tenant,
             task=task,
-            tone=TONES.get(Status(task.status), ""),
+            tone=TONES.get(TaskStatus(task.status), ""),
             reasons=reasons(tenant, live),
             attempts=_attempts(tenant, task.id),
             deliveries=list(_deliveries(tenant, task.id)),
@@ -129,17 +130,17 @@ def raise_first(answers: Sequence[object]) -> None:
 def find(tenant: TenantSnapshot, task_id: str) -> tuple[Shown, Task | None]:
     """The task as it is in Redis, else as the audit remembers it."""
     try:
-        task, answer = selectors.answered(tenant, task_id).run_sync()
+        task, answer = selectors.task_with_result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
         return _from_audit(tenant, task_id), None
-    return _from_redis(tenant, task, answer or Answer()), task
+    return _from_redis(tenant, task, answer or StoredResult()), task
 
 
 def reasons(tenant: TenantSnapshot, live: Task | None) -> list[str]:
     if live is None:
         return ["It has ended, and Redis has let it go: this is what the audit remembers."]
     try:
-        return why(tenant, live, selectors.place(tenant, live.id).run_sync())
+        return explain(tenant, live, selectors.queue_position(tenant, live.id).run_sync())
     except errors.TaskNotFound:
         return ["It went while we looked."]
 
@@ -152,7 +153,7 @@ def readable(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: TenantSnapshot, task: Task, answer: Answer) -> Shown:
+def _from_redis(tenant: TenantSnapshot, task: Task, answer: StoredResult) -> Shown:
     return Shown(
         id=task.id,
         command=task.spec.command,
@@ -204,7 +205,7 @@ def _attempts(tenant: TenantSnapshot, task_id: str) -> list[dict[str, Any]]:
     return [
         {
             "row": row,
-            "tone": TONES.get(Outcome(row.outcome), TONES.get(Status(row.status), "")),
+            "tone": TONES.get(Outcome(row.outcome), TONES.get(TaskStatus(row.status), "")),
             "waited": _seconds(row.visible_at, row.claimed_at),
             "ran": _seconds(row.claimed_at, row.ended_at),
         }

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import driving
 from tests.browser.driving import DESKTOP, PASSWORD, SEEN, Site, Watched
-from tests.codeq_site.conftest import Installation
+from tests.codeq_site.installation import Installation
 
 LogIn = Callable[..., Page]
 expect.set_options(timeout=SEEN)

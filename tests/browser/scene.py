@@ -110,7 +110,7 @@ def _mended() -> dict[str, str]:
 def _worked(acme: Any) -> dict[str, str]:
     """A task that ended well at its third attempt, with artifacts and somebody to tell; and one that waits."""
     from queues import services
-    from queues.domain import NewResult, NewTask, Status
+    from queues.domain import NewResult, NewTask, TaskStatus
     from queues.models import AuditedResult
     from tests.waiting import until
     from webhooks.models import Delivery
@@ -127,7 +127,7 @@ def _worked(acme: Any) -> dict[str, str]:
         b'[{"name":"invoice-48117.pdf","url":"https://files.example.com/48117.pdf","contentType":"application/pdf"}]'
     )
     result = NewResult(
-        task_id=task.id, status=Status.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
+        task_id=task.id, status=TaskStatus.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
     )  # fmt: skip
     services.submit(acme, "worker-9", [result]).run_sync()
     until(lambda: AuditedResult.objects.filter(pk=task.id).exists(), 30)

@@ -184,7 +184,7 @@ def test_a_poison_task_is_mended(site: Site, log_in: LogIn) -> None:
     expect(page.get_by_role("link", name="acme · charge")).to_be_visible()
     page.get_by_role("link", name="acme · charge").click()
     page.get_by_role("link", name=task_id).click()
-    expect(page.locator(".cq-why")).to_contain_text("It is dead: tried once without success")
+    expect(page.locator(".cq-why")).to_contain_text("Dead letter: 1 of 1 attempts failed")
     expect(page.get_by_label("Payload").first).to_contain_text('"note": "<b>bold</b>"')
     expect(page.locator(".cq-timeline")).to_contain_text("negative amount -5")
 
@@ -197,12 +197,12 @@ def test_a_poison_task_is_mended(site: Site, log_in: LogIn) -> None:
     editor.locator("textarea").fill('{"amount": 5.00}')
     editor.get_by_role("button", name="Replay").click()
     expect(page.get_by_text("The task is in line again.")).to_be_visible()
-    expect(page.locator(".cq-why")).to_contain_text("It is the next")
+    expect(page.locator(".cq-why")).to_contain_text("Next: the first worker")
 
     task = site.claim("acme", "charge")
     assert (task["id"], task["payload"]) == (task_id, '{"amount":5.00}')
     page.reload()
-    expect(page.locator(".cq-why")).to_contain_text("It is running: worker works on it")
+    expect(page.locator(".cq-why")).to_contain_text("Running: worker works on it")
     site.complete("acme", task_id, {"charged": True})
     page.reload()
     expect(page.locator(".cq-why")).to_contain_text("COMPLETED")
@@ -355,7 +355,7 @@ def test_a_viewer_cannot_act(site: Site, log_in: LogIn, acme: str) -> None:
     )
     assert answer.status == 403
     go(page, "console/task/", tenant=acme, id=task_id)
-    expect(page.locator(".cq-why")).to_contain_text("It is dead")
+    expect(page.locator(".cq-why")).to_contain_text("Dead letter")
 
 
 @pytest.mark.spec("ADM-4", "A tenant's staff sees nothing of another tenant on any page that the console leads to")

@@ -25,7 +25,7 @@ from queues import health_checks, policies, selectors, services
 from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner
 from queues.deadletters.queries import Filter
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
 from queues.policies import Policy
 from queues.search import platform_search
@@ -136,23 +136,26 @@ def test_beat_is_well_while_its_jobs_come_in_time() -> None:
 
 def test_beat_is_not_well_while_a_job_fails() -> None:
     job("drain", NOW, failed_at=NOW, failures=1)
-    assert health_checks.beat(NOW).says == "failing: drain"
+    assert health_checks.beat(NOW).message == "failing: drain"
 
 
 def test_the_audit_says_how_far_it_is_behind(acme: Queue) -> None:
     drain()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
     acme.enqueue_many(3)
     for _ in range(3):
         acme.complete(acme.claim())
-    assert health_checks.audit().says == "3 entries behind"
+    assert health_checks.audit().message == "3 entries behind"
     drain()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
 
 
 def test_durability_is_said_as_it_is() -> None:
     """The tests' Valkey keeps nothing."""
-    assert [(sign.name, sign.is_well) for sign in health_checks.store()] == [("Memory", True), ("Durability", False)]
+    assert [(sign.name, sign.is_well) for sign in health_checks.redis_servers()] == [
+        ("Memory", True),
+        ("Durability", False),
+    ]
 
 
 @pytest.mark.parametrize("name", ["overview", "overview-data", "queue", "queue-data", "task"])
@@ -242,7 +245,7 @@ def test_a_payload_that_cannot_be_is_refused_and_nothing_is_done(
 ) -> None:
     [task_id] = die(acme)
     assert says in post(root, "task-replay", tenant=acme.tenant.tid, id=task_id, payload=payload)
-    assert selectors.task(acme.tenant, task_id).run_sync().status is Status.FAILED
+    assert selectors.task(acme.tenant, task_id).run_sync().status is TaskStatus.FAILED
     assert not LogEntry.objects.exists()
 
 
@@ -445,7 +448,7 @@ def test_a_search_without_a_tenant_finds_it_in_any(root: Client, acme: Queue, lo
 
     for words, task in (("order-4711", held), ("host-7", held), ("wintermute", ended), ("host-1", ended)):
         assert found(root, q=words) == [("many-29", task.id)], words
-        assert found(root, q=words, status=str(Status.FAILED)) == []
+        assert found(root, q=words, status=str(TaskStatus.FAILED)) == []
         assert found(viewer, q=words) == []
 
 

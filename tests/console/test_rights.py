@@ -51,7 +51,7 @@ class World:
         self.done = queue.enqueue(payload, webhook=f"https://{word}.example.com/hook")
         queue.claim(f"{word}-worker")
         new = [artifacts.NewArtifact(name=f"{word}.txt", content=f"{word}-artifact".encode())]
-        kept, _ = artifacts.keep(queue.tenant.tid, self.done.id, new)
+        kept, _ = artifacts.store(queue.tenant.tid, self.done.id, new)
         self.artifact = kept[0].url.rpartition("/")[2]
         said = json.dumps({"said": f"{word}-result"}).encode()
         queue.complete(self.done, f"{word}-worker", said, artifacts=msgspec.json.encode(kept))
