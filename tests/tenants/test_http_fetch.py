@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spec("AUT-1", "A JWKS is fetched within 3 s and 256 KiB
 
 def test_the_bounds_are_the_promised_ones() -> None:
     assert http_fetch.DEADLINE_SECONDS <= 3
-    assert http_fetch.LARGEST_BYTES <= 256 * 1024
+    assert http_fetch.MAX_BYTES <= 256 * 1024
 
 
 def test_a_document_is_fetched(jwks_server: JwksServer) -> None:
@@ -123,7 +123,7 @@ def dripper() -> Iterator[Callable[[bytes], str]]:
 def test_a_slow_drip_ends_at_the_deadline(first: bytes, dripper: Callable[[bytes], str]) -> None:
     url = dripper(first)
     started = time.monotonic()
-    with pytest.raises((FetchError, OSError)):
+    with pytest.raises(FetchError):
         fetch_json(url, deadline_seconds=0.5)
     assert time.monotonic() - started < 15
 
@@ -132,15 +132,15 @@ def test_a_slow_drip_ends_at_the_deadline(first: bytes, dripper: Callable[[bytes
 def test_a_server_that_never_answers_ends_at_the_deadline(jwks_server: JwksServer) -> None:
     jwks_server.answer = jwks_server.hang
     started = time.monotonic()
-    with pytest.raises((FetchError, OSError)):
+    with pytest.raises(FetchError):
         fetch_json(jwks_server.url, deadline_seconds=0.3)
     assert time.monotonic() - started < 15
 
 
-def test_nobody_listening_is_an_os_error() -> None:
+def test_closed_port_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(OSError, match=r"refused"):
+    with pytest.raises(FetchError, match=r"(?i)refused"):
         fetch_json(f"http://127.0.0.1:{port}/")
 
 
