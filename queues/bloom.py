@@ -14,7 +14,9 @@ from rbloom import Bloom
 
 
 class RotatingFilter:
-    """Thread-safe: `rbloom` does each operation under the interpreter's lock; rotation has a lock of its own."""
+    """A filter of capacity 0 contains nothing.
+
+    Thread-safe: `rbloom` does each operation under the interpreter's lock; rotation has a lock of its own."""
 
     def __init__(
         self, capacity: int, rate: float, rotate_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -23,7 +25,7 @@ class RotatingFilter:
         self._clock = clock
         self._lock = threading.Lock()
         self._rotates_at = clock() + rotate_seconds
-        self._current, self._previous = Bloom(capacity, rate), Bloom(capacity, rate)
+        self._current, self._previous = self._create(), self._create()
         self._room = capacity
 
     def add(self, key: str) -> None:
@@ -49,7 +51,10 @@ class RotatingFilter:
             if now < self._rotates_at:
                 return
             slept_through = now >= self._rotates_at + self.rotate_seconds
-            self._previous = Bloom(self.capacity, self.rate) if slept_through else self._current
-            self._current = Bloom(self.capacity, self.rate)
+            self._previous = self._create() if slept_through else self._current
+            self._current = self._create()
             self._room = self.capacity
             self._rotates_at = now + self.rotate_seconds
+
+    def _create(self) -> Bloom:
+        return Bloom(max(1, self.capacity), self.rate)  # rbloom has no empty filter

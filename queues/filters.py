@@ -25,10 +25,12 @@ LEFT_OUT_AT_MOST = 10_000
 
 
 class Filters:
-    def __init__(self) -> None:
-        self.idempotency = RotatingFilter(1_000_000, 0.01, 30 * 60)
-        self.ghost = RotatingFilter(2_000_000, 1e-12, 6 * 3600)
-        self.cleanup = RotatingFilter(2_000_000, 0.01, 6 * 3600)
+    """The three filters. Disabled, they have no capacity and so contain nothing."""
+
+    def __init__(self, *, is_enabled: bool = True) -> None:
+        self.idempotency = RotatingFilter(1_000_000 if is_enabled else 0, 0.01, 30 * 60)
+        self.ghost = RotatingFilter(2_000_000 if is_enabled else 0, 1e-12, 6 * 3600)
+        self.cleanup = RotatingFilter(2_000_000 if is_enabled else 0, 0.01, 6 * 3600)
         self._left_out: set[str] = set()
 
     def lookup_then_store(
@@ -42,26 +44,25 @@ class Filters:
         keys = {at: f"{tid} {task.idempotency_key}" for at, task in enumerate(tasks) if task.idempotency_key}
         if not keys:
             return store(tasks)
-        maybe = [at for at, key in keys.items() if key in self.idempotency]
+        maybe_known = [at for at, key in keys.items() if key in self.idempotency]
         for key in keys.values():
             self.idempotency.add(key)
-        if not maybe:
+        if not maybe_known:
             return store(tasks)
 
         def store_rest(
-            found: list[Enqueued | None],
+            existing: list[Enqueued | None],
         ) -> ScriptCall[list[Enqueued | CodeqError]] | list[Enqueued | CodeqError]:
-            answers: dict[int, Enqueued | CodeqError | None] = dict(zip(maybe, found, strict=True))
-            rest = [at for at in range(len(tasks)) if answers.get(at) is None]
+            answers = {at: item for at, item in zip(maybe_known, existing, strict=True) if item is not None}
+            rest = [at for at in range(len(tasks)) if at not in answers]
 
             def merge(stored: list[Enqueued | CodeqError]) -> list[Enqueued | CodeqError]:
-                answers.update(zip(rest, stored, strict=True))
-                return [item for at in range(len(tasks)) if (item := answers[at])]
+                in_order = answers | dict(zip(rest, stored, strict=True))
+                return [in_order[at] for at in range(len(tasks))]
 
             return store([tasks[at] for at in rest]).and_then(merge) if rest else merge([])
 
-        look_up = known(tid, [tasks[at] for at in maybe])
-        return look_up.and_then(store_rest)
+        return known(tid, [tasks[at] for at in maybe_known]).and_then(store_rest)
 
     def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
         """The call, unless the task is known to be gone; if the call finds that it is, that is remembered."""
@@ -94,34 +95,6 @@ class Filters:
                 self.cleanup.add(f"{tid} {task_id}")
 
 
-class NoFilters(Filters):
-    """Remembers nothing: every question is asked."""
-
-    def __init__(self) -> None:
-        pass
-
-    def lookup_then_store(
-        self,
-        tid: str,
-        tasks: Sequence[NewTask],
-        known: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
-    ) -> ScriptCall[list[Enqueued | CodeqError]]:
-        return store(tasks)
-
-    def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
-        return call()
-
-    def is_gone(self, tid: str, task_id: str) -> bool:
-        return False
-
-    def was_removed(self, tid: str, task_id: str) -> bool:
-        return False
-
-    def note_gone(self, tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> None:
-        pass
-
-
 @cache
 def filters() -> Filters:
-    return Filters() if conf().queues.bloom else NoFilters()
+    return Filters(is_enabled=conf().queues.bloom)

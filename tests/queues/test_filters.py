@@ -15,7 +15,7 @@ from core.redis.connections import client
 from queues import selectors, services
 from queues.current_engine import engine
 from queues.domain import NewResult, NewTask, Status
-from queues.filters import Filters, NoFilters
+from queues.filters import Filters
 from tenants.tenant import Tenant
 from tests.fixtures.queues import Clock
 from tests.queues.engine.world import checked
@@ -143,7 +143,7 @@ def test_nobody_hears_another_answer_because_of_the_filters(
     monkeypatch.setattr(engine(), "options", options)
     began = clock.now_ms
     days = []
-    for filters in (Filters(), NoFilters()):
+    for filters in (Filters(), Filters(is_enabled=False)):
         client().flushall()
         clock.now_ms = began
         use(filters, monkeypatch)
