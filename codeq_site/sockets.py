@@ -6,7 +6,7 @@ import errno
 import http.client
 import socket
 
-from codeq_site.devserver.supervisor import StartError
+from core.errors import ConfigError
 
 # Connections the kernel holds for a process that is busy; a burst of new clients fits.
 BACKLOG = 4096
@@ -39,10 +39,10 @@ def reserve(host: str, port: int) -> socket.socket:
         return _bind(host, port, is_shared=True)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise StartError(
+            raise ConfigError(
                 f"Port {port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
             ) from error
-        raise StartError(
+        raise ConfigError(
             f"Cannot listen on {host} port {port} ({error.strerror}): choose others with CODEQ_WEB_HOST and --port."
         ) from error
 
