@@ -1,4 +1,4 @@
-"""The POST request of a delivery or notification, to a URL that a tenant chose."""
+"""Send one POST request to an address that a tenant chose."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from core.url_check import AddressRefused, check_resolved, parse
 BODY_SECONDS = 2.0
 
 
-class Posted(msgspec.Struct, frozen=True):
-    """The outcome of one attempt: a status, or the reason why there is no status."""
+class PostResult(msgspec.Struct, frozen=True):
+    """The result of a request: the status and the start of the body, or an error."""
 
     status: int | None
     error: str
@@ -40,8 +40,8 @@ async def post(
     deadline_seconds: float | None = None,
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Posted:
-    """POST a body once. All failures are in the outcome; only cancellation is raised."""
+) -> PostResult:
+    """Send a body once, and return the result. Raises no error except cancellation."""
     limits = conf().webhooks
     seconds = limits.deadline_seconds if deadline_seconds is None else deadline_seconds
     started = time.monotonic()
@@ -65,9 +65,9 @@ async def post(
     except Unreachable as problem:
         error = str(problem)
     except TimeoutError:
-        error = f"no answer within {seconds:g} s"
+        error = f"no response within {seconds:g} s"
     duration_ms = round((time.monotonic() - started) * 1000)
     if response is None:
-        return Posted(None, error, duration_ms)
+        return PostResult(None, error, duration_ms)
     error = "" if 200 <= response.status < 300 else f"HTTP {response.status}"
-    return Posted(response.status, error, duration_ms, response.body, response.retry_after)
+    return PostResult(response.status, error, duration_ms, response.body, response.retry_after)
