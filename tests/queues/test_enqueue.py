@@ -176,7 +176,7 @@ def test_invalid_field_is_a_specific_error_and_writes_nothing(
 def test_suspended_tenant_can_only_finish_claimed_tasks(queue: Queue, tenant: TenantSnapshot) -> None:
     queue.enqueue()
     task = queue.claim()
-    queue.tenant = msgspec.structs.replace(tenant, suspended=True)
+    queue.tenant = msgspec.structs.replace(tenant, is_suspended=True)
     with pytest.raises(errors.TenantSuspended):
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):
