@@ -1,7 +1,8 @@
-"""A Bloom filter that forgets: two generations, of which the older goes when the newer has served its time.
+"""A Bloom filter that forgets its keys after a time.
 
-What was added is found for at least one rotation and at most two; what was not is found with the stated rate. A
-generation takes no more than it was sized for, so the rate holds whatever is thrown at it.
+It has two generations. At a rotation, the current one becomes the previous one, and the previous one is dropped. A key
+is found for at least one rotation and at most two. A generation accepts no more keys than its capacity, so the rate of
+false positives does not rise with the number of keys.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from rbloom import Bloom
 
 
 class RotatingFilter:
-    """A filter of capacity 0 contains nothing.
+    """A filter with a rate of false positives. With a capacity of 0 it contains nothing.
 
-    Thread-safe: `rbloom` does each operation under the interpreter's lock; rotation has a lock of its own."""
+    Thread-safe: `rbloom` runs each operation under the interpreter's lock, and a rotation takes a lock.
+    """
 
     def __init__(
         self, capacity: int, rate: float, rotate_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -29,7 +31,10 @@ class RotatingFilter:
         self._room = capacity
 
     def add(self, key: str) -> None:
-        """Remember the key; a full generation ignores it, since forgetting costs a round trip and lying an answer."""
+        """Add the key, unless the generation is full.
+
+        A missing key costs a round trip, but a false positive could cause a wrong answer.
+        """
         self._rotate_when_due()
         if self._room > 0 and key not in self._current:
             self._current.add(key)
@@ -50,8 +55,8 @@ class RotatingFilter:
         with self._lock:
             if now < self._rotates_at:
                 return
-            slept_through = now >= self._rotates_at + self.rotate_seconds
-            self._previous = self._create() if slept_through else self._current
+            missed_rotation = now >= self._rotates_at + self.rotate_seconds
+            self._previous = self._create() if missed_rotation else self._current
             self._current = self._create()
             self._room = self.capacity
             self._rotates_at = now + self.rotate_seconds

@@ -1,11 +1,11 @@
-"""What this process remembers, so that it need not ask: three Bloom filters, each saving a round trip or an upload.
+"""Three Bloom filters, with which a process saves round trips and uploads to Redis.
 
-- idempotency: a key that may be known is looked up first, so a duplicate does not send its payload again.
-- ghost: a task known to be gone is answered `task not found` without asking.
-- cleanup: what was removed already is not sent again.
+- `idempotency`: keys that were used. Such a key is looked up first, so a duplicate does not send its payload again.
+- `ghost`: tasks that do not exist any more. A request for one fails with `task not found` without a round trip.
+- `cleanup`: tasks that a cleanup has removed. Their ids are not sent again.
 
-Answers are the same with and without them (`CODEQ_QUEUES_BLOOM=0`): a false positive of the first costs a look-up;
-of the second it is rarer than 1e-12; of the third it puts a removal off to the next pass.
+Answers are the same with and without the filters (`CODEQ_QUEUES_BLOOM=0`). A false positive of `idempotency` costs a
+lookup, one of `cleanup` delays a removal until the next pass, and one of `ghost` has a probability of 1e-12.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from queues.bloom import RotatingFilter
 from queues.domain import Enqueued, NewTask
 
 R = TypeVar("R")
-LEFT_OUT_AT_MOST = 10_000
+MAX_LEFT_OUT = 10_000
 
 
 class Filters:
-    """The three filters. Disabled, they have no capacity and so contain nothing."""
+    """The three filters. Disabled filters have no capacity, so they contain nothing."""
 
     def __init__(self, *, is_enabled: bool = True) -> None:
         self.idempotency = RotatingFilter(1_000_000 if is_enabled else 0, 0.01, 30 * 60)
@@ -65,30 +65,38 @@ class Filters:
         return known(tid, [tasks[at] for at in maybe_known]).and_then(store_rest)
 
     def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
-        """The call, unless the task is known to be gone; if the call finds that it is, that is remembered."""
+        """Return the call, and add the task to `ghost` if the call fails with TaskNotFound.
+
+        Raises TaskNotFound if the task is in `ghost` already.
+        """
         key = f"{tid} {task_id}"
         if key in self.ghost:
             raise TaskNotFound
         return call().catch(TaskNotFound, lambda: self.ghost.add(key))
 
     def is_gone(self, tid: str, task_id: str) -> bool:
+        """Whether the task is in `ghost`."""
         return f"{tid} {task_id}" in self.ghost
 
     def was_removed(self, tid: str, task_id: str) -> bool:
-        """Whether to leave the id out of this pass. The same id is never left out of two passes in a row, so a false
-        positive waits for one pass, and cannot fill the front of the line."""
+        """Whether a cleanup leaves this task out, because an earlier one has removed it.
+
+        A task is never left out of two passes in a row. A false positive is therefore removed one pass later, and false
+        positives cannot fill the front of the expired tasks.
+        """
         key = f"{tid} {task_id}"
         if key not in self.cleanup:
             return False
         if key in self._left_out:
             self._left_out.discard(key)
             return False
-        if len(self._left_out) >= LEFT_OUT_AT_MOST:
+        if len(self._left_out) >= MAX_LEFT_OUT:
             self._left_out.clear()
         self._left_out.add(key)
         return True
 
     def note_gone(self, tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> None:
+        """Add the tasks that were deleted, for which `went` is true, to `ghost` and `cleanup`."""
         for task_id, is_gone in zip(task_ids, went, strict=True):
             if is_gone:
                 self.ghost.add(f"{tid} {task_id}")
@@ -97,4 +105,5 @@ class Filters:
 
 @cache
 def filters() -> Filters:
+    """Return the filters of this process."""
     return Filters(is_enabled=conf().queues.bloom)
