@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Reserve the port with a socket that is bound but does not listen. Raises StartError.
+    """Reserve the port with a socket that is bound but does not listen. Raises ConfigError.
 
     With SO_REUSEPORT a second codeQ of the same user could share the port and would receive half of the requests. So
     the port is first bound without that option.
