@@ -130,8 +130,8 @@ def test_beat_is_well_while_its_jobs_come_in_time() -> None:
     job("drain", NOW - timedelta(seconds=25))
     job("cleanup", NOW - timedelta(seconds=170))
     assert health_checks.beat(NOW).is_well
-    assert health_checks.beat(NOW + timedelta(seconds=6)).says == "late: drain"
-    assert health_checks.beat(NOW + timedelta(seconds=60)).says == "late: cleanup, drain"
+    assert health_checks.beat(NOW + timedelta(seconds=6)).message == "late: drain"
+    assert health_checks.beat(NOW + timedelta(seconds=60)).message == "late: cleanup, drain"
 
 
 def test_beat_is_not_well_while_a_job_fails() -> None:
