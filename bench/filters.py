@@ -36,7 +36,7 @@ def measure(client: redis.Redis) -> None:
 
     tenant = TenantSnapshot(tid="bench001", slug="bench")
     payload = '"' + "x" * 4096 + '"'
-    on, off = filters.Filters(), filters.NoFilters()
+    on, off = filters.Filters(), filters.Filters(is_enabled=False)
 
     def measure_cost(selected: filters.Filters, work: Callable[[], object]) -> tuple[int, int, object]:
         """Return the bytes and the commands that Redis received, and the result of `work`."""

@@ -17,9 +17,9 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
+from core.admin.audit_reason import ReasonActionForm, reason_in
 from core.admin.links import queue_url, task_url
-from core.admin.mixins import ReadOnly
-from core.admin.reasons import ReasonedActions, reason_in
+from core.admin.mixins import ReadOnlyAdminMixin
 from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, TaskStatus
@@ -54,7 +54,7 @@ def as_json(text: str) -> SafeString:
     )
 
 
-class AuditAdmin(ReadOnly, TenantScopedAdmin):
+class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Base class of the audit's pages."""
 
     nothing = "No task has ended yet. An ended task appears here after a second."
@@ -155,7 +155,7 @@ class AttemptAdmin(AuditAdmin):
 
 
 @admin.register(QueuePolicy)
-class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
+class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
     nothing = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
@@ -180,7 +180,7 @@ class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
         )
 
 
-class PlatformAdmin(ReadOnly, ModelAdmin):
+class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Base class of pages that belong to the platform, not to a tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -202,7 +202,7 @@ class QuarantineAdmin(PlatformAdmin):
     fields = ("partition", "stream_id", "reason", "created_at")
     readonly_fields = ("created_at",)
     actions = ("retry",)
-    action_form = ReasonedActions
+    action_form = ReasonActionForm
     nothing = "The quarantine is empty: every entry has been stored."
 
     @action(description="Retry storing the selected entries", permissions=["view"])

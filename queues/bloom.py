@@ -14,7 +14,7 @@ from rbloom import Bloom
 
 
 class RotatingFilter:
-    """A Bloom filter of two generations.
+    """A Bloom filter of two generations. With a capacity of 0 it contains nothing.
 
     It is thread-safe: `rbloom` runs each operation under the interpreter's lock, and rotation takes a lock of its own.
     """
@@ -26,7 +26,7 @@ class RotatingFilter:
         self._clock = clock
         self._lock = threading.Lock()
         self._rotates_at = clock() + rotate_seconds
-        self._current, self._previous = Bloom(capacity, rate), Bloom(capacity, rate)
+        self._current, self._previous = self._create(), self._create()
         self._free = capacity
 
     def add(self, key: str) -> None:
@@ -56,7 +56,10 @@ class RotatingFilter:
             if now < self._rotates_at:
                 return
             missed_rotation = now >= self._rotates_at + self.rotate_seconds
-            self._previous = Bloom(self.capacity, self.rate) if missed_rotation else self._current
-            self._current = Bloom(self.capacity, self.rate)
+            self._previous = self._create() if missed_rotation else self._current
+            self._current = self._create()
             self._free = self.capacity
             self._rotates_at = now + self.rotate_seconds
+
+    def _create(self) -> Bloom:
+        return Bloom(max(1, self.capacity), self.rate)  # rbloom has no empty filter

@@ -26,12 +26,12 @@ MAX_SKIPPED = 10_000
 
 
 class Filters:
-    """The filters of one process."""
+    """The filters of one process. Disabled filters have no capacity, so they contain nothing."""
 
-    def __init__(self) -> None:
-        self.idempotency = RotatingFilter(1_000_000, 0.01, 30 * 60)
-        self.ghost = RotatingFilter(2_000_000, 1e-12, 6 * 3600)
-        self.cleanup = RotatingFilter(2_000_000, 0.01, 6 * 3600)
+    def __init__(self, *, is_enabled: bool = True) -> None:
+        self.idempotency = RotatingFilter(1_000_000 if is_enabled else 0, 0.01, 30 * 60)
+        self.ghost = RotatingFilter(2_000_000 if is_enabled else 0, 1e-12, 6 * 3600)
+        self.cleanup = RotatingFilter(2_000_000 if is_enabled else 0, 0.01, 6 * 3600)
         self._skipped: set[str] = set()
 
     def lookup_then_store(
@@ -74,7 +74,7 @@ class Filters:
         key = f"{tid} {task_id}"
         if key in self.ghost:
             raise TaskNotFound
-        return call().catch(TaskNotFound, lambda: self.ghost.add(key))
+        return call().on_error(TaskNotFound, lambda: self.ghost.add(key))
 
     def is_deleted(self, tid: str, task_id: str) -> bool:
         """Return whether the task has been deleted, as far as this process knows."""
@@ -105,35 +105,7 @@ class Filters:
                 self.cleanup.add(f"{tid} {task_id}")
 
 
-class NoFilters(Filters):
-    """Filters that remember nothing (`CODEQ_QUEUES_BLOOM=0`)."""
-
-    def __init__(self) -> None:
-        pass
-
-    def lookup_then_store(
-        self,
-        tid: str,
-        tasks: Sequence[NewTask],
-        lookup: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
-        store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
-    ) -> ScriptCall[list[Enqueued | CodeqError]]:
-        return store(tasks)
-
-    def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
-        return call()
-
-    def is_deleted(self, tid: str, task_id: str) -> bool:
-        return False
-
-    def skips_cleanup(self, tid: str, task_id: str) -> bool:
-        return False
-
-    def remember_deleted(self, tid: str, task_ids: Sequence[str], are_deleted: Sequence[bool]) -> None:
-        pass
-
-
 @cache
 def filters() -> Filters:
     """Return the filters of this process."""
-    return Filters() if conf().queues.bloom else NoFilters()
+    return Filters(is_enabled=conf().queues.bloom)

@@ -16,7 +16,7 @@ from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import F, Func
 
-from core.admin.date_hierarchy import DatedQuerySet
+from core.admin.date_hierarchy import IndexedDateHierarchyQuerySet
 from core.conf import BackoffPolicy
 from queues.domain import Outcome, TaskStatus
 
@@ -55,7 +55,7 @@ class Attempt(models.Model):
     payload_bytes = models.BigIntegerField()
     result_bytes = models.BigIntegerField()
 
-    objects = DatedQuerySet.as_manager()
+    objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["task_id", "number"], name="attempt_of_task")]
@@ -106,7 +106,7 @@ class AuditedResult(models.Model):
         help_text="Position of the entry in the events stream. The highest position is the last end."
     )
 
-    objects = DatedQuerySet.as_manager()
+    objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         verbose_name = "audited result"

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -140,7 +139,14 @@ def _worked(acme: Any) -> dict[str, str]:
 
 def _told(acme: Any, task_id: str) -> None:
     """Deliveries as they go: made at the second try, on their way, given up; and an endpoint in trouble."""
-    from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
+    from tests.factories import (
+        CircuitFactory,
+        DeliveryAttemptFactory,
+        DeliveryFactory,
+        EndpointFactory,
+        SubscriptionFactory,
+    )
+    from webhooks.models import Delivery, DeliveryAttempt
 
     now = datetime.now(UTC)
     first = Delivery.objects.get(task_id=task_id)
@@ -152,72 +158,61 @@ def _told(acme: Any, task_id: str) -> None:
         (1, 503, "503 Service Unavailable", "upstream is restarting"),
         (2, 200, "", "ok"),
     ):
-        DeliveryAttempt.objects.create(
+        DeliveryAttemptFactory(
             delivery=first, number=number, started_at=now - (3 - number) * MINUTE, duration_ms=37 * number,
             status_code=code, error=error, answer=answer,
         )  # fmt: skip
     for number in range(14):
         status = ("delivered", "delivered", "delivered", "given up", "pending")[number % 5]
         broken = "old" if status == "given up" else "hooks"
-        Delivery.objects.create(
-            tenant_id=acme.tid, task_id=uuid.uuid4(), command=("invoice.render", "mail.send")[number % 2],
-            url=f"https://{broken}.example.com/codeq", address=f"https://{broken}.example.com/codeq",
-            host=f"{broken}.example.com", body="{}", status=status, tries=1 + number % 3, attempts=1 + number % 3,
+        DeliveryFactory(
+            tenant_id=acme.tid, command=("invoice.render", "mail.send")[number % 2],
+            url=f"https://{broken}.example.com/codeq", status=status, tries=1 + number % 3, attempts=1 + number % 3,
             last_status=200 if status == "delivered" else None, due_at=now + timedelta(hours=1),
             last_error="" if status == "delivered" else "connection refused", created_at=now - number * MINUTE,
             ended_at=None if status == "pending" else now,
         )  # fmt: skip
-    Endpoint.objects.create(
+    EndpointFactory(
         tenant_id=acme.tid, address="https://old.example.com/codeq", description="the former billing system",
         failing_since=now - timedelta(days=2),
     )  # fmt: skip
-    Endpoint.objects.create(
+    EndpointFactory(
         tenant_id=acme.tid, address="https://gone.example.com/codeq", is_enabled=False, disabled_at=now,
         disabled_because="The endpoint answered 410 Gone.",
     )  # fmt: skip
-    Circuit.objects.create(
-        tenant_id=acme.tid, host="old.example.com", failures=12, paused_until=now + MINUTE, updated_at=now
-    )
+    CircuitFactory(tenant_id=acme.tid, host="old.example.com:443", failures=12, paused_until=now + MINUTE)
     for number, mode in enumerate(("fanout", "group", "hash")):
-        Subscription.objects.create(
+        SubscriptionFactory(
             tenant_id=acme.tid, worker=f"worker-{number + 3}", callback_url=f"https://w-{number + 3}.example.com/wake",
             event_types=["invoice.render", "mail.send"], mode=mode, group="printers" if mode == "group" else "",
-            ttl_seconds=86_400, min_interval_seconds=5, expires_at=now + timedelta(days=1), notified=17 * number,
+            ttl_seconds=86_400, min_interval_seconds=5, notified=17 * number,
             last_status=204 if number else None,
         )  # fmt: skip
 
 
 def _around(acme: Any) -> None:
     """Who looks after the tenant, who vouches for its callers, what was done to it, and what holds in its queues."""
-    from django.contrib.auth.models import User
-
     from queues import policies
     from queues.policies import Policy
     from tenants import services
-    from tenants.models import TenantIssuer, TenantMembership
+    from tests.factories import TenantIssuerFactory, TenantMembershipFactory, UserFactory
 
     for name, role in (("ada", "admin"), ("oscar", "operator"), ("vera", "viewer")):
-        user = User.objects.create_user(name, f"{name}@example.com", is_staff=True)
-        TenantMembership.objects.create(user=user, tenant_id=acme.tid, role=role)
+        user = UserFactory(username=name, email=f"{name}@example.com")
+        TenantMembershipFactory(user=user, tenant_id=acme.tid, role=role)
         _log(user, acme, "Paused queue mail.send: the mail server is being moved")
         _log(user, acme, "Resumed queue mail.send: it has been moved")
     services.rotate_signing_secret(acme.slug)
     issuer = "https://login.example.com/acme"
-    TenantIssuer.objects.create(tenant_id=acme.tid, issuer=issuer, jwks_url=f"{issuer}/jwks.json")
+    TenantIssuerFactory(tenant_id=acme.tid, issuer=issuer, jwks_url=f"{issuer}/jwks.json")
     policies.put(acme, "invoice.render", Policy(max_consumers=40, priority_tiers=(0, 5, 9)), actor="ada")
     policies.put(acme, "mail.send", Policy(max_attempts=8, backoff="fixed", backoff_base_seconds=30), actor="ada")
 
 
 def _log(user: Any, tenant: Any, message: str) -> None:
-    from django.contrib.admin.models import CHANGE, LogEntry
-    from django.contrib.contenttypes.models import ContentType
+    from tests.factories import LogEntryFactory
 
-    from tenants.models import Tenant
-
-    LogEntry.objects.create(
-        user=user, content_type=ContentType.objects.get_for_model(Tenant), object_id=tenant.tid,
-        object_repr=tenant.slug, action_flag=CHANGE, change_message=message,
-    )  # fmt: skip
+    LogEntryFactory(user=user, tenant=None, object_id=tenant.tid, object_repr=tenant.slug, change_message=message)
 
 
 def _tenant(slug: str) -> Any:

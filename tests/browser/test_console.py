@@ -61,8 +61,8 @@ def test_who_opens_the_address_alone_is_in_the_console(site: Site, log_in: LogIn
 
 @pytest.mark.spec("ADM-3", "What is not well stands out on the overview, and leads to where it is dealt with")
 def test_what_is_not_well_stands_out_and_leads_on(site: Site, log_in: LogIn) -> None:
-    rows = "from queues.models import Quarantine; "
-    one = rows + "Quarantine.objects.create(partition=1, stream_id='0-1', reason='the odd one', raw=b'')"
+    rows = "from queues.models import Quarantine; from tests.factories import QuarantineFactory; "
+    one = rows + "QuarantineFactory(reason='the odd one')"
     site.manage("shell", "-v0", "-c", one)
     try:
         page = log_in()
@@ -400,21 +400,21 @@ def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
 
 HISTORY = """
 from datetime import UTC, datetime, timedelta
-from pipeline.models import Capacity, Failure, Latency, LeaseAdvice, Throughput, Usage, WebhookHealth
-from tests.pipeline.rows import row
+from tests.factories import CapacityFactory, FailureFactory, LatencyFactory, LeaseAdviceFactory
+from tests.factories import ThroughputFactory, UsageFactory, WebhookHealthFactory
 today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 for n in range(3):
     at = today - timedelta(days=n)
-    day = {"date": at.date()}
-    row(Usage, TID, **day).save()
+    day = {"tenant_id": TID, "date": at.date()}
+    UsageFactory(**day)
     for command in ("render", "resize", "x" * 100):
         told = day | {"command": command}
-        for mart in (Throughput, Latency, Capacity):
+        for mart in (ThroughputFactory, LatencyFactory, CapacityFactory):
             for hour in range(24):
-                row(mart, TID, hour=at + timedelta(hours=hour), **told).save()
-        row(Failure, TID, fingerprint=f"{command}: <img src=x onerror=alert(1)> {'z' * 80}", **told).save()
-        row(LeaseAdvice, TID, **told).save()
-    row(WebhookHealth, TID, endpoint="https://a.example/" + "y" * 120, hour=at, **day).save()
+                mart(hour=at + timedelta(hours=hour), **told)
+        FailureFactory(fingerprint=f"{command}: <img src=x onerror=alert(1)> {'z' * 80}", **told)
+        LeaseAdviceFactory(**told)
+    WebhookHealthFactory(endpoint="https://a.example/" + "y" * 120, hour=at, **day)
 """
 
 

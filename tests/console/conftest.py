@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from queues.models import AuditedResult
 from queues.periodic_tasks import run_drain
 from tenants.cache import tenant_cache
-from tenants.models import Tenant, TenantMembership
 from tests.console.rows import CANARY, Rows
+from tests.factories import TenantFactory, TenantMembershipFactory, UserFactory
 from tests.fixtures.queues import Queue
 
 Login = Callable[..., Client]
@@ -27,8 +26,7 @@ def _nobody_follows() -> Iterator[None]:
 
 def make_queue(slug: str, command: str) -> Queue:
     """A queue of a tenant that has a row. Redis' own clock: the console compares it with ours."""
-    row = Tenant.objects.create(slug=slug)
-    tenant = tenant_cache.find_by_tid(row.tid)
+    tenant = tenant_cache.find_by_tid(TenantFactory(slug=slug).tid)
     assert tenant is not None
     return Queue(tenant, command)
 
@@ -49,9 +47,9 @@ def login(acme: Queue) -> Login:
     """`login("operator")`: a client of staff with this role for acme; `login(None)` without any; `login("root")`."""
 
     def as_role(role: str | None, *, enforce_csrf_checks: bool = False) -> Client:
-        user = User.objects.create(username=f"staff-{role}", is_staff=True, is_superuser=role == "root")
+        user = UserFactory(username=f"staff-{role}", is_superuser=role == "root")
         if role not in {None, "root"}:
-            TenantMembership.objects.create(tenant_id=acme.tenant.tid, user=user, role=str(role))
+            TenantMembershipFactory(tenant_id=acme.tenant.tid, user=user, role=role)
         client = Client(enforce_csrf_checks=enforce_csrf_checks)
         client.force_login(user)
         return client

@@ -13,19 +13,20 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from console import insights
-from pipeline.models import (
-    Capacity,
-    Failure,
-    Latency,
-    LeaseAdvice,
-    RunLog,
-    Throughput,
-    Usage,
-    WebhookHealth,
-)
+from pipeline.models import Throughput
 from tests.console.conftest import Login
+from tests.factories import (
+    DAY,
+    CapacityFactory,
+    FailureFactory,
+    LatencyFactory,
+    LeaseAdviceFactory,
+    RunLogFactory,
+    ThroughputFactory,
+    UsageFactory,
+    WebhookHealthFactory,
+)
 from tests.fixtures.queues import Queue
-from tests.pipeline.rows import DAY, row
 
 pytestmark = pytest.mark.django_db
 CANARY = "kanarie"
@@ -44,22 +45,20 @@ def at(hour: int, day: date = DAY) -> datetime:
 def fill(tid: str, word: str = "render", day: date = DAY) -> None:
     """A day of a tenant, in which every word and every number is its own."""
     told = {"command": word, "date": day}
-    rows: list[Any] = [
-        row(Throughput, tid, hour=at(8, day), attempts=10, completed=7, failed=1, nacked=2, abandoned=0, expired=0,
-            cancelled=0, retries=3, ended=8, dead=1, **told),
-        row(Throughput, tid, hour=at(9, day), attempts=5, completed=5, failed=0, nacked=0, abandoned=0, expired=0,
-            cancelled=0, retries=0, ended=5, dead=0, **told),
-        row(Latency, tid, hour=at(8, day), wait_p50_ms=500, wait_p95_ms=2500, wait_p99_ms=9000, run_p50_ms=40, **told),
-        row(Latency, tid, hour=at(9, day), wait_p50_ms=700, wait_p95_ms=1500, wait_p99_ms=8000, run_p50_ms=30, **told),
-        row(Failure, tid, fingerprint=f"{word}: disk <n> full", attempts=3, dead=1, example="e-1", **told),
-        row(Usage, tid, date=day, tasks=13, compute_ms=90_000, payload_bytes=4096),
-        row(Capacity, tid, hour=at(8, day), load=2.5, workers_1s=9, workers_10s=6, workers_60s=4, **told),
-        row(LeaseAdvice, tid, attempts=15, expired=2, lease_advice_seconds=180, max_attempts_advice=4, **told),
-        row(WebhookHealth, tid, date=day, endpoint=f"https://{word}.example/hook", hour=at(8, day), attempts=4,
-            delivered=2, refused=1, unreachable=1, latency_p95_ms=250),
-    ]  # fmt: skip
-    for each in rows:
-        each.save()
+    eight, nine = ({"tenant_id": tid, "hour": at(hour, day)} for hour in (8, 9))
+    ThroughputFactory(
+        **eight, **told, attempts=10, completed=7, failed=1, nacked=2, abandoned=0, expired=0, retries=3, ended=8
+    )
+    ThroughputFactory(
+        **nine, **told, attempts=5, completed=5, failed=0, nacked=0, abandoned=0, expired=0, retries=0, ended=5, dead=0
+    )
+    LatencyFactory(**eight, **told, wait_p50_ms=500, wait_p95_ms=2500, wait_p99_ms=9000, run_p50_ms=40)
+    LatencyFactory(**nine, **told, wait_p50_ms=700, wait_p95_ms=1500, wait_p99_ms=8000, run_p50_ms=30)
+    FailureFactory(tenant_id=tid, **told, fingerprint=f"{word}: disk <n> full", example="e-1")
+    UsageFactory(tenant_id=tid, date=day, tasks=13)
+    CapacityFactory(**eight, **told)
+    LeaseAdviceFactory(tenant_id=tid, **told)
+    WebhookHealthFactory(**eight, date=day, endpoint=f"https://{word}.example/hook")
 
 
 def look(client: Client, **asked: Any) -> Any:
@@ -131,7 +130,7 @@ def test_how_old_the_marts_are_is_said(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
     assert "as of" not in look(root).content.decode()
     ended = datetime.now(UTC) - timedelta(minutes=12)
-    RunLog.objects.create(run="0" * 32, job="publish", state="succeeded", started_at=ended, ended_at=ended)
+    RunLogFactory(ended_at=ended)
     assert "as of 12 min ago" in look(root).content.decode()
 
 
@@ -191,6 +190,7 @@ def test_however_much_there_is_the_database_is_asked_the_same(root: Client, acme
     fill(acme.tenant.tid)
 
     def asked() -> int:
+        look(root, tenant=acme.tenant.tid)  # fills the tenant cache
         with CaptureQueriesContext(connection) as seen:
             look(root, tenant=acme.tenant.tid, days=90)
         return len(seen)
@@ -198,9 +198,8 @@ def test_however_much_there_is_the_database_is_asked_the_same(root: Client, acme
     before = asked()
     for n in range(1, 40):
         fill(acme.tenant.tid, day=DAY - timedelta(days=n))
-    Failure.objects.bulk_create(
-        row(Failure, acme.tenant.tid, command="render", fingerprint=f"render: {n}") for n in range(60)
-    )
+    for n in range(60):
+        FailureFactory(tenant_id=acme.tenant.tid, fingerprint=f"render: {n}", example="e-1")
     assert asked() == before <= QUERIES
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -26,12 +25,20 @@ from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner
 from queues.deadletters.queries import Filter
 from queues.domain import TaskStatus
-from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
+from queues.models import AuditedResult, BulkJob
 from queues.policies import Policy
 from queues.search import platform_search
 from queues.stats.sampler import sample
-from tenants.models import Tenant, TenantIssuer
+from tenants.models import Tenant
 from tests.console.conftest import Login, die, drain, make_queue
+from tests.factories import (
+    BeatJobFactory,
+    QuarantineFactory,
+    QueueSampleFactory,
+    TenantFactory,
+    TenantIssuerFactory,
+    UserFactory,
+)
 from tests.fixtures.queues import Queue
 
 pytestmark = pytest.mark.django_db
@@ -71,10 +78,7 @@ def test_the_overview_has_depths_and_rates(root: Client, acme: Queue) -> None:
     acme.claim()
     tid = acme.tenant.tid
     at = datetime.now(UTC).replace(second=0, microsecond=0)
-    counts = {"delayed": 0, "in_progress": 0, "dead": 0, "failed": 0, "returned": 0, "cancelled": 0}
-    QueueSample.objects.create(
-        tenant_id=tid, command="render", at=at, ready=7, arrived=600, completed=300, died=100, **counts
-    )  # fmt: skip
+    QueueSampleFactory(tenant_id=tid, at=at, ready=7, arrived=600, completed=300, died=100)
     found = root.get(url("overview-data"), {"pulses": "1"}).json()
     [row] = found["rows"]
     assert (row["ready"], row["delayed"], row["in_progress"], row["dead"]) == (3, 1, 1, 1)
@@ -107,7 +111,7 @@ def test_only_the_platforms_operators_see_how_full_it_is(root: Client, login: Lo
 
 
 def test_a_sign_leads_to_what_is_behind_it_and_only_where_one_may_go(root: Client, login: Login, acme: Queue) -> None:
-    Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
+    QuarantineFactory()
     signs = {sign["name"]: sign for sign in root.get(url("overview-data")).json()["signs"]}
     assert (signs["Quarantine"]["is_well"], signs["Quarantine"]["message"]) == (False, "1 could not be stored")
     for client, names in ((root, {"Beat", "Audit", "Quarantine", "Deliveries"}), (login("viewer"), {"Deliveries"})):
@@ -120,9 +124,7 @@ def test_a_sign_leads_to_what_is_behind_it_and_only_where_one_may_go(root: Clien
 
 def job(name: str, ended_at: datetime, **fields: Any) -> None:
     _, every = PERIODIC_TASKS[name]
-    BeatJob.objects.create(
-        name=name, task=name, every_seconds=every, started_at=ended_at, ended_at=ended_at, **fields
-    )  # fmt: skip
+    BeatJobFactory(name=name, every_seconds=every, ended_at=ended_at, **fields)
 
 
 def test_beat_is_well_while_its_jobs_come_in_time() -> None:
@@ -461,7 +463,7 @@ def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: C
     make_queue("one", "send")
     cost()
     few = cost()
-    Tenant.objects.bulk_create(Tenant(slug=f"many-{number}") for number in range(198))
+    Tenant.objects.bulk_create(TenantFactory.build_batch(198))
     assert cost() == few
 
 
@@ -504,9 +506,9 @@ def test_the_record_is_read_by_those_it_is_about(login: Login, acme: Queue, zeta
 
 
 def test_the_record_of_a_tenants_issuers_is_its_staffs_too(login: Login, acme: Queue, zeta: Queue) -> None:
-    root = User.objects.create(username="somebody")
+    root = UserFactory()
     for queue, issuer in ((acme, "https://mine.example.com"), (zeta, "https://kanarie.example.com")):
-        row = TenantIssuer.objects.create(tenant_id=queue.tenant.tid, issuer=issuer, jwks_url=issuer)
+        row = TenantIssuerFactory(tenant_id=queue.tenant.tid, issuer=issuer)
         LogEntry.objects.log_actions(root.pk, [row], CHANGE, f"Changed keys of {issuer}", single_object=True)
     listed = reverse("admin:admin_logentry_changelist")
     shown = login("viewer").get(listed).content.decode()
@@ -518,7 +520,7 @@ def test_the_record_of_a_tenants_issuers_is_its_staffs_too(login: Login, acme: Q
 
 
 def test_people_are_the_superusers_and_are_not_deleted(login: Login, acme: Queue) -> None:
-    root, staff, person = login("root"), login("admin"), User.objects.create(username="somebody")
+    root, staff, person = login("root"), login("admin"), UserFactory(is_staff=False)
     listed = reverse("admin:auth_user_changelist")
     shown = root.get(listed).content.decode()
     assert "everything" in shown

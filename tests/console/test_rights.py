@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +29,7 @@ from queues.models import AuditedResult, BulkJob, QueuePolicy
 from queues.policies import Policy
 from queues.stats.sampler import sample
 from tests.console.conftest import Login, die, drain
+from tests.factories import BulkJobFactory, DeliveryFactory
 from tests.fixtures.queues import Queue
 from webhooks.models import Delivery
 
@@ -63,19 +63,14 @@ class World:
         sample(lambda: True, datetime.now(UTC))
         policies.put(queue.tenant, queue.command, Policy(retention_seconds=7200), actor=f"{word}-actor")
         self.job = bulk_jobs.start(queue.tenant, "replay", Filter(), actor=f"{word}-actor", reason=f"{word}-reason")
-        now = datetime.now(UTC)
-        self.replayed = BulkJob.objects.create(
-            id=uuid.uuid4(), tenant_id=queue.tenant.tid, kind="replay", state="done", filter="{}", done=1,
-            actor=f"{word}-actor", before=now, created_at=now, started_at=now, ended_at=now,
-        )  # fmt: skip
-        Delivery.objects.get_or_create(
-            task_id=self.done.id,
-            defaults={
-                "tenant_id": queue.tenant.tid, "command": queue.command, "url": f"https://{word}.example.com/hook",
-                "address": f"https://{word}.example.com/hook", "host": f"{word}.example.com", "body": "{}",
-                "status": "pending", "due_at": datetime.now(UTC), "created_at": datetime.now(UTC),
-            },
-        )  # fmt: skip
+        self.replayed = BulkJobFactory(
+            tenant_id=queue.tenant.tid, state="done", done=1, actor=f"{word}-actor", ended_at=datetime.now(UTC)
+        )
+        if not Delivery.objects.filter(task_id=self.done.id).exists():
+            DeliveryFactory(
+                task_id=self.done.id, tenant_id=queue.tenant.tid, command=queue.command,
+                url=f"https://{word}.example.com/hook",
+            )  # fmt: skip
 
     @property
     def named(self) -> dict[str, str]:

@@ -20,12 +20,12 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
-from tenants.models import Tenant
+from tests.factories import SubscriptionFactory, TenantFactory
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
-from webhooks.models import Delivery, DeliveryAttempt, Subscription
+from webhooks.models import Delivery, DeliveryAttempt
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 PAST_LOCKS_SECONDS = 12  # longer than the locks of drain, repair and deliver; that of notify lasts 30 s
@@ -40,7 +40,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.fixture
 def tenant() -> Iterator[TenantSnapshot]:
-    Tenant.objects.create(tid="acme0001", slug="acme")
+    TenantFactory(tid="acme0001", slug="acme")
     yield TenantSnapshot(tid="acme0001", slug="acme")
     tenant_cache.stop()
 
@@ -65,10 +65,7 @@ class PeriodicWork:
         self.expiring: list[str] = []
         self.completed: list[str] = []
         self.woken_commands: list[str] = []
-        Subscription.objects.create(
-            tenant_id=tenant.tid, worker="w", callback_url=receiver.url("/wake"), event_types=["*"], ttl_seconds=3600,
-            min_interval_seconds=0, expires_at=datetime.now(UTC) + timedelta(hours=1),
-        )  # fmt: skip
+        SubscriptionFactory(tenant_id=tenant.tid, callback_url=receiver.url("/wake"))
 
     def create_some(self) -> None:
         number = len(self.woken_commands)

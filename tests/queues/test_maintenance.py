@@ -15,6 +15,7 @@ from queues.models import AuditedResult
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +30,7 @@ def _stop_tenant_cache() -> Iterator[None]:
 
 @pytest.fixture
 def keeping(tenant: TenantSnapshot) -> Tenant:
-    return Tenant.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
+    return TenantFactory(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
 from tenants.cache import TenantCache, tenant_cache
 from tenants.domain import TenantSnapshot
-from tenants.models import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock, Queue
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def _stop_tenant_cache() -> Iterator[None]:
 
 @pytest.fixture
 def tenant() -> TenantSnapshot:
-    Tenant.objects.create(tid="acme0001", slug="acme")
+    TenantFactory(tid="acme0001", slug="acme")
     found = tenant_cache.find("acme")
     assert found is not None
     return found
@@ -44,7 +44,7 @@ def tenant() -> TenantSnapshot:
 
 @pytest.fixture
 def other_tenant() -> TenantSnapshot:
-    Tenant.objects.create(tid="zeta0002", slug="zeta")
+    TenantFactory(tid="zeta0002", slug="zeta")
     found = tenant_cache.find("zeta")
     assert found is not None
     return found

@@ -9,13 +9,13 @@ from tests.tenants.conftest import JwksServer
 
 
 def redirect(server: JwksServer) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def respond(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(302)
         handler.send_header("Location", server.url)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
 
-    return answer
+    return respond
 
 
 def send_endless_body(handler: BaseHTTPRequestHandler) -> None:

@@ -18,9 +18,10 @@ from queues.engine import keys
 from queues.models import Attempt, AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import EndpointFactory
 from tests.webhooks.conftest import Clock, Send
 from tests.webhooks.receiver import Receiver
-from webhooks.models import Delivery, Endpoint
+from webhooks.models import Delivery
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 HOOK = "https://example.org/hook?x=1"
@@ -230,7 +231,7 @@ def test_refused_url_is_recorded_and_never_sent(tenant: TenantSnapshot, send: Se
 
 
 def test_delivery_to_a_disabled_endpoint_is_held(tenant: TenantSnapshot, acme: Tenant) -> None:
-    Endpoint.objects.create(tenant=acme, address="https://example.org/hook", is_enabled=False)
+    EndpointFactory(tenant=acme, address="https://example.org/hook", is_enabled=False)
     end_by_result(tenant)
     drain()
     assert Delivery.objects.get().status == "held"

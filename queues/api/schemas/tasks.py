@@ -88,7 +88,10 @@ class NewTask(Body, kw_only=True):
         | None
     ) = None
     delay_seconds: (
-        Annotated[float, Meta(ge=0, le=LIMITS.horizon_seconds, description="Seconds before the task may run.")] | None
+        Annotated[
+            float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Seconds before the task may run.")
+        ]
+        | None
     ) = None
 
 

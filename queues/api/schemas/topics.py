@@ -18,7 +18,7 @@ def _between(minimum: float, maximum: float) -> dict[str, float]:
     return {"minimum": minimum, "maximum": maximum}
 
 
-BackoffSeconds = Annotated[float, Meta(extra_json_schema=_between(0, LIMITS.horizon_seconds))]
+BackoffSeconds = Annotated[float, Meta(extra_json_schema=_between(0, LIMITS.max_schedule_ahead_seconds))]
 
 
 class NewTopic(Body, kw_only=True):

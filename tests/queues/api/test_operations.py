@@ -119,7 +119,7 @@ async def test_readyz_reports_a_redis_with_other_partitions(
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["detail"].partition(".")[0]) == (
         503,
-        "redis: This Redis was set up with 8 partitions, the settings say 16",
+        "redis: This Redis was set up with 8 partitions, but the settings have 16",
     )
 
 
