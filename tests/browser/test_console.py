@@ -50,7 +50,7 @@ def test_the_overview_updates_live(site: Site, log_in: LogIn) -> None:
     expect(ready).to_have_text("2")
     assert page.evaluate("window.isTheSame")
     for name in ("Beat", "Audit", "Deliveries", "Memory", "Durability"):
-        expect(page.locator(".cq-signs")).to_contain_text(name)
+        expect(page.locator(".cq-checks")).to_contain_text(name)
 
 
 def test_who_opens_the_address_alone_is_in_the_console(site: Site, log_in: LogIn) -> None:
@@ -66,7 +66,7 @@ def test_what_is_not_well_stands_out_and_leads_on(site: Site, log_in: LogIn) -> 
     site.manage("shell", "-v0", "-c", one)
     try:
         page = log_in()
-        bad = page.locator(".cq-signs [data-well=false]")
+        bad = page.locator(".cq-checks [data-well=false]")
         expect(bad.get_by_text("1 could not be stored")).to_be_visible()
         red = bad.get_by_text("1 could not be stored").evaluate("each => getComputedStyle(each).color")
         assert red == "rgb(185, 28, 28)"
@@ -153,7 +153,7 @@ def test_a_policy_is_set_and_holds(site: Site, log_in: LogIn, acme: str) -> None
     waiting = page.get_by_role("region", name="Next in line").get_by_role("link").first
     expect(page.get_by_role("region", name="In progress").get_by_role("link")).to_have_count(1)
     waiting.click()
-    expect(page.locator(".cq-why")).to_contain_text("as its policy allows (1)")
+    expect(page.locator(".cq-summary")).to_contain_text("as its policy allows (1)")
 
 
 @pytest.mark.spec("ADM-3", "A task is looked up by its id, its idempotency key, its worker or words, live or ended")
@@ -184,7 +184,7 @@ def test_a_poison_task_is_mended(site: Site, log_in: LogIn) -> None:
     expect(page.get_by_role("link", name="acme · charge")).to_be_visible()
     page.get_by_role("link", name="acme · charge").click()
     page.get_by_role("link", name=task_id).click()
-    expect(page.locator(".cq-why")).to_contain_text("It is dead: tried once without success")
+    expect(page.locator(".cq-summary")).to_contain_text("It is dead: tried once without success")
     expect(page.get_by_label("Payload").first).to_contain_text('"note": "<b>bold</b>"')
     expect(page.locator(".cq-timeline")).to_contain_text("negative amount -5")
 
@@ -197,15 +197,15 @@ def test_a_poison_task_is_mended(site: Site, log_in: LogIn) -> None:
     editor.locator("textarea").fill('{"amount": 5.00}')
     editor.get_by_role("button", name="Replay").click()
     expect(page.get_by_text("The task is in line again.")).to_be_visible()
-    expect(page.locator(".cq-why")).to_contain_text("It is the next")
+    expect(page.locator(".cq-summary")).to_contain_text("It is the next")
 
     task = site.claim("acme", "charge")
     assert (task["id"], task["payload"]) == (task_id, '{"amount":5.00}')
     page.reload()
-    expect(page.locator(".cq-why")).to_contain_text("It is running: worker works on it")
+    expect(page.locator(".cq-summary")).to_contain_text("It is running: worker works on it")
     site.complete("acme", task_id, {"charged": True})
     page.reload()
-    expect(page.locator(".cq-why")).to_contain_text("COMPLETED")
+    expect(page.locator(".cq-summary")).to_contain_text("COMPLETED")
     expect(page.get_by_label("Result")).to_contain_text('"charged": true')
 
 
@@ -355,7 +355,7 @@ def test_a_viewer_cannot_act(site: Site, log_in: LogIn, acme: str) -> None:
     )
     assert answer.status == 403
     go(page, "console/task/", tenant=acme, id=task_id)
-    expect(page.locator(".cq-why")).to_contain_text("It is dead")
+    expect(page.locator(".cq-summary")).to_contain_text("It is dead")
 
 
 @pytest.mark.spec("ADM-4", "A tenant's staff sees nothing of another tenant on any page that the console leads to")
