@@ -1,4 +1,7 @@
-"""A row of every model that the admin shows, made by what its fields are: a new model is covered as it comes."""
+"""A row of every model in the admin.
+
+The values follow from the fields' types, so a new model needs no code here.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Model
+from django.test import RequestFactory
 
 from tenants.models import Tenant as TenantRow
 from tests.fixtures.queues import Queue
@@ -21,9 +25,12 @@ from tests.fixtures.queues import Queue
 CANARY = "kanarie"
 NOW = datetime(2026, 10, 1, 12, tzinfo=UTC)
 ALL: list[type[Model]] = sorted(admin.site._registry, key=lambda model: model._meta.label)
+SUPERUSER_REQUEST = RequestFactory().get("/")
+SUPERUSER_REQUEST.user = User(username="root", is_staff=True, is_superuser=True)
 
 
-def name_of(model: type[Model]) -> str:
+def url_prefix(model: type[Model]) -> str:
+    """Return the first part of the names of the model's admin URLs."""
     return f"{model._meta.app_label}_{model._meta.model_name}"
 
 
@@ -31,8 +38,8 @@ def label_of(model: Any) -> str:
     return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
-def row_of(model: type[Model], tenant: TenantRow, word: str) -> Model:
-    """A row of this tenant in which everything that can be said is `word`."""
+def create_row(model: type[Model], tenant: TenantRow, word: str) -> Model:
+    """Create a row of the tenant, with `word` in every text field."""
     if model is TenantRow:
         return tenant
     if model is LogEntry:
@@ -40,11 +47,13 @@ def row_of(model: type[Model], tenant: TenantRow, word: str) -> Model:
             user=User.objects.get_or_create(username=f"{word}-person")[0], action_flag=CHANGE, object_id=tenant.pk,
             content_type=ContentType.objects.get_for_model(TenantRow), object_repr=tenant.slug, change_message=word,
         )  # fmt: skip
-    given = {field.name: value_of(field, tenant, word) for field in model._meta.concrete_fields if is_said(field)}
-    return model._default_manager.create(**given)
+    values = {
+        field.name: choose_value(field, tenant, word) for field in model._meta.concrete_fields if needs_value(field)
+    }
+    return model._default_manager.create(**values)
 
 
-def is_said(field: Any) -> bool:
+def needs_value(field: Any) -> bool:
     if (
         isinstance(field, models.AutoField)
         or getattr(field, "auto_now", False)
@@ -54,7 +63,7 @@ def is_said(field: Any) -> bool:
     return not field.has_default() or isinstance(field, models.TextField)
 
 
-def value_of(field: Any, tenant: TenantRow, word: str) -> Any:
+def choose_value(field: Any, tenant: TenantRow, word: str) -> Any:
     if field.choices:
         return field.choices[0][0]
     if isinstance(field, models.ForeignKey):
@@ -62,7 +71,7 @@ def value_of(field: Any, tenant: TenantRow, word: str) -> Any:
             return tenant
         if field.related_model is User:
             return User.objects.get_or_create(username=f"{word}-person")[0]
-        return None if field.null else row_of(field.related_model, tenant, word)
+        return None if field.null else create_row(field.related_model, tenant, word)
     for kind, value in (
         (models.DateTimeField, NOW), (models.DateField, date(2026, 10, 1)), (models.UUIDField, uuid.uuid4()),
         (models.BooleanField, False), (ArrayField, []), (models.JSONField, {"keys": word}),
@@ -71,7 +80,7 @@ def value_of(field: Any, tenant: TenantRow, word: str) -> Any:
     ):  # fmt: skip
         if isinstance(field, kind):
             return value
-    raise AssertionError(f"{field}: say in value_of what a row has here")
+    raise AssertionError(f"{field}: choose_value has no value for this type")
 
 
 class Rows:
@@ -79,16 +88,16 @@ class Rows:
 
     def __init__(self, queue: Queue, word: str) -> None:
         self.tenant = TenantRow.objects.get(pk=queue.tenant.tid)
-        self.rows = {model: row_of(model, self.tenant, word) for model in ALL}
+        self.rows = {model: create_row(model, self.tenant, word) for model in ALL}
 
     def pk(self, model: type[Model]) -> str:
         return str(self.rows[model].pk)
 
     def state(self) -> Any:
-        """All that could have been changed."""
-        found = {
+        """Read everything that an action could change."""
+        values = {
             model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
             for model, row in self.rows.items()
         }
         secrets = TenantRow.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
-        return found, list(secrets.order_by("signing_secrets"))
+        return values, list(secrets.order_by("signing_secrets"))
