@@ -236,7 +236,9 @@ def build_filter_context(request: HttpRequest, query: DeadLetterQuery) -> dict[s
 
 
 def _groups_url(query: DeadLetterQuery) -> str:
-    shared: dict[str, object] = {name: query.parameters[name] for name in ("tenant", "command") if name in query.parameters}
+    shared: dict[str, object] = {
+        name: query.parameters[name] for name in ("tenant", "command") if name in query.parameters
+    }
     return f"{reverse('console:dead')}?{urlencode(shared)}"
 
 

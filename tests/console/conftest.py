@@ -1,4 +1,4 @@
-"""Fixtures of the console's tests: two tenants, clients with roles, and rows of every model."""
+"""Fixtures: two tenants, clients with roles, and rows of every model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def acme(db: None) -> Queue:
 
 @pytest.fixture
 def zeta(db: None) -> Queue:
-    """A queue of another tenant. Its names contain a canary that staff of acme may not see on any page."""
+    """A queue of another tenant.
+
+    Its names contain a canary, which staff of acme may not see on any page.
+    """
     return create_queue("kanarie-zeta", "kanarie.send")
 
 

@@ -116,8 +116,8 @@ def test_staff_of_a_tenant_see_its_deletions_and_reasons(way: str, mine: Rows, f
     client, name = login("admin"), str(mine.rows[TenantIssuer])
     delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
     delete(client, way, TenantIssuer, foreign.rows[TenantIssuer], "not mine")
-    shown = login("viewer").get(reverse("admin:admin_logentry_changelist")).content.decode()
-    assert f"Deleted tenant issuer {name}: {REASON}" in shown
+    text = login("viewer").get(reverse("admin:admin_logentry_changelist")).content.decode()
+    assert f"Deleted tenant issuer {name}: {REASON}" in text
     assert f"Deleted tenant issuer {name}: {REASON}" in (
         client.get(reverse("admin:tenants_tenant_history", args=[mine.tenant.pk])).content.decode()
     )

@@ -34,7 +34,7 @@ JUNK: dict[str, Any] = {
 
 
 class Fields(HTMLParser):
-    """The values that a browser would send of a page's forms, and in `names` all fields it could send."""
+    """The values that a browser would send of a page's forms. `names` has all fields."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

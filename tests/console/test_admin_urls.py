@@ -75,7 +75,7 @@ def test_every_url_is_listed() -> None:
     assert set(url_names(admin.site.get_urls())) == usual | PLAIN | DETAIL.keys()
 
 
-# -- isolation ------------------------------------------------------------------------------------------------------
+# --- isolation ---
 
 
 @ISOLATED
@@ -119,7 +119,7 @@ def test_no_url_shows_another_tenants_row(role: str | None, mine: Rows, foreign:
 @pytest.mark.parametrize("role", ["viewer", "root"])
 @pytest.mark.parametrize("model", EVERY_LIST, ids=label_of)
 def test_a_list_is_filtered_by_its_own_filters_only(role: str, model: type[Model], mine: Rows, login: Login) -> None:
-    """Other filters would reveal a hidden column letter by letter, or keep the database busy with a regex."""
+    """Other filters reveal a hidden column letter by letter, or run a slow regex."""
     client, url = login(role), reverse(f"admin:{url_prefix(model)}_changelist")
     filters = admin.site._registry[model].list_filter
     lookups = [
@@ -165,7 +165,7 @@ def test_no_autocomplete_offers_another_tenants_row(role: str | None, mine: Rows
     assert bool(offered) == (role == "root")
 
 
-# -- permissions ----------------------------------------------------------------------------------------------------
+# --- permissions ---
 
 
 def submit_everything(client: Any, rows: Rows) -> None:
@@ -233,7 +233,7 @@ def test_models_of_the_platform_are_hidden_from_staff(
     assert client.get(reverse(f"admin:{url_prefix(model)}_change", args=[mine.pk(model)])).status_code in {302, 403}
 
 
-# -- query counts ---------------------------------------------------------------------------------------------------
+# --- query counts ---
 
 
 @pytest.mark.spec("ADM-3", "No page needs more than 20 database queries; the number of each page is recorded")

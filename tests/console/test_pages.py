@@ -61,7 +61,7 @@ def get_task_page(client: Client, queue: Queue, task_id: str) -> str:
     return response.content.decode()
 
 
-# -- overview -------------------------------------------------------------------------------------------------------
+# --- overview ---
 
 
 @pytest.mark.spec("ADM-3", "The overview has live depths, and rates of the last minutes")
@@ -167,7 +167,7 @@ def test_without_redis_a_page_is_a_503(root: Client, acme: Queue, name: str, mon
     assert root.get(url(name), query).status_code == 503
 
 
-# -- tasks ----------------------------------------------------------------------------------------------------------
+# --- tasks ---
 
 
 @pytest.mark.spec("ADM-2", "Text from producers and workers is escaped, and numbers keep all digits")
@@ -257,7 +257,7 @@ def test_a_replayed_task_is_not_replayed_again(root: Client, acme: Queue) -> Non
     assert LogEntry.objects.count() == 1
 
 
-# -- dead letters ---------------------------------------------------------------------------------------------------
+# --- dead letters ---
 
 
 @pytest.mark.spec("ADM-2", "Dead letters are grouped by failure")
@@ -334,7 +334,7 @@ def test_bulk_jobs_before_any_timestamp(root: Client, before: str) -> None:
     assert root.get(f"{url('bulk')}?before={before}").status_code == 200
 
 
-# -- bulk jobs ------------------------------------------------------------------------------------------------------
+# --- bulk jobs ---
 
 
 @pytest.mark.spec("ADM-2", "A bulk job starts with the requested rate and canaries")
@@ -408,7 +408,7 @@ def test_a_job_needs_one_tenant(root: Client, acme: Queue, zeta: Queue) -> None:
     assert "Select a tenant first" in response.content.decode()
 
 
-# -- search ---------------------------------------------------------------------------------------------------------
+# --- search ---
 
 
 def test_a_search_covers_a_limited_number_of_tenants(
@@ -486,7 +486,7 @@ def test_an_invalid_search_is_reported(root: Client, acme: Queue, query: dict[st
     assert response.context["problem"]
 
 
-# -- users and the log ------------------------------------------------------------------------------------------
+# --- users and the log ---
 
 
 @pytest.mark.spec("ADM-4", "Staff of a tenant see the log of actions on it, with reasons")
@@ -518,7 +518,7 @@ def test_staff_see_the_log_of_their_tenants_issuers(login: Login, acme: Queue, z
     assert "kanarie" in login("root").get(list_url).content.decode()
 
 
-def test_only_superusers_see_users_and_nobody_deletes_them(login: Login, acme: Queue) -> None:
+def test_only_superusers_see_users_and_cannot_delete_them(login: Login, acme: Queue) -> None:
     root, staff, person = login("root"), login("admin"), User.objects.create(username="someone")
     list_url = reverse("admin:auth_user_changelist")
     text = root.get(list_url).content.decode()
@@ -541,7 +541,7 @@ def test_policies_are_listed(login: Login, acme: Queue, zeta: Queue) -> None:
     assert "kanarie" in login("root").get(list_url).content.decode()
 
 
-# -- formats ----------------------------------------------------------------------------------------------------------
+# --- formats ---
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_every_url_is_in_a_table() -> None:
     assert {pattern.name for pattern in urls.urlpatterns} == PAGES.keys() | ACTIONS.keys()
 
 
-# -- isolation ------------------------------------------------------------------------------------------------------
+# --- isolation ---
 
 
 @ISOLATED
@@ -240,7 +240,7 @@ def test_a_superuser_sees_all_tenants(mine: World, foreign: World, login: Login)
     assert "kanarie-error" in text_of(client.get(url("dead-export")))
 
 
-# -- permissions ----------------------------------------------------------------------------------------------------
+# --- permissions ---
 
 
 @RIGHTS
@@ -308,7 +308,7 @@ def test_the_redirect_stays_on_this_site(mine: World, login: Login) -> None:
     assert login("operator").post(url("queue-pause"), form)["Location"] == "/admin/"
 
 
-# -- query counts ---------------------------------------------------------------------------------------------------
+# --- query counts ---
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -91,7 +91,7 @@ const connection = {
   },
 };
 
-// -- Charts ---------------------------------------------------------------------------------------------------------
+// --- Charts ---
 
 // The colours also differ in lightness, for colour-blind users.
 const SERIES = {
