@@ -45,7 +45,8 @@ def site(chromium: Browser) -> Iterator[Site]:
 def log_in(chromium: Browser, site: Site) -> Iterator[LogIn]:
     """A function that logs in and returns a page.
 
-    `log_in()` logs in the superuser, `log_in("vera")` this user. A page with an error on its console, or with a request to another host, fails the test.
+    `log_in()` logs in the superuser, `log_in("vera")` this user. A page with an error on its console, or with a request
+    to another host, fails the test.
     """
     tabs: list[WatchedTab] = []
 
