@@ -30,12 +30,13 @@ NORTH, SOUTH = "north", "south"
 # One token with all permissions in its tenant. tests/queues/api/test_isolation.py tests permissions.
 MINT = """
 import time
-from tenants import keys, services
+from tenants import services
+from tenants.auth import installation_keys
 from tenants.tenant import WORKER_SCOPES
 for tenant in {tenants}:
     services.issue_token(tenant, "producer")
     now = int(time.time())
-    print("token", keys.sign({{
+    print("token", installation_keys.sign({{
         "iss": "codeq", "sub": "fuzzer", "tenantId": tenant, "iat": now, "exp": now + 2 * 3600,
         "aud": ["codeq-producer", "codeq-worker"], "eventTypes": ["*"], "role": "ADMIN",
         "scope": " ".join([*WORKER_SCOPES, "codeq:admin"]),

@@ -46,11 +46,13 @@ def own_database() -> str:
 class Deployment:
     """Processes on the tests' Valkey and one database.
 
-    Each process has a separate session, so that its children can be killed with it.
+    Each process has a separate session, so that its children can be killed with it. `source` is the tree that they run.
     """
 
-    def __init__(self, directory: Path, database_url: str, **environment: str) -> None:
-        self.directory = directory
+    def __init__(
+        self, directory: Path, database_url: str, *, source: Path = settings.BASE_DIR, **environment: str
+    ) -> None:
+        self.directory, self.source = directory, source
         self.port = free_port()
         self.processes: list[Process] = []
         self.environment = {
@@ -87,7 +89,7 @@ class Deployment:
             [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", *arguments],
             log=self.log(name),
             env=self.environment,
-            cwd=settings.BASE_DIR,
+            cwd=self.source,
             death_signal=signal.SIGKILL,
         )
         self.processes.append(process)

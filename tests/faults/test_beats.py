@@ -121,17 +121,17 @@ def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
     worker, _ = deployment.worker(), deployment.worker()
     until(lambda: BeatJob.objects.count() >= 5, 60, every=0.1)
 
-    work.keep_on(180 if LONG else 4)  # two beats and two workers
+    work.create_for(180 if LONG else 4)  # two beats and two workers
     stopped = freeze(worker.pid)  # at an arbitrary point of its work
     frozen_at = datetime.now(UTC)
-    work.keep_on(PAST_LOCKS_SECONDS)
+    work.create_for(PAST_LOCKS_SECONDS)
     thawed_at = datetime.now(UTC)
     thaw(stopped)
-    work.keep_on(2)
+    work.create_for(2)
     first.terminate()
     first.wait(20)
     stopped = freeze(second.pid)
-    work.keep_on(PAST_LOCKS_SECONDS)
+    work.create_for(PAST_LOCKS_SECONDS)
     assert not work.is_done()
     thaw(stopped)
     until(work.is_done, 60, every=0.1)
