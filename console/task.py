@@ -69,7 +69,7 @@ class TaskPage(ConsolePage):
             tenant=tenant,
             task=task,
             tone=TONES.get(Status(task.status), ""),
-            explanations=explain(tenant, live_task),
+            explanations=explain_status(tenant, live_task),
             attempts=_attempts(tenant, task.id),
             deliveries=list(_deliveries(tenant, task.id)),
             queue_url=queue_url(tenant.tid, task.command),
@@ -141,7 +141,7 @@ def find_task(tenant: Tenant, task_id: str) -> tuple[DisplayedTask, Task | None]
     return _from_redis(tenant, task, answer or Answer()), task
 
 
-def explain(tenant: Tenant, live_task: Task | None) -> list[str]:
+def explain_status(tenant: Tenant, live_task: Task | None) -> list[str]:
     """Return sentences that explain why the task does not run."""
     if live_task is None:
         return ["The task has ended and is no longer in Redis. This page shows its copy in the audit."]

@@ -446,7 +446,7 @@ def test_the_history_is_drawn_as_charts(log_in: LogIn, acme: str, history: None,
     page.wait_for_url(re.compile("/console/insights/"))
     page.get_by_label("Tenant").select_option("acme")
     page.wait_for_url(re.compile(f"tenant={acme}"))
-    page.get_by_label("Queue", exact=True).select_option("resize")
+    page.locator("select[name=command]").select_option("resize")
     page.wait_for_url(re.compile("command=resize"))
     for chart in ("ended", "waited", "ran", "workers", "worked", "answered"):
         expect(page.locator(f"canvas[data-chart={chart}]")).to_be_visible()
