@@ -28,10 +28,10 @@ from tenants.tenant import Tenant
 # With more tenants, the filter is a text field for the name instead of a list.
 TENANTS = 200
 AGES = {
-    "hour": ("less than an hour", timedelta(hours=1), None),
-    "day": ("less than a day", timedelta(days=1), None),
-    "week": ("less than a week", timedelta(days=7), None),
-    "older": ("more than a day", None, timedelta(days=1)),
+    "hour": ("in the last hour", timedelta(hours=1), None),
+    "day": ("in the last day", timedelta(days=1), None),
+    "week": ("in the last week", timedelta(days=7), None),
+    "older": ("more than a day ago", None, timedelta(days=1)),
 }
 FILTERS = ("command", "failure", "text", "error", "deliveriesFrom", "deliveriesTo", "jsonPath")
 PARAMETERS = (*FILTERS, "tenant", "age")

@@ -20,7 +20,7 @@ from tenants import scoping
 TENANTS = 200
 DEFAULT_DAYS = 7
 CHARTS = (
-    ("ended", "How attempts ended", "attempts"),
+    ("ended", "Outcomes", "attempts"),
     ("waited", "Wait time", "{worst}"),
     ("ran", "Run time", "{worst}"),
     ("workers", "Workers needed", "for a mean wait of at most 60, 10 or 1 s, {worst}"),
