@@ -17,9 +17,9 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from console.page import ConsoleView, get_tenant
 from core import errors
 from core.admin.reasons import reason_in
-from tenants.models import Tenant as TenantRow
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 
 class OperatorAction(ConsoleView):
@@ -33,7 +33,7 @@ class OperatorAction(ConsoleView):
     # The page after the action, unless the form's field `next` names another page of this site.
     next_page = "console:overview"
 
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         """Do the action and return the message for the user."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class OperatorAction(ConsoleView):
 
 
 @contextmanager
-def record_action(request: HttpRequest, tenant: Tenant, action: str, reason: str) -> Iterator[None]:
+def record_action(request: HttpRequest, tenant: TenantSnapshot, action: str, reason: str) -> Iterator[None]:
     """Record the action in the tenant's history and run the block, in one transaction.
 
     A block that fails leaves no record. A block whose record cannot be written does not run.
@@ -70,7 +70,7 @@ def record_action(request: HttpRequest, tenant: Tenant, action: str, reason: str
     with transaction.atomic():
         LogEntry.objects.create(
             user_id=request.user.pk or 0,
-            content_type_id=ContentType.objects.get_for_model(TenantRow).pk,
+            content_type_id=ContentType.objects.get_for_model(Tenant).pk,
             object_id=tenant.tid,
             object_repr=tenant.slug[:200],
             action_flag=CHANGE,

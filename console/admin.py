@@ -98,7 +98,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(LogEntry)
-class LogEntryAdmin(scoping.OffersFilters, ReadOnly, ModelAdmin):
+class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnly, ModelAdmin):
     """The log of actions with their reasons. Staff see the entries of their tenants."""
 
     list_display = ("time", "username", "action", "object_name", "object_type")

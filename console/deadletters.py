@@ -21,9 +21,9 @@ from core.failure_fingerprint import normalise
 from queues.deadletters import exports, failure_groups, queries
 from queues.deadletters.queries import Filter
 from tenants import scoping
-from tenants.models import Tenant as TenantRow
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 # With more tenants, the filter is a text field for the name instead of a list.
 TENANTS = 200
@@ -41,7 +41,7 @@ class DeadLetterQuery(NamedTuple):
     """The tenants and the filter of a page or an action."""
 
     tids: list[str] | None  # None: all tenants
-    tenant: Tenant | None
+    tenant: TenantSnapshot | None
     filter: Filter
     parameters: dict[str, str]  # the same as a query string has it
 
@@ -72,7 +72,7 @@ class FailureGroupsPage(ConsolePage):
         return super().get_context_data(
             rows=rows,
             total=sum(group.count for group in groups),
-            is_truncated=len(groups) == failure_groups.GROUPS,
+            is_truncated=len(groups) == failure_groups.MAX_GROUPS,
             **build_filter_context(self.request, query),
             **extra,
         )
@@ -168,7 +168,7 @@ class SelectedDeadLettersAction(OperatorAction):
             add_outcome_message(request, self.verb, outcomes)
         return self.redirect_back()
 
-    def perform_batch(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         """Do the action and return the error of each task, or None."""
         raise NotImplementedError
 
@@ -176,7 +176,7 @@ class SelectedDeadLettersAction(OperatorAction):
 class ReplaySelected(SelectedDeadLettersAction):
     verb = "Replayed"
 
-    def perform_batch(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         outcomes = queries.replay(tenant, task_ids)
         return [outcome if isinstance(outcome, errors.CodeqError) else None for outcome in outcomes]
 
@@ -184,7 +184,7 @@ class ReplaySelected(SelectedDeadLettersAction):
 class DeleteSelected(SelectedDeadLettersAction):
     verb = "Deleted"
 
-    def perform_batch(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         return queries.delete(tenant, task_ids)
 
 
@@ -243,4 +243,4 @@ def _groups_url(query: DeadLetterQuery) -> str:
 
 
 def read_slugs(tids: Iterable[str]) -> dict[str, str]:
-    return dict(TenantRow.objects.filter(tid__in=set(tids)).values_list("tid", "slug"))
+    return dict(Tenant.objects.filter(tid__in=set(tids)).values_list("tid", "slug"))

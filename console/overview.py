@@ -120,7 +120,7 @@ def run_checks(request: HttpRequest, now: datetime) -> list[DisplayedCheck]:
 
 def check_deliveries(request: HttpRequest, now: datetime) -> Sign:
     """Count the callbacks that are overdue and those given up within the last day."""
-    rows = scoping.visible(Delivery.objects.all(), request.user)
+    rows = scoping.filter_visible(Delivery.objects.all(), request.user)
     overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE_AFTER)[: COUNT_LIMIT + 1].count()
     given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNT_LIMIT + 1].count()
     problems = [f"{_format_count(overdue)} overdue"] if overdue else []

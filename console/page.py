@@ -16,7 +16,6 @@ from core import errors
 from tenants import scoping
 from tenants.cache import tenant_cache
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 
 def as_admin_view(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
@@ -54,7 +53,7 @@ class ConsolePage(ConsoleView, TemplateView):
         return {**context, **super().get_context_data(**extra)}
 
 
-def get_tenant(request: HttpRequest, name: str, required_role: Role = Role.VIEWER) -> Tenant:
+def get_tenant(request: HttpRequest, name: str, required_role: Role = Role.VIEWER) -> TenantSnapshot:
     """Return the tenant with this id or slug.
 
     A tenant that the user may not see is a 404, like one that does not exist. A tenant that the user may see, but
@@ -63,10 +62,10 @@ def get_tenant(request: HttpRequest, name: str, required_role: Role = Role.VIEWE
     # PostgreSQL rejects NUL, and that error would be reported as an unavailable database.
     if "\0" in name:
         raise Http404("No such tenant.")
-    tenant = tenant_cache.find_tid(name) if name and scoping.has_role(request.user, name) else None
+    tenant = tenant_cache.find_by_tid(name) if name and scoping.has_role(request.user, name) else None
     if tenant is None and name:
         tid = scoping.tenants_of(request.user).filter(slug=name.lower()).values_list("tid", flat=True).first()
-        tenant = tenant_cache.find_tid(tid) if tid else None
+        tenant = tenant_cache.find_by_tid(tid) if tid else None
     if tenant is None:
         raise Http404("No such tenant.")
     if not scoping.has_role(request.user, tenant.tid, required_role):

@@ -11,8 +11,8 @@ from core import errors
 from core.conf import BackoffPolicy, conf
 from queues import policies
 from queues.policies import Policy
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 BACKOFFS = get_args(BackoffPolicy)
 
@@ -20,7 +20,7 @@ BACKOFFS = get_args(BackoffPolicy)
 class SavePolicy(OperatorAction):
     required_role = Role.ADMIN
 
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with record_action(self.request, tenant, f"Set the policy of queue {command}", reason):
             row, _ = policies.put(tenant, command, parse_policy(self.request), actor=self.request.user.get_username())
@@ -30,14 +30,14 @@ class SavePolicy(OperatorAction):
 class DeletePolicy(OperatorAction):
     required_role = Role.ADMIN
 
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with record_action(self.request, tenant, f"Removed the policy of queue {command}", reason):
             policies.delete(tenant, command)
         return "Policy removed. The defaults apply to this queue."
 
 
-def build_context(tenant: Tenant, command: str) -> dict[str, Any]:
+def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
     """Return the effective values, the policy's own, and the form's initial values."""
     try:
         row = policies.find(tenant, command)

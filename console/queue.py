@@ -19,8 +19,8 @@ from queues.domain import QueuePeek, QueueStats
 from queues.engine.keys import COMMAND
 from queues.stats import charts
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 # Tasks in each list of the page.
 LISTED_TASKS = 10
@@ -88,7 +88,7 @@ class QueueChartData(ConsoleView):
 
 
 class PauseQueue(OperatorAction):
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with record_action(self.request, tenant, f"Paused queue {command}", reason):
             services.pause(tenant, command).run_sync()
@@ -96,14 +96,14 @@ class PauseQueue(OperatorAction):
 
 
 class ResumeQueue(OperatorAction):
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with record_action(self.request, tenant, f"Resumed queue {command}", reason):
             services.resume(tenant, command).run_sync()
         return f"Queue {command} resumed."
 
 
-def parse_queue(request: HttpRequest) -> tuple[Tenant, str]:
+def parse_queue(request: HttpRequest) -> tuple[TenantSnapshot, str]:
     """Return the tenant and the queue in the query string, or raise a 404."""
     command = request.GET.get("command", "")
     if re.fullmatch(COMMAND, command) is None:
@@ -111,7 +111,7 @@ def parse_queue(request: HttpRequest) -> tuple[Tenant, str]:
     return get_tenant(request, request.GET.get("tenant", "")), command
 
 
-def read_state(tenant: Tenant, command: str) -> QueueState:
+def read_state(tenant: TenantSnapshot, command: str) -> QueueState:
     return QueueState(
         now_ms=round(datetime.now(UTC).timestamp() * 1000),
         stats=selectors.queue_stats(tenant, command).run_sync(),

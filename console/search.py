@@ -24,7 +24,7 @@ from queues.search import platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants import scoping
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 CHARS = 500
 PAGE = 50
@@ -67,7 +67,7 @@ class SearchPage(ConsolePage):
         request = self.request
         query = {name: request.GET.get(name, "").strip()[:CHARS] for name in ("q", "tenant", "command", "status")}
         visible = scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")
-        slugs = dict(visible[: platform_search.TENANTS + 1])
+        slugs = dict(visible[: platform_search.MAX_TENANTS + 1])
         tenant = get_tenant(request, query["tenant"]) if query["tenant"] else None
         results, problem = SearchResults(), ""
         if any(query.values()):
@@ -104,7 +104,11 @@ def find_owner(request: HttpRequest, q: str) -> str | None:
 
 
 def _search(
-    request: HttpRequest, tenant: Tenant | None, query: dict[str, str], slugs: dict[str, str], cursor: str | None
+    request: HttpRequest,
+    tenant: TenantSnapshot | None,
+    query: dict[str, str],
+    slugs: dict[str, str],
+    cursor: str | None,
 ) -> SearchResults:
     """Search one tenant or all. Without a tenant and a term, list the first tasks of each."""
     task_query = _parse_query(query)
@@ -112,7 +116,7 @@ def _search(
         return _search_tenant(tenant or get_tenant(request, next(iter(slugs))), task_query, cursor)
     if task_query.q is not None:
         return _search_platform(scoping.tids_of(request.user), slugs, task_query, cursor)
-    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_tid(tid))]
+    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
     return SearchResults(
         tasks=[
             FoundTask(tenant.tid, tenant.slug, task)
@@ -124,7 +128,7 @@ def _search(
     )
 
 
-def _search_tenant(tenant: Tenant, query: TaskQuery, cursor: str | None) -> SearchResults:
+def _search_tenant(tenant: TenantSnapshot, query: TaskQuery, cursor: str | None) -> SearchResults:
     page = tenant_search.page(tenant, query, cursor=cursor, limit=PAGE)
     return SearchResults(tasks=[FoundTask(tenant.tid, tenant.slug, task) for task in page.tasks], cursor=page.cursor)
 
@@ -134,20 +138,20 @@ def _search_platform(
 ) -> SearchResults:
     page = platform_search.page(tids, list(slugs), query, cursor=cursor, limit=PAGE)
     # An ended task may belong to a tenant beyond the first ones, or to a deleted tenant.
-    others = deadletters.read_slugs({row.tid for row in page.found} - slugs.keys())
+    others = deadletters.read_slugs({row.tid for row in page.results} - slugs.keys())
     scope = f"Searched the live tasks of {_format_tenants(len(slugs), of=len(slugs))} by idempotency key and worker, "
     scope += "and all ended tasks by text."
     scope += " Some live tasks were left out. Select a tenant to search all of them." if page.is_cut else ""
     return SearchResults(
-        tasks=[FoundTask(tid, slugs.get(tid) or others.get(tid, tid), task) for tid, task in page.found],
+        tasks=[FoundTask(tid, slugs.get(tid) or others.get(tid, tid), task) for tid, task in page.results],
         cursor=page.cursor,
         scope=scope,
     )
 
 
 def _format_tenants(count: int, *, of: int) -> str:
-    if of > platform_search.TENANTS:
-        return f"the first {min(count, platform_search.TENANTS):,} of your tenants"
+    if of > platform_search.MAX_TENANTS:
+        return f"the first {min(count, platform_search.MAX_TENANTS):,} of your tenants"
     return f"your {count:,} tenants" if count == of else f"the first {count:,} of your {of:,} tenants"
 
 

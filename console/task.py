@@ -23,8 +23,8 @@ from queues.diagnosis import why
 from queues.domain import Answer, Location, Outcome, Status, Task
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 from webhooks.models import Delivery
 
 TONES = {
@@ -95,7 +95,7 @@ class ArtifactDownload(ConsoleView):
 
 
 class CancelTask(OperatorAction):
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with record_action(self.request, tenant, f"Cancelled task {task_id}", reason):
             services.cancel(tenant, task_id).run_sync()
@@ -105,7 +105,7 @@ class CancelTask(OperatorAction):
 class ReplayTask(OperatorAction):
     """Replay a dead letter, with its own payload or an edited one."""
 
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id, payload = self.request.POST.get("id", ""), self.request.POST.get("payload")
         changed = {task_id: payload} if payload is not None else {}
         action = "Replayed with an edited payload" if changed else "Replayed"
@@ -115,7 +115,7 @@ class ReplayTask(OperatorAction):
 
 
 class DeleteTask(OperatorAction):
-    def perform(self, tenant: Tenant, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with record_action(self.request, tenant, f"Deleted dead letter {task_id}", reason):
             raise_first_error(queries.delete(tenant, [task_id]))
@@ -129,7 +129,7 @@ def raise_first_error(outcomes: Sequence[object]) -> None:
             raise outcome
 
 
-def find_task(tenant: Tenant, task_id: str) -> tuple[DisplayedTask, Task | None]:
+def find_task(tenant: TenantSnapshot, task_id: str) -> tuple[DisplayedTask, Task | None]:
     """Return the task from Redis, else from the audit.
 
     The second value is the live task. It is None if the task is in the audit only.
@@ -141,7 +141,7 @@ def find_task(tenant: Tenant, task_id: str) -> tuple[DisplayedTask, Task | None]
     return _from_redis(tenant, task, answer or Answer()), task
 
 
-def explain_status(tenant: Tenant, live_task: Task | None) -> list[str]:
+def explain_status(tenant: TenantSnapshot, live_task: Task | None) -> list[str]:
     """Return sentences that explain why the task does not run."""
     if live_task is None:
         return ["The task has ended and is no longer in Redis. This page shows its copy in the audit."]
@@ -159,7 +159,7 @@ def format_json(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> DisplayedTask:
+def _from_redis(tenant: TenantSnapshot, task: Task, answer: Answer) -> DisplayedTask:
     return DisplayedTask(
         id=task.id,
         command=task.spec.command,
@@ -181,7 +181,7 @@ def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> DisplayedTask:
     )
 
 
-def _from_audit(tenant: Tenant, task_id: str) -> DisplayedTask:
+def _from_audit(tenant: TenantSnapshot, task_id: str) -> DisplayedTask:
     row = AuditedResult.objects.filter(pk=_parse_id(task_id), tenant_id=tenant.tid).first()
     if row is None:
         raise Http404("No such task.")
@@ -206,7 +206,7 @@ def _from_audit(tenant: Tenant, task_id: str) -> DisplayedTask:
     )
 
 
-def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
+def _attempts(tenant: TenantSnapshot, task_id: str) -> list[dict[str, Any]]:
     rows = Attempt.objects.filter(task_id=_parse_id(task_id), tenant_id=tenant.tid).order_by("number")
     return [
         {
@@ -219,7 +219,7 @@ def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _deliveries(tenant: Tenant, task_id: str) -> QuerySet[Delivery]:
+def _deliveries(tenant: TenantSnapshot, task_id: str) -> QuerySet[Delivery]:
     return Delivery.objects.filter(task_id=_parse_id(task_id), tenant_id=tenant.tid).order_by("created_at")[:50]
 
 

@@ -387,7 +387,7 @@ def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
     page.get_by_text("New signing secret").first.click()
     dialog = page.locator("#modal-content")
     dialog.get_by_label("Reason").fill("the old one leaked")
-    dialog.get_by_role("button", name="Make it").click()
+    dialog.get_by_role("button", name="Create secret").click()
     code = dialog.locator("code")
     expect(code).to_contain_text("whsec_")
     secret = code.inner_text().strip()

@@ -19,7 +19,7 @@ from django.db import models
 from django.db.models import Model
 from django.test import RequestFactory
 
-from tenants.models import Tenant as TenantRow
+from tenants.models import Tenant
 from tests.fixtures.queues import Queue
 
 CANARY = "kanarie"
@@ -38,14 +38,14 @@ def label_of(model: Any) -> str:
     return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
-def create_row(model: type[Model], tenant: TenantRow, word: str) -> Model:
+def create_row(model: type[Model], tenant: Tenant, word: str) -> Model:
     """Create a row of the tenant, with `word` in every text field."""
-    if model is TenantRow:
+    if model is Tenant:
         return tenant
     if model is LogEntry:
         return LogEntry.objects.create(
             user=User.objects.get_or_create(username=f"{word}-person")[0], action_flag=CHANGE, object_id=tenant.pk,
-            content_type=ContentType.objects.get_for_model(TenantRow), object_repr=tenant.slug, change_message=word,
+            content_type=ContentType.objects.get_for_model(Tenant), object_repr=tenant.slug, change_message=word,
         )  # fmt: skip
     values = {
         field.name: choose_value(field, tenant, word) for field in model._meta.concrete_fields if needs_value(field)
@@ -63,11 +63,11 @@ def needs_value(field: Any) -> bool:
     return not field.has_default() or isinstance(field, models.TextField)
 
 
-def choose_value(field: Any, tenant: TenantRow, word: str) -> Any:
+def choose_value(field: Any, tenant: Tenant, word: str) -> Any:
     if field.choices:
         return field.choices[0][0]
     if isinstance(field, models.ForeignKey):
-        if field.related_model is TenantRow:
+        if field.related_model is Tenant:
             return tenant
         if field.related_model is User:
             return User.objects.get_or_create(username=f"{word}-person")[0]
@@ -87,7 +87,7 @@ class Rows:
     """A row of every model, of one tenant."""
 
     def __init__(self, queue: Queue, word: str) -> None:
-        self.tenant = TenantRow.objects.get(pk=queue.tenant.tid)
+        self.tenant = Tenant.objects.get(pk=queue.tenant.tid)
         self.rows = {model: create_row(model, self.tenant, word) for model in ALL}
 
     def pk(self, model: type[Model]) -> str:
@@ -99,5 +99,5 @@ class Rows:
             model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
             for model, row in self.rows.items()
         }
-        secrets = TenantRow.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
+        secrets = Tenant.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
         return values, list(secrets.order_by("signing_secrets"))

@@ -30,8 +30,7 @@ from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSamp
 from queues.policies import Policy
 from queues.search import platform_search
 from queues.stats.sampler import sample
-from tenants.models import Tenant as TenantRow
-from tenants.models import TenantIssuer
+from tenants.models import Tenant, TenantIssuer
 from tests.console.work import Login, create_dead_letters, create_queue, drain_events
 from tests.fixtures.queues import Queue
 
@@ -389,9 +388,9 @@ def test_a_replay_cannot_be_undone_after_a_day(root: Client, acme: Queue) -> Non
     create_dead_letters(acme)
     job = bulk_jobs.start(acme.tenant, "replay", Filter(), actor="x")
     bulk_runner.run(lambda: True)
-    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["can_undo"]
-    assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
+    assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()
 
 
@@ -418,7 +417,7 @@ def test_a_search_covers_a_limited_number_of_tenants(
     rows = root.get(url("tasks"), {"q": "k-1"}).context["tasks"]
     assert {row.task.id for row in rows} == {task.id, other_task.id}
     with monkeypatch.context() as patch:
-        patch.setattr(platform_search, "TENANTS", 1)
+        patch.setattr(platform_search, "MAX_TENANTS", 1)
         response = root.get(url("tasks"), {"q": "k-1"})
     assert [row.task.id for row in response.context["tasks"]] == [task.id]
     assert "the first 1 of your tenants" in response.content.decode()
@@ -462,7 +461,7 @@ def test_the_queries_of_a_search_do_not_grow_with_the_tenants(root: Client, acme
     create_queue("one", "send")
     count_queries()
     with_two_tenants = count_queries()
-    TenantRow.objects.bulk_create(TenantRow(slug=f"many-{number}") for number in range(198))
+    Tenant.objects.bulk_create(Tenant(slug=f"many-{number}") for number in range(198))
     assert count_queries() == with_two_tenants
 
 

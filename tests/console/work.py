@@ -10,7 +10,7 @@ from queues import services
 from queues.models import AuditedResult
 from queues.periodic_tasks import run_drain
 from tenants.cache import tenant_cache
-from tenants.models import Tenant as TenantRow
+from tenants.models import Tenant
 from tests.fixtures.queues import Queue
 
 Login = Callable[..., Client]
@@ -21,8 +21,8 @@ def create_queue(slug: str, command: str) -> Queue:
 
     The queue uses Redis' own clock, because the console compares times with the system clock.
     """
-    row = TenantRow.objects.create(slug=slug)
-    tenant = tenant_cache.find_tid(row.tid)
+    row = Tenant.objects.create(slug=slug)
+    tenant = tenant_cache.find_by_tid(row.tid)
     assert tenant is not None
     return Queue(tenant, command)
 
