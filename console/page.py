@@ -15,6 +15,7 @@ from django.views.generic import TemplateView, View
 from core import errors
 from tenants import scoping
 from tenants.cache import tenant_cache
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 
 
