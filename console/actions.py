@@ -16,7 +16,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from console.page import ConsoleView, get_tenant
 from core import errors
-from core.admin.reasons import reason_in
+from core.admin.audit_reason import reason_in
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tenants.scoping import Role
@@ -50,7 +50,7 @@ class OperatorAction(ConsoleView):
         """Return the user's reason. If it is empty, add an error message."""
         reason = reason_in(self.request)
         if not reason:
-            messages.error(self.request, "Nothing was changed: enter a reason. It is recorded with the action.")
+            messages.error(self.request, "Nothing was changed. Enter a reason; it is kept in the history.")
         return reason
 
     def redirect_back(self) -> HttpResponse:

@@ -13,7 +13,7 @@ from django.urls import reverse
 from console.page import ConsolePage, ConsoleView
 from core.redis.connections import reachable_tenants
 from queues import health_checks, selectors
-from queues.health_checks import Sign
+from queues.health_checks import Check
 from queues.models import QueueSample
 from queues.stats import charts
 from queues.stats.sampler import LOOKBACK
@@ -110,22 +110,22 @@ def run_checks(request: HttpRequest, now: datetime) -> list[DisplayedCheck]:
     if is_unlimited:
         checks.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
     checks.append((check_deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
-    store_checks = health_checks.store()
+    store_checks = health_checks.redis_servers()
     # Tenants see whether tasks are durable (the second check), but not the installation's memory and servers.
     checks += [(check, "") for check in (store_checks if is_unlimited else store_checks[1:2])]
     return [
-        DisplayedCheck(name=check.name, is_well=check.is_well, message=check.says, url=url) for check, url in checks
+        DisplayedCheck(name=check.name, is_well=check.is_well, message=check.message, url=url) for check, url in checks
     ]
 
 
-def check_deliveries(request: HttpRequest, now: datetime) -> Sign:
+def check_deliveries(request: HttpRequest, now: datetime) -> Check:
     """Count the callbacks that are overdue and those given up within the last day."""
     rows = scoping.filter_visible(Delivery.objects.all(), request.user)
     overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE_AFTER)[: COUNT_LIMIT + 1].count()
     given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNT_LIMIT + 1].count()
     problems = [f"{_format_count(overdue)} overdue"] if overdue else []
     problems += [f"{_format_count(given_up)} given up today"] if given_up else []
-    return Sign(name="Deliveries", is_well=not problems, says=", ".join(problems) or "on time")
+    return Check(name="Deliveries", is_well=not problems, message=", ".join(problems) or "on time")
 
 
 def _choose_tenants(visible: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:

@@ -43,7 +43,7 @@ def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
         row = policies.find(tenant, command)
     except errors.NotFound:
         row = None
-    own = policies.value_of(row) if row else Policy()
+    own = policies.from_row(row) if row else Policy()
     queues = conf().queues
     backoff, base, cap = (
         own.backoff or queues.backoff,

@@ -18,7 +18,7 @@ from console.task import TONES
 from core import errors
 from core.admin.links import task_url
 from queues import selectors
-from queues.domain import Status, Task
+from queues.domain import Task, TaskStatus
 from queues.models import AuditedResult
 from queues.search import platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
@@ -81,7 +81,7 @@ class SearchPage(ConsolePage):
             has_query=any(query.values()),
             tenants=list(slugs.items()) if len(slugs) <= deadletters.TENANTS else [],
             tenant=tenant,
-            statuses=list(Status),
+            statuses=list(TaskStatus),
             tasks=results.tasks,
             scope=results.scope,
             problem=problem,
@@ -99,7 +99,7 @@ def find_owner(request: HttpRequest, q: str) -> str | None:
     if task_id != q.lower():
         return None
     audited = AuditedResult.objects.filter(pk=task_id).values_list("tenant_id", flat=True).first()
-    tid = audited or selectors.owner(task_id).run_sync()
+    tid = audited or selectors.find_tenant(task_id).run_sync()
     return tid if tid and scoping.has_role(request.user, tid) else None
 
 
@@ -157,6 +157,8 @@ def _format_tenants(count: int, *, of: int) -> str:
 
 def _parse_query(query: dict[str, str]) -> TaskQuery:
     status = query["status"]
-    if status and status not in set(Status):
+    if status and status not in set(TaskStatus):
         raise errors.InvalidRequest("status: there is no such status.")
-    return TaskQuery(q=query["q"] or None, command=query["command"] or None, status=Status(status) if status else None)
+    return TaskQuery(
+        q=query["q"] or None, command=query["command"] or None, status=TaskStatus(status) if status else None
+    )

@@ -19,8 +19,8 @@ from core import errors
 from core.admin.links import queue_url
 from queues import artifacts, selectors, services
 from queues.deadletters import queries
-from queues.diagnosis import why
-from queues.domain import Answer, Location, Outcome, Status, Task
+from queues.diagnosis import explain
+from queues.domain import Location, Outcome, StoredResult, Task, TaskStatus
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
 from tenants.domain import TenantSnapshot
@@ -28,7 +28,8 @@ from tenants.scoping import Role
 from webhooks.models import Delivery
 
 TONES = {
-    Status.COMPLETED: "good", Status.FAILED: "bad", Status.CANCELLED: "warn", Status.IN_PROGRESS: "main",
+    TaskStatus.COMPLETED: "good", TaskStatus.FAILED: "bad",
+    TaskStatus.CANCELLED: "warn", TaskStatus.IN_PROGRESS: "main",
     Outcome.NACKED: "warn", Outcome.ABANDONED: "warn", Outcome.EXPIRED: "bad",
 }  # fmt: skip
 
@@ -68,7 +69,7 @@ class TaskPage(ConsolePage):
             subtitle=tenant.slug,
             tenant=tenant,
             task=task,
-            tone=TONES.get(Status(task.status), ""),
+            tone=TONES.get(TaskStatus(task.status), ""),
             explanations=explain_status(tenant, live_task),
             attempts=_attempts(tenant, task.id),
             deliveries=list(_deliveries(tenant, task.id)),
@@ -135,10 +136,10 @@ def find_task(tenant: TenantSnapshot, task_id: str) -> tuple[DisplayedTask, Task
     The second value is the live task. It is None if the task is in the audit only.
     """
     try:
-        task, answer = selectors.answered(tenant, task_id).run_sync()
+        task, answer = selectors.task_with_result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
         return _from_audit(tenant, task_id), None
-    return _from_redis(tenant, task, answer or Answer()), task
+    return _from_redis(tenant, task, answer or StoredResult()), task
 
 
 def explain_status(tenant: TenantSnapshot, live_task: Task | None) -> list[str]:
@@ -146,7 +147,7 @@ def explain_status(tenant: TenantSnapshot, live_task: Task | None) -> list[str]:
     if live_task is None:
         return ["The task has ended and is no longer in Redis. This page shows its copy in the audit."]
     try:
-        return why(tenant, live_task, selectors.place(tenant, live_task.id).run_sync())
+        return explain(tenant, live_task, selectors.queue_position(tenant, live_task.id).run_sync())
     except errors.TaskNotFound:
         return ["The task was removed while the page loaded."]
 
@@ -159,7 +160,7 @@ def format_json(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: TenantSnapshot, task: Task, answer: Answer) -> DisplayedTask:
+def _from_redis(tenant: TenantSnapshot, task: Task, answer: StoredResult) -> DisplayedTask:
     return DisplayedTask(
         id=task.id,
         command=task.spec.command,
@@ -211,7 +212,7 @@ def _attempts(tenant: TenantSnapshot, task_id: str) -> list[dict[str, Any]]:
     return [
         {
             "row": row,
-            "tone": TONES.get(Outcome(row.outcome), TONES.get(Status(row.status), "")),
+            "tone": TONES.get(Outcome(row.outcome), TONES.get(TaskStatus(row.status), "")),
             "waited": _seconds_between(row.visible_at, row.claimed_at),
             "ran": _seconds_between(row.claimed_at, row.ended_at),
         }

@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.installation import Installation, clean_environment
 from tests.waiting import until
 
 # The browser resolves no host but the loopback address.

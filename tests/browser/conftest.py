@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import automation
 from tests.browser.automation import DESKTOP, PASSWORD, VISIBLE_TIMEOUT_MS, Site, WatchedTab
-from tests.codeq_site.conftest import Installation
+from tests.codeq_site.installation import Installation
 
 LogIn = Callable[..., Page]
 expect.set_options(timeout=VISIBLE_TIMEOUT_MS)

@@ -113,7 +113,7 @@ def _create_bulk_jobs() -> dict[str, str]:
 def _create_example_tasks(acme: Any) -> dict[str, str]:
     """Create a delayed task and a completed one with three attempts and a webhook."""
     from queues import services
-    from queues.domain import NewResult, NewTask, Status
+    from queues.domain import NewResult, NewTask, TaskStatus
     from queues.models import AuditedResult
     from tests.waiting import until
     from webhooks.models import Delivery
@@ -130,7 +130,7 @@ def _create_example_tasks(acme: Any) -> dict[str, str]:
         b'[{"name":"invoice-48117.pdf","url":"https://files.example.com/48117.pdf","contentType":"application/pdf"}]'
     )
     result = NewResult(
-        task_id=task.id, status=Status.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
+        task_id=task.id, status=TaskStatus.COMPLETED, result=b'{"pages":2,"printer":"4"}', artifacts=artifacts
     )  # fmt: skip
     services.submit(acme, "worker-9", [result]).run_sync()
     until(lambda: AuditedResult.objects.filter(pk=task.id).exists(), 30)

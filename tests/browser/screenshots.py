@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.browser import automation
 from tests.browser.automation import Site, WatchedTab
-from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.installation import Installation, clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = ROOT / "docs" / "images"

@@ -186,7 +186,7 @@ def test_a_poison_task_is_edited_and_replayed(site: Site, log_in: LogIn) -> None
     expect(page.get_by_role("link", name="acme · charge")).to_be_visible()
     page.get_by_role("link", name="acme · charge").click()
     page.get_by_role("link", name=task_id).click()
-    expect(page.locator(".cq-summary")).to_contain_text("It is dead: tried once without success")
+    expect(page.locator(".cq-summary")).to_contain_text("Dead letter: 1 of 1 attempts failed")
     expect(page.get_by_label("Payload").first).to_contain_text('"note": "<b>bold</b>"')
     expect(page.locator(".cq-timeline")).to_contain_text("negative amount -5")
 
@@ -199,12 +199,12 @@ def test_a_poison_task_is_edited_and_replayed(site: Site, log_in: LogIn) -> None
     editor.locator("textarea").fill('{"amount": 5.00}')
     editor.get_by_role("button", name="Replay task").click()
     expect(page.get_by_text("Task replayed. It is in the queue again.")).to_be_visible()
-    expect(page.locator(".cq-summary")).to_contain_text("It is the next")
+    expect(page.locator(".cq-summary")).to_contain_text("Next: the first worker")
 
     task = site.claim("acme", "charge")
     assert (task["id"], task["payload"]) == (task_id, '{"amount":5.00}')
     page.reload()
-    expect(page.locator(".cq-summary")).to_contain_text("It is running: worker works on it")
+    expect(page.locator(".cq-summary")).to_contain_text("Running: worker works on it")
     site.complete("acme", task_id, {"charged": True})
     page.reload()
     expect(page.locator(".cq-summary")).to_contain_text("COMPLETED")
@@ -357,7 +357,7 @@ def test_a_viewer_cannot_act(site: Site, log_in: LogIn, acme: str) -> None:
     )
     assert response.status == 403
     open_page(page, "console/task/", tenant=acme, id=task_id)
-    expect(page.locator(".cq-summary")).to_contain_text("It is dead")
+    expect(page.locator(".cq-summary")).to_contain_text("Dead letter")
 
 
 @pytest.mark.spec("ADM-4", "Staff of a tenant see nothing of another tenant on any page of the console")

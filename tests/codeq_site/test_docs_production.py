@@ -31,7 +31,7 @@ from codeq_site.devserver.supervisor import spawn
 from core import metrics
 from core.http import router
 from queues.models import BeatJob
-from tests.codeq_site.conftest import clean_environment
+from tests.codeq_site.installation import clean_environment
 from tests.conftest import ValkeyFactory, free_port
 from tests.waiting import until
 

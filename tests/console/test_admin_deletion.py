@@ -12,7 +12,7 @@ from django.db.models import Model
 from django.test import Client
 from django.urls import reverse
 
-from core.admin.reasons import REASON_CHARS
+from core.admin.audit_reason import REASON_CHARS
 from tenants.models import TenantIssuer, TenantMembership
 from tests.console.rows import ALL, SUPERUSER_REQUEST, Rows, label_of, url_prefix
 from tests.console.work import Login
@@ -65,7 +65,7 @@ def test_a_deletion_without_a_reason_changes_nothing(
 ) -> None:
     client, before, entries = login("root"), mine.state(), LogEntry.objects.count()
     response = delete(client, way, model, mine.rows[model], reason)
-    assert "Nothing was deleted: say why" in response.content.decode()
+    assert "Nothing was deleted. Enter a reason" in response.content.decode()
     assert mine.state() == before
     assert LogEntry.objects.count() == entries
 

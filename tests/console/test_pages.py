@@ -25,7 +25,7 @@ from queues import health_checks, policies, selectors, services
 from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner
 from queues.deadletters.queries import Filter
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSample
 from queues.policies import Policy
 from queues.search import platform_search
@@ -130,29 +130,32 @@ def test_beat_is_healthy_while_its_jobs_run_on_time() -> None:
     create_beat_job("drain", NOW - timedelta(seconds=25))
     create_beat_job("cleanup", NOW - timedelta(seconds=170))
     assert health_checks.beat(NOW).is_well
-    assert health_checks.beat(NOW + timedelta(seconds=6)).says == "late: drain"
-    assert health_checks.beat(NOW + timedelta(seconds=60)).says == "late: cleanup, drain"
+    assert health_checks.beat(NOW + timedelta(seconds=6)).message == "late: drain"
+    assert health_checks.beat(NOW + timedelta(seconds=60)).message == "late: cleanup, drain"
 
 
 def test_beat_is_unhealthy_while_a_job_fails() -> None:
     create_beat_job("drain", NOW, failed_at=NOW, failures=1)
-    assert health_checks.beat(NOW).says == "failing: drain"
+    assert health_checks.beat(NOW).message == "failing: drain"
 
 
 def test_the_audit_check_reports_the_lag(acme: Queue) -> None:
     drain_events()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
     acme.enqueue_many(3)
     for _ in range(3):
         acme.complete(acme.claim())
-    assert health_checks.audit().says == "3 entries behind"
+    assert health_checks.audit().message == "3 entries behind"
     drain_events()
-    assert health_checks.audit().says == "up to date"
+    assert health_checks.audit().message == "up to date"
 
 
 def test_durability_is_unhealthy_without_persistence() -> None:
     """The tests' Valkey writes nothing to disk."""
-    assert [(check.name, check.is_well) for check in health_checks.store()] == [("Memory", True), ("Durability", False)]
+    assert [(check.name, check.is_well) for check in health_checks.redis_servers()] == [
+        ("Memory", True),
+        ("Durability", False),
+    ]
 
 
 @pytest.mark.parametrize("name", ["overview", "overview-data", "queue", "queue-data", "task"])
@@ -245,7 +248,7 @@ def test_an_unknown_task_id_is_not_found(root: Client, acme: Queue, task_id: str
 def test_an_invalid_payload_is_rejected(root: Client, acme: Queue, payload: str, message: str) -> None:
     [task_id] = create_dead_letters(acme)
     assert message in post(root, "task-replay", tenant=acme.tenant.tid, id=task_id, payload=payload)
-    assert selectors.task(acme.tenant, task_id).run_sync().status is Status.FAILED
+    assert selectors.task(acme.tenant, task_id).run_sync().status is TaskStatus.FAILED
     assert not LogEntry.objects.exists()
 
 
@@ -448,7 +451,7 @@ def test_a_search_without_a_tenant_covers_all(root: Client, acme: Queue, login: 
 
     for term, task in (("order-4711", held), ("host-7", held), ("wintermute", ended), ("host-1", ended)):
         assert search_tasks(root, q=term) == [("many-29", task.id)], term
-        assert search_tasks(root, q=term, status=str(Status.FAILED)) == []
+        assert search_tasks(root, q=term, status=str(TaskStatus.FAILED)) == []
         assert search_tasks(viewer, q=term) == []
 
 

@@ -48,7 +48,7 @@ class World:
         self.done = queue.enqueue(payload, webhook=f"https://{word}.example.com/hook")
         queue.claim(f"{word}-worker")
         new = [artifacts.NewArtifact(name=f"{word}.txt", content=f"{word}-artifact".encode())]
-        stored, _ = artifacts.keep(queue.tenant.tid, self.done.id, new)
+        stored, _ = artifacts.store(queue.tenant.tid, self.done.id, new)
         self.artifact = stored[0].url.rpartition("/")[2]
         result = json.dumps({"text": f"{word}-result"}).encode()
         queue.complete(self.done, f"{word}-worker", result, artifacts=msgspec.json.encode(stored))
@@ -275,7 +275,7 @@ def test_an_action_needs_a_csrf_token_a_reason_and_a_post(name: str, mine: World
     assert client.get(url(name), {**parameters, "reason": "because"}).status_code == 405
     for reason in ({}, {"reason": "  "}):
         response = client.post(url(name), {**parameters, **reason}, follow=True)
-        assert "Nothing was changed: enter a reason." in text_of(response)
+        assert "Nothing was changed. Enter a reason" in text_of(response)
     assert state(mine) == before
     assert not LogEntry.objects.exists()
 

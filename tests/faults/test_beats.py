@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from queues import selectors, services
 from queues.audit import stream
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
@@ -81,7 +81,7 @@ class PeriodicWork:
         hook = self.receiver.url(f"/callback/{number}")
         services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).run_sync()
         tasks = services.claim(self.tenant, ["tell"], "w", count=5).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         services.submit(self.tenant, "w", results).run_sync()
         self.completed += [task.id for task in tasks]
         # A queue that becomes non-empty once.
@@ -177,7 +177,7 @@ def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deplo
     def complete_some(count: int = 50) -> None:
         services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         services.submit(tenant, "w", results).run_sync()
 
     deployment.beat()
@@ -230,7 +230,7 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(
     while done < 2 * count:
         assert time.monotonic() < deadline, done
         tasks = services.claim(tenant, ["claimed"], "w", count=100).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         items = services.submit(tenant, "w", results).run_sync()
         done += sum(not isinstance(item, Exception) for item in items)
     assert (

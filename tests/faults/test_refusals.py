@@ -12,7 +12,7 @@ from redis._parsers import BaseParser
 
 from core import errors
 from core.redis.runners import translate_error
-from queues.domain import NewResult, Result, Status, Task
+from queues.domain import NewResult, Result, Task, TaskStatus
 from queues.engine import (
     admin_commands,
     dead_letter_commands,
@@ -34,7 +34,7 @@ def client(valkey_server: ValkeyFactory) -> Iterator[redis.Redis]:
 
 
 def build_result(task: Task) -> NewResult:
-    return NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=task.lease_token)
+    return NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=task.lease_token)
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ document.addEventListener("alpine:init", () => {
       ...format,
       ...connection,
       stats: {},
-      peeked: { in_line: [], in_progress: [], delayed: [] },
+      peeked: { ready: [], in_progress: [], delayed: [] },
       nowMs: 0,
       span: "1h",
       emptyCharts: [],
