@@ -99,15 +99,15 @@ def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overv
 
 def signs(request: HttpRequest, now: datetime) -> list[Shown]:
     """Whether all is well, each with the way to what is behind it."""
-    is_unlimited = scoping.is_unlimited(request.user)
-    jobs = reverse("admin:queues_beatjob_changelist") if is_unlimited else ""
+    is_superuser = scoping.is_active_superuser(request.user)
+    jobs = reverse("admin:queues_beatjob_changelist") if is_superuser else ""
     found = [(health_checks.beat(now), jobs), (health_checks.audit(), jobs)]
-    if is_unlimited:
+    if is_superuser:
         found.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
     found.append((deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
     stored = health_checks.redis_servers()
     # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
-    found += [(sign, "") for sign in (stored if is_unlimited else stored[1:2])]
+    found += [(sign, "") for sign in (stored if is_superuser else stored[1:2])]
     return [Shown(name=sign.name, is_well=sign.is_well, message=sign.message, url=url) for sign, url in found]
 
 
