@@ -95,7 +95,7 @@ class ClaimRequest:
         await asyncio.gather(*calls)
 
     async def disconnected(self) -> None:
-        await self._request.disconnected()
+        await self._request.wait_for_disconnect()
 
     def _claim_from(self, commands: Sequence[str], wait_ms: int) -> ScriptCall[Claimed]:
         call = services.claim(

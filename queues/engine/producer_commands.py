@@ -11,7 +11,7 @@ import msgspec
 import uuid_utils
 
 from core import errors
-from core.redis.script_call import Bound, Command, ScriptCall
+from core.redis.script_call import BoundArguments, Command, ScriptCall
 from queues.domain import Enqueued, Location, NewTask, Spec, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention
@@ -158,7 +158,7 @@ def _bind_shared_words(
     horizon_ms: int,
     limits: Limits,
     depth: int,
-) -> Bound:
+) -> BoundArguments:
     """Return the words that all enqueues of a queue and a priority begin with.
 
     They are cached: binding them anew would be half of the cost of an enqueue.

@@ -93,8 +93,8 @@ class Cluster:
         return replicas
 
     @contextmanager
-    def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
-        client = Client(self.servers[0].url, patience_seconds=patience_seconds)
+    def client(self, redirect_timeout_seconds: float = 0.2) -> Iterator[Client]:
+        client = Client(self.servers[0].url, redirect_timeout_seconds=redirect_timeout_seconds)
         try:
             yield client
         finally:
