@@ -69,6 +69,8 @@ if settings.configured:
 _set_environment()
 atexit.register(_clean_up)
 django.setup()
+# A slow hash protects passwords that leak. Those of the tests cannot.
+settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
 
 
 @pytest.hookimpl(optionalhook=True)

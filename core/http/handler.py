@@ -193,9 +193,9 @@ class ApiHandler(ASGIHandler):
 
     def __init__(self) -> None:
         # Without super().__init__(), which would load the console's middleware.
-        self._match_by_path: dict[str, ResolverMatch] = {}
+        self.match_by_path: dict[str, ResolverMatch] = {}
         # By the parts of a path before and after its UUID: the match, and the name of the UUID's argument.
-        self._match_by_parts: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
+        self.match_by_parts: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
         self.drain_bytes = conf().web.body_bytes + DRAIN_BYTES
 
     async def __call__(
@@ -230,22 +230,22 @@ class ApiHandler(ASGIHandler):
         and by the path without the UUID if its only argument is a UUID. Other paths are resolved each time.
         """
         path = request.path
-        match = self._match_by_path.get(path)
+        match = self.match_by_path.get(path)
         if match is not None:
             request.route = match.route
             return match.func, {}
         uuid = _find_uuid(path)
         parts = None if uuid is None else (path[: uuid.start()], path[uuid.end() :])
-        if parts is not None and uuid is not None and parts in self._match_by_parts:
-            match, name = self._match_by_parts[parts]
+        if parts is not None and uuid is not None and parts in self.match_by_parts:
+            match, name = self.match_by_parts[parts]
             request.route = match.route
             return match.func, {name: uuid.group()}
         match = get_resolver().resolve(path)
         request.route = match.route
         if not match.kwargs:
-            self._match_by_path[path] = match
+            self.match_by_path[path] = match
         elif parts is not None and uuid is not None and list(match.kwargs.values()) == [uuid.group()]:
-            self._match_by_parts[parts] = (match, next(iter(match.kwargs)))
+            self.match_by_parts[parts] = (match, next(iter(match.kwargs)))
         return match.func, match.kwargs
 
     async def send(self, request: ApiRequest, response: HttpResponseBase, send: Send) -> None:
