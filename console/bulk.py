@@ -146,7 +146,7 @@ class JobPage(Page):
         return super().get_context_data(
             title=TITLES[job.kind],
             job=job,
-            undo_until=bulk_jobs.undo_until(job),
+            undo_until=bulk_jobs.recallable_until(job),
             undone_by=undoing(job).first(),
             tenant=tenant_of(self.request, tid),
             progress=msgspec.to_builtins(watched(job)),
@@ -261,7 +261,7 @@ def progress(job: BulkJob) -> Progress:
 
 def watched(job: BulkJob) -> Progress:
     """With what its own page needs besides: whether there is something to undo."""
-    until = bulk_jobs.undo_until(job)
+    until = bulk_jobs.recallable_until(job)
     is_open = until is not None and datetime.now(UTC) < until
     return msgspec.structs.replace(progress(job), may_be_undone=is_open and not undoing(job).exists())
 

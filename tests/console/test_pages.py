@@ -385,7 +385,7 @@ def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
     die(acme)
     job = bulk_jobs.start(acme.tenant, "replay", Filter(), actor="x")
     bulk_runner.run(lambda: True)
-    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.RECALL_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
     assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()
