@@ -54,7 +54,7 @@ class ResultRequest:
     async def undo(self) -> None:
         """Do nothing: a read takes nothing."""
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         await self._request.wait_for_disconnect()
 
 
