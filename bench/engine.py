@@ -23,7 +23,7 @@ import redis
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from core.redis.runners import SyncRunner
 from core.redis.script_call import ScriptCall
-from queues.domain import NewResult, NewTask, Status, Task
+from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import Engine, Options, maintenance_commands, producer_commands, queries, worker_commands
 
 DAY_MS = 86_400_000
@@ -65,7 +65,7 @@ class Bench:
     def submit(self, tid: str, claims: list[list[Task]]) -> int:
         for tasks in claims:
             results = [
-                NewResult(task_id=t.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
+                NewResult(task_id=t.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
                 for t in tasks
             ]
             worker_commands.submit(self.engine, tid, "w", results, retention_ms=DAY_MS).run_sync()
@@ -202,7 +202,7 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
     def submit(batch: int) -> int:
         for start in range(0, len(ids), batch):
             results = [
-                NewResult(task_id=task_id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
+                NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
                 for task_id in ids[start : start + batch]
             ]
             send("submit", worker_commands.submit(bench.engine, "bare", "w", results, retention_ms=DAY_MS))
@@ -212,8 +212,8 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
     single = {"enqueue": enqueue, "claim": claim, "submit": lambda: submit(1)}
     in_batches = {"enqueue": enqueue, "claim": claim, "submit, batches of 100": lambda: submit(100)}
     times: dict[str, list[float]] = {}
-    for works in (single, in_batches) * 3:
-        for operation, work in works.items():
+    for operations in (single, in_batches) * 3:
+        for operation, work in operations.items():
             times.setdefault(operation, []).append(bench.script_us(work, repeats=1))
     return {operation: min(values) for operation, values in times.items()}
 
@@ -277,7 +277,7 @@ def measure_claims_of_many_tenants(bench: Bench, tenants: int, claiming: int) ->
 def measure_storms(bench: Bench, count: int) -> None:
     """Expire all leases and make all tasks due at once.
 
-    Measure the time until all can be claimed, and slow scripts.
+    Measure the time until all tasks can be claimed, and count the slow scripts.
     """
     bench.client.flushall()
     bench.engine = Engine(SyncRunner(bench.client), Options(backoff="fixed", backoff_base_ms=1))

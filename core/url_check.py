@@ -1,7 +1,8 @@
 """Check of the URLs that codeQ calls, against server-side request forgery (SSRF).
 
-Tenants choose these URLs, so a URL is checked twice: `check_url` checks its text when it is registered, and
-`check_resolved` checks the addresses that its host name resolves to before each call.
+Tenants choose the URLs of webhooks, so a URL is checked twice: `check_url` checks its text when it is registered, and
+`check_resolved` checks the addresses that its host name resolves to before each call. Operators choose the URLs of key
+sets, which may be in a private network: `check_operator_addresses` refuses only addresses in ALWAYS_BLOCKED.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 BLOCKED_V6 = tuple(
     map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"))
 )
-# Blocked whatever `allow_hosts` says: cloud metadata services have addresses here, webhook receivers do not.
+# Blocked even if `allow_hosts` contains them: cloud metadata services have addresses here, webhook receivers do not.
 ALWAYS_BLOCKED = tuple(
     map(
         ipaddress.ip_network,
@@ -55,8 +56,8 @@ ALWAYS_BLOCKED = tuple(
         ),
     )
 )
-# Ports of services that might interpret an HTTP request as their own protocol: the list that browsers block, and the
-# databases and control planes that it lacks.
+# Ports of services that might interpret an HTTP request as their own protocol: the ports that browsers block, and
+# those of databases and control planes.
 BLOCKED_PORTS = frozenset(
     {
         1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109,
@@ -82,7 +83,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
     host: str  # lower case; an IPv6 address without brackets
     port: int
     path: str  # with the query string
-    literal: Address | None = None
+    literal: Address | None = None  # the host, if it is an IP address
 
     @property
     def authority(self) -> str:
@@ -92,7 +93,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
     @property
     def host_and_port(self) -> str:
-        """Host and port, the unit of circuits and slots."""
+        """Host and port. Circuits and slots are counted by this text."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -209,6 +210,17 @@ def check_resolved(target: UrlTarget, resolved: Iterable[Address]) -> list[Addre
         check_address(address)
         if target.scheme == "http" and conf().production and not _in_any(address, _allowed_networks()):
             raise AddressRefused("the URL must begin with https://")
+    return addresses
+
+
+def check_operator_addresses(resolved: Iterable[Address]) -> list[Address]:
+    """Check the addresses of a URL that an operator chose, and return them without duplicates.
+
+    Private networks are allowed. Raises AddressRefused for an address in ALWAYS_BLOCKED.
+    """
+    addresses = list(dict.fromkeys(map(_unmap_ipv4, resolved)))
+    if any(_in_any(address, ALWAYS_BLOCKED) for address in addresses):
+        raise AddressRefused("the address is link-local, multicast or reserved")
     return addresses
 
 

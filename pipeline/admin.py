@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from core.admin.mixins import ReadOnly
+from core.admin.mixins import ReadOnlyAdminMixin
 from pipeline.models import (
     Capacity,
     Failure,
@@ -25,7 +25,7 @@ from pipeline.models import (
     WebhookHealth,
 )
 from tenants.models import Tenant
-from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
 STATE_COLOURS = {
     RunLog.JobState.SUCCEEDED: "success", RunLog.JobState.RUNNING: "info", RunLog.JobState.FAILED: "danger",
@@ -33,7 +33,7 @@ STATE_COLOURS = {
 
 
 @admin.register(RunLog)
-class RunLogAdmin(ReadOnly, ModelAdmin):
+class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Pipeline runs, for platform operators only: the numbers are sums over all tenants."""
 
     list_display = (
@@ -45,17 +45,17 @@ class RunLogAdmin(ReadOnly, ModelAdmin):
     ordering = ("-started_at",)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     @display(description="State", label=STATE_COLOURS, ordering="state")
     def state_label(self, row: RunLog) -> str:
         return str(row.state)
 
 
-class MartAdmin(ReadOnly, TenantScopedAdmin):
+class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"

@@ -10,19 +10,21 @@ from typing import Any
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, QueueEntry, QueuePeek, QueuePosition, QueueStats, Task
+from queues.domain import QueueEntry, QueuePeek, QueuePosition, QueueStats, StoredResult, Task
 from queues.engine import keys, replies, script_loader
 from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
 
-def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Answer | None]]:
+def task(
+    engine: Engine, tid: str, task_id: str, *, watch: bool = False
+) -> ScriptCall[tuple[Task, StoredResult | None]]:
     """Return a task and its answer. Raise TaskNotFound.
 
-    With `watch`, the end of the task will be announced on the wake channel.
+    With `watch`, the end of the task is announced on the wake channel.
     """
 
-    def decode(reply: list[Any]) -> tuple[Task, Answer | None]:
+    def decode(reply: list[Any]) -> tuple[Task, StoredResult | None]:
         if not reply:
             raise errors.TaskNotFound
         return replies.decode_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
@@ -59,10 +61,10 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
         if not reply:
             raise errors.TaskNotFound
         now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
-        word, _, max_consumers = state.partition(b" ")
+        state_name, _, max_consumers = state.partition(b" ")
         return QueuePosition(
             now_ms=now_ms,
-            is_paused=word == b"paused",
+            is_paused=state_name == b"paused",
             is_busy=bool(max_consumers) and in_progress >= int(max_consumers),
             in_progress=in_progress,
             higher=higher,
@@ -140,7 +142,7 @@ def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[Queue
 
     def decode(reply: Sequence[Any]) -> QueuePeek:
         ready, in_progress, delayed = ([_decode_queue_entry(fields) for fields in entries] for entries in reply)
-        return QueuePeek(in_line=ready, in_progress=in_progress, delayed=delayed)
+        return QueuePeek(ready=ready, in_progress=in_progress, delayed=delayed)
 
     tenant = engine.tenant_keys(tid)
     return engine.prepare(
@@ -186,7 +188,7 @@ def scan(
     """Return a page of one index of a queue: `ready:<0..9>`, `delayed` or `inprog`.
 
     Each entry is a task's id, its position, and the worker of its last claim if it is in progress. The page begins
-    behind the last entry of the page before, which `last_position` and `last_id` name.
+    after the last entry of the previous page, which has `last_position` and `last_id`.
     """
 
     def decode(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ import msgspec
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, Status, Task
+from queues.domain import Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, StoredResult, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention, random_seed
 from queues.engine.engine import Engine
@@ -35,9 +35,9 @@ def claim(
 ) -> ScriptCall[Claimed]:
     """Lease up to `limit` ready tasks of at most CLAIM_QUEUES queues.
 
-    Raise TooMany if a rate limit is reached. The claim first makes up to `repair_limit` due tasks ready and returns as
-    many expired leases. If it finds no task, the queues announce their next ready task for `wait_ms`, so that the
-    caller can wait for it.
+    Raise TooMany if a rate limit is reached. The claim first makes at most `repair_limit` due tasks ready, and ends as
+    many attempts whose lease has expired. If it finds no task, the next ready task of these queues is announced on the
+    wake channel for `wait_ms`, so that the caller can wait for it.
     """
     partition = engine.partition_keys(tid)
     root, tenant = partition.root, keys.of_tenant(partition.root, tid)
@@ -73,7 +73,7 @@ def claim(
         if reply[0] == b"LIMITED":
             raise errors.TooMany(retry_after_seconds=reply[1] / 1000)
         now_ms, _, next_due_ms, expired, dead, has_more = reply[:CLAIM_VALUES]
-        if has_more:  # the claim has read nothing but ids of ended tasks, and there are more ids
+        if has_more:  # all ids that the claim read are of ended tasks, and there may be more ids
             next_claim = claim(
                 engine,
                 tid,
@@ -83,7 +83,7 @@ def claim(
                 limit=limit,
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
-                repair_limit=0,  # this claim has already used the limit
+                repair_limit=0,  # the first claim has already done the repairs
             )
             return next_claim.and_then(
                 lambda claimed: msgspec.structs.replace(
@@ -139,7 +139,7 @@ def submit(
     """
     args: list[Any] = []
     for new in results:
-        answer = replies.encode_answer(Answer(result=new.result, error=new.error, artifacts=new.artifacts))
+        answer = replies.encode_answer(StoredResult(result=new.result, error=new.error, artifacts=new.artifacts))
         args += (new.task_id, new.status.value, new.lease_token or "", answer, new.error or "")
 
     def decode(reply: list[Any]) -> list[Result | errors.CodeqError]:
@@ -234,7 +234,7 @@ def _decode_claimed_tasks(reply: Sequence[Any], worker: str, lease_token: str) -
                 spec=replies.decode_spec(spec),
                 priority=int(priority),
                 max_attempts=int(max_attempts),
-                status=Status.IN_PROGRESS,
+                status=TaskStatus.IN_PROGRESS,
                 created_ms=int(created),
                 updated_ms=now_ms,
                 visible_ms=int(visible),

@@ -90,14 +90,14 @@ def test_second_start_on_the_same_home_is_refused(running: Installation) -> None
     second = Installation(running.home)
     second.out_path, second.err_path = second.out_path.with_suffix(".2"), second.err_path.with_suffix(".2")
     assert running.process is not None
-    assert f"codeQ runs already with {running.home} (pid {running.process.pid})" in second.refuse()
+    assert f"codeQ already runs with {running.home} (pid {running.process.pid})" in second.fail_to_start()
 
 
 def test_port_in_use_is_reported(running: Installation, tmp_path: Path) -> None:
-    message = Installation(tmp_path / "home", running.port).refuse()
+    message = Installation(tmp_path / "home", running.port).fail_to_start()
     assert (
-        message
-        == f"Port {running.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+        message == f"Port {running.port} is in use: stop the program that uses it, or set another port with --port or "
+        "CODEQ_PORT."
     )
 
 
@@ -117,7 +117,7 @@ def test_killed_child_is_restarted_and_reported(running: Installation, words: st
     victim = running.child(words)
     victim.kill()
     until(lambda: "runs again" in running.out[before:], 60)
-    assert "was killed by SIGKILL; starting it again in" in running.out[before:]
+    assert "was killed by SIGKILL; it restarts in" in running.out[before:]
     assert running.child(words).pid != victim.pid
     until(running.is_ready, 60)
     running.run_printed_commands(seconds=30.0)

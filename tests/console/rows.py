@@ -1,4 +1,4 @@
-"""A row of every model in the admin. A new model needs no code here, because it has a factory."""
+"""A row of every model in the admin. A new model needs a factory and no code here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db.models import CharField, Model, TextField
+from django.test import RequestFactory
 
 from tenants.models import Tenant
 from tests.factories import UserFactory, factory_of
@@ -15,9 +16,12 @@ from tests.fixtures.queues import Queue
 
 CANARY = "kanarie"
 ALL: list[type[Model]] = sorted(admin.site._registry, key=lambda model: model._meta.label)
+SUPERUSER_REQUEST = RequestFactory().get("/")
+SUPERUSER_REQUEST.user = User(username="root", is_staff=True, is_superuser=True)
 
 
-def name_of(model: type[Model]) -> str:
+def url_prefix(model: type[Model]) -> str:
+    """Return the first part of the names of the model's admin URLs."""
     return f"{model._meta.app_label}_{model._meta.model_name}"
 
 
@@ -25,7 +29,7 @@ def label_of(model: Any) -> str:
     return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
-def row_of(model: type[Model], tenant: Tenant, word: str) -> Model:
+def create_row(model: type[Model], tenant: Tenant, word: str) -> Model:
     """Create a row of this tenant with `word` in every text column that has no choices."""
     if model is Tenant:
         return tenant
@@ -50,16 +54,16 @@ class Rows:
 
     def __init__(self, queue: Queue, word: str) -> None:
         self.tenant = Tenant.objects.get(pk=queue.tenant.tid)
-        self.rows = {model: row_of(model, self.tenant, word) for model in ALL}
+        self.rows = {model: create_row(model, self.tenant, word) for model in ALL}
 
     def pk(self, model: type[Model]) -> str:
         return str(self.rows[model].pk)
 
     def state(self) -> Any:
-        """All that could have been changed."""
-        found = {
+        """Read everything that an action could change."""
+        values = {
             model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
             for model, row in self.rows.items()
         }
         secrets = Tenant.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
-        return found, list(secrets.order_by("signing_secrets"))
+        return values, list(secrets.order_by("signing_secrets"))

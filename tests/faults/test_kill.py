@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from codeq_site.devserver.embedded import Valkey
 from core import errors
-from queues.domain import NewResult, Result, Status
+from queues.domain import NewResult, Result, TaskStatus
 from queues.engine import producer_commands, worker_commands
 from tests.conftest import ValkeyFactory
 from tests.queues.engine.world import DAY_MS, LONG, TID, Snapshot, World, build_task
@@ -34,15 +34,15 @@ class Replies:
     returned: dict[str, int] = field(default_factory=dict)
 
     def list_violations(self, snapshot: Snapshot) -> list[str]:
-        wrong = [f"{task_id} was acknowledged and is missing" for task_id in self.created - snapshot.tasks.keys()]
+        violations = [f"{task_id} was acknowledged and is missing" for task_id in self.created - snapshot.tasks.keys()]
         for task_id, worker in self.completed.items():
             lease = snapshot.tasks[task_id]["lease"].decode()
             if snapshot.status(task_id) != "COMPLETED" or lease.split()[2] != worker:
-                wrong.append(f"{task_id} was completed by {worker} and is {snapshot.status(task_id)} ({lease})")
+                violations.append(f"{task_id} was completed by {worker} and is {snapshot.status(task_id)} ({lease})")
         for task_id, times in self.returned.items():
             if int(snapshot.tasks[task_id].get("attempts", 0)) < times:
-                wrong.append(f"{task_id} was returned {times} times: {snapshot.tasks[task_id]}")
-        return wrong
+                violations.append(f"{task_id} was returned {times} times: {snapshot.tasks[task_id]}")
+        return violations
 
 
 def connect_without_retries(server: Valkey) -> World:
@@ -70,7 +70,7 @@ def work(world: World, replies: Replies, dice: random.Random, name: str) -> None
             ).run_sync()
             replies.returned[task.id] = replies.returned.get(task.id, 0) + 1
             continue
-        result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        result = NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
         [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
         assert isinstance(answer, Result)
         replies.completed[task.id] = name
@@ -137,7 +137,7 @@ def complete_all(world: World) -> None:
         .run_sync()
         .tasks
     ):
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1") for task in tasks]
         worker_commands.submit(world.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
     snapshot = world.check()
     # A lease that was open when the server was killed is still valid.

@@ -1,4 +1,4 @@
-"""Upgrade an installation of the former release in place, with processes of both releases side by side."""
+"""Upgrade an installation in place, with processes of both releases side by side."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def count_callbacks(receiver: Receiver) -> Counter[str]:
 
 
 def count_rows() -> dict[str, int]:
-    """Count the rows of every table that the former release has, under its present model's table name."""
+    """Count the rows of every table that the former release has, by its present name."""
     with connection.cursor() as cursor:
         names = [name for name in connection.introspection.table_names(cursor) if not name.startswith("django_")]
         rows = {}
@@ -174,8 +174,10 @@ def test_installation_of_the_former_release_upgrades_in_place(
     nacked = former.claim("dead")
     former.request("worker", "POST", f"{TASKS}/{dead}/nack", {"leaseToken": nacked["leaseToken"], "reason": "broken"})
     retried = former.enqueue("retried")
-    once = former.claim("retried")
-    former.request("worker", "POST", f"{TASKS}/{retried}/nack", {"leaseToken": once["leaseToken"], "delaySeconds": 1})
+    first_attempt = former.claim("retried")
+    former.request(
+        "worker", "POST", f"{TASKS}/{retried}/nack", {"leaseToken": first_attempt["leaseToken"], "delaySeconds": 1}
+    )
     completed = former.enqueue("completed", webhook=webhook)
     former.submit(former.claim("completed"))
     former.request("admin", "PUT", "/v1/codeq/admin/topics/limited", {"maxAttempts": 2}, expected=201)

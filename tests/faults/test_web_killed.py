@@ -17,13 +17,13 @@ import pytest
 from core.redis.connections import client
 from queues import selectors
 from queues.current_engine import engine
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.engine import keys
 from tenants import services
 from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
 from tenants.domain import CallerRole, TenantSnapshot
-from tests.faults.deployment import Deployment, kill, own_database
+from tests.faults.deployment import Deployment, get_database_url, kill
 from tests.faults.load import TASKS, Client
 from tests.queues.engine.world import LONG
 
@@ -47,7 +47,7 @@ class RetryingClient(Client):
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     signing.own_keys.forget()
-    deployment = Deployment(tmp_path, own_database())
+    deployment = Deployment(tmp_path, get_database_url())
     yield deployment
     deployment.close()
     signing.own_keys.forget()
@@ -126,7 +126,7 @@ def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deploym
     assert Counter(completed) == Counter(created.values())
     tenant = TenantSnapshot(tid=row.tid, slug=row.slug)
     for task_id in created.values():
-        assert selectors.task(tenant, task_id).run_sync().status is Status.COMPLETED
+        assert selectors.task(tenant, task_id).run_sync().status is TaskStatus.COMPLETED
     [stats] = selectors.queues(tenant).run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress, stats.dlq) == (0, 0, 0, 0)
     entries = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)

@@ -9,7 +9,7 @@ import pytest
 from core.redis.connections import client
 from queues import maintenance, periodic_tasks, services
 from queues.current_engine import engine
-from queues.domain import Location, NewResult, NewTask, Status
+from queues.domain import Location, NewResult, NewTask, TaskStatus
 from queues.engine import keys, queries
 from queues.models import AuditedResult
 from tenants.cache import tenant_cache
@@ -46,8 +46,8 @@ def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: TenantS
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
     assert maintenance.repair(lambda: True) == (0, 0)
     clock.advance(2)
-    assert periodic_tasks.repair() == "3 ready, 1 leases over"
-    assert periodic_tasks.repair() == "0 ready, 0 leases over"
+    assert periodic_tasks.repair() == "3 ready, 1 leases expired"
+    assert periodic_tasks.repair() == "0 ready, 0 leases expired"
 
 
 @pytest.mark.usefixtures("keeping")
@@ -65,7 +65,9 @@ def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: TenantSn
 def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
     [item] = services.enqueue(forgetful, [NewTask(command="c", payload="1")]).run_sync()
     services.claim(forgetful, ["c"], "w").run_sync()
-    services.submit(forgetful, "w", [NewResult(task_id=item.task.id, status=Status.COMPLETED, result=b"{}")]).run_sync()
+    services.submit(
+        forgetful, "w", [NewResult(task_id=item.task.id, status=TaskStatus.COMPLETED, result=b"{}")]
+    ).run_sync()
     assert periodic_tasks.cleanup() == "0 removed"
     periodic_tasks.drain()
     assert periodic_tasks.cleanup() == "1 removed"

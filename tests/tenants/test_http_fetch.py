@@ -83,7 +83,7 @@ def slow_server() -> Iterator[Callable[[bytes], str]]:
 def test_slow_response_ends_at_the_deadline(first: bytes, slow_server: Callable[[bytes], str]) -> None:
     url = slow_server(first)
     started = time.monotonic()
-    with pytest.raises((FetchError, OSError)):
+    with pytest.raises(FetchError):
         fetch_json(url, deadline_seconds=0.5)
     assert time.monotonic() - started < 15
 
@@ -92,15 +92,15 @@ def test_slow_response_ends_at_the_deadline(first: bytes, slow_server: Callable[
 def test_missing_response_ends_at_the_deadline(jwks_server: JwksServer) -> None:
     jwks_server.respond = jwks_server.hang
     started = time.monotonic()
-    with pytest.raises((FetchError, OSError)):
+    with pytest.raises(FetchError):
         fetch_json(jwks_server.url, deadline_seconds=0.3)
     assert time.monotonic() - started < 15
 
 
-def test_refused_connection_is_an_os_error() -> None:
+def test_refused_connection_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(OSError, match=r"refused"):
+    with pytest.raises(FetchError, match=r"(?i)refused"):
         fetch_json(f"http://127.0.0.1:{port}/")
 
 

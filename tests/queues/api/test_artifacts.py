@@ -1,4 +1,4 @@
-"""Artifacts: kept under a name of ours, downloaded by the tenant alone, and harmless whatever they are called."""
+"""Artifacts: stored by digest, downloaded only by their tenant, harmless under any name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MakeClient = Callable[..., Client]
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of the artifacts."""
+    """Return the directory of the artifacts."""
     directory = tmp_path / "artifacts"
     storage = FileSystemStorage(directory, file_permissions_mode=0o600, directory_permissions_mode=0o700)
     monkeypatch.setattr(artifacts, "storage", lambda: storage)
@@ -39,8 +39,8 @@ def files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-@pytest.mark.spec("ACK-4", "Artifacts come inline or by address, are stored, and downloaded through the API")
-async def test_artifacts_inline_and_by_address(producer: Client, worker: Client, kept: Path) -> None:
+@pytest.mark.spec("ACK-4", "Artifacts are submitted inline or by URL, stored, and downloaded through the API")
+async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, kept: Path) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     elsewhere = {"name": "film", "url": "https://example.org/film.mp4"}
@@ -66,8 +66,8 @@ async def test_artifacts_inline_and_by_address(producer: Client, worker: Client,
     assert (await producer.get(f"{TASKS}/{task['id']}/result")).json["result"]["artifacts"] == [mine, theirs]
 
 
-@pytest.mark.spec("ACK-3", "The same submission again stores nothing new; a refused one leaves nothing")
-async def test_a_repeat_stores_nothing_and_a_refusal_leaves_nothing(
+@pytest.mark.spec("ACK-3", "A repeated submission stores nothing new; a refused one leaves no file")
+async def test_repeat_stores_nothing_and_refusal_leaves_no_file(
     producer: Client, worker: Client, other_worker: Client, kept: Path
 ) -> None:
     task = await enqueue_task(producer)
@@ -140,7 +140,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("artifact", REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
+async def test_invalid_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(), artifact))
@@ -149,7 +149,7 @@ async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, 
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
+async def test_size_and_number_of_artifacts_are_limited(
     producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = msgspec.structs.replace(conversion.LIMITS, artifact_bytes=1000)
@@ -165,7 +165,9 @@ async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
     assert (await worker.post(path, result_with(inline_artifact(b"x" * 1000)))).status == 200
 
 
-async def test_a_batch_keeps_what_is_accepted(producer: Client, stranger: Client, worker: Client, kept: Path) -> None:
+async def test_batch_keeps_artifacts_of_accepted_results(
+    producer: Client, stranger: Client, worker: Client, kept: Path
+) -> None:
     mine = await enqueue_task(producer)
     foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
     await claim_task(worker)
@@ -177,8 +179,8 @@ async def test_a_batch_keeps_what_is_accepted(producer: Client, stranger: Client
     assert mine["id"] in str(file)
 
 
-@pytest.mark.spec("TEN-3", "An artifact is its tenant's alone")
-async def test_an_artifact_is_its_tenants_alone(
+@pytest.mark.spec("TEN-3", "Only its tenant can download an artifact")
+async def test_other_tenants_cannot_download_an_artifact(
     producer: Client, stranger: Client, client: MakeClient, worker: Client
 ) -> None:
     task, other = await enqueue_task(producer), await enqueue_task(producer)
@@ -189,7 +191,7 @@ async def test_an_artifact_is_its_tenants_alone(
     for who in (stranger, client("worker", stranger_tenant())):
         refused = await who.get(one)
         assert (refused.status, refused.code) == (404, "task_not_found")
-    # Nor has a task what another task of the same tenant has.
+    # Another task of the same tenant does not have the artifact either.
     assert (await producer.get(one.replace(task["id"], other["id"]))).code == "not_found"
     for wrong in ("0" * 64, "x", "..", "%2e%2e%2f" * 3, os.path.basename(one).upper()):
         assert (await producer.get(f"{TASKS}/{task['id']}/artifacts/{wrong}")).status == 404
@@ -216,8 +218,10 @@ async def test_a_full_disk_is_a_503_and_changes_nothing(
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("CLN-3", "Once Redis has let a task go, the audit answers: the same task, result and artifact")
-async def test_after_redis_the_audit_answers(producer: Client, stranger: Client, worker: Client, admin: Client) -> None:
+@pytest.mark.spec("CLN-3", "When Redis has deleted a task, the audit returns the same task, result and artifact")
+async def test_audit_answers_for_a_task_that_redis_has_deleted(
+    producer: Client, stranger: Client, worker: Client, admin: Client
+) -> None:
     task = await enqueue_task(producer, payload={"n": 1.10}, webhook="https://example.org/hook", priority=4)
     await claim_task(worker)
     await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()) | {"result": {"ok": 1}})

@@ -1,4 +1,4 @@
-"""Artifacts in a bucket: a real server that speaks S3 on the loopback, there and away; and how long they are kept."""
+"""Artifacts in an S3 bucket of a real server, with outages, and their deletion."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
     def at(address: str) -> None:
         monkeypatch.setattr(artifacts, "conf", lambda: msgspec.structs.replace(conf(), artifacts=address))
         artifacts.storage.cache_clear()
-        artifacts.failures.cache_clear()
+        artifacts.storage_errors.cache_clear()
 
     yield at
     artifacts.storage.cache_clear()
-    artifacts.failures.cache_clear()
+    artifacts.storage_errors.cache_clear()
 
 
 def address(url: str, bucket: str = BUCKET) -> str:
@@ -75,8 +75,10 @@ async def in_progress(producer: Client, worker: Client) -> str:
     return f"{TASKS}/{task['id']}"
 
 
-@pytest.mark.spec("ACK-4", "Artifacts are kept in a bucket that speaks S3, by its URL")
-async def test_there_and_back(producer: Client, worker: Client, stranger: Client, s3: S3Server, tenant: Any) -> None:
+@pytest.mark.spec("ACK-4", "Artifacts can be stored in an S3 bucket")
+async def test_artifact_is_stored_and_downloaded(
+    producer: Client, worker: Client, stranger: Client, s3: S3Server, tenant: Any
+) -> None:
     path = await in_progress(producer, worker)
     body = result_with(inline_artifact(), inline_artifact(b"", "empty"))
     answer = await worker.post(f"{path}/result", body)
@@ -115,11 +117,11 @@ async def away_without_a_bucket(s3: S3Server, use: Use) -> None:
 AWAY = [away_by_hanging, away_by_refusing, away_by_name, away_without_a_bucket]
 
 
-@pytest.mark.spec(
-    "ACK-4", "Where the storage is away a result with artifacts is a 503 that says so, and nothing changed"
-)
+@pytest.mark.spec("ACK-4", "While the storage is unavailable a result with artifacts gets a 503, and nothing changes")
 @pytest.mark.parametrize("away", AWAY)
-async def test_where_the_storage_is_away(producer: Client, worker: Client, s3: S3Server, use: Use, away: Any) -> None:
+async def test_unavailable_storage_is_a_503(
+    producer: Client, worker: Client, s3: S3Server, use: Use, away: Any
+) -> None:
     path = await in_progress(producer, worker)
     other = await in_progress(producer, worker)
     before = dump_redis()
@@ -132,7 +134,7 @@ async def test_where_the_storage_is_away(producer: Client, worker: Client, s3: S
     item = (await worker.post(f"{TASKS}/batch/results", several)).json["results"][0]
     assert (item["error"], item["status"]) == ("unavailable", 503)
     assert dump_redis() == before
-    # What is elsewhere does not need the storage.
+    # An artifact with its own URL does not need the storage.
     theirs = result_with({"name": "film", "url": "https://example.org/film.mp4"})
     assert (await worker.post(f"{other}/result", theirs)).status == 200
     s3.resume()
@@ -140,7 +142,7 @@ async def test_where_the_storage_is_away(producer: Client, worker: Client, s3: S
     assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
 
 
-async def test_an_artifact_cannot_be_read_while_its_storage_is_away(
+async def test_artifact_cannot_be_read_while_its_storage_is_unavailable(
     producer: Client, worker: Client, s3: S3Server, use: Use
 ) -> None:
     path = await in_progress(producer, worker)
@@ -157,8 +159,8 @@ def files_called(name: str, directory: Path) -> list[Path]:
     return list(directory.rglob(name))
 
 
-@pytest.mark.spec("ACK-4", "A storage that hangs holds up nobody who does not need it")
-async def test_a_storage_that_hangs_holds_up_nobody_else(
+@pytest.mark.spec("ACK-4", "A storage that hangs delays only requests that need it")
+async def test_hanging_storage_delays_no_other_request(
     producer: Client, worker: Client, admin: Client, s3: S3Server, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 20)
@@ -183,9 +185,11 @@ async def cleaned_up() -> int:
     return await threadpool.run_db(maintenance.cleanup, lambda: True)
 
 
-@pytest.mark.spec("CLN-1", "The artifacts of a task go with it, from a directory and from a bucket; others stay")
+@pytest.mark.spec(
+    "CLN-1", "The artifacts of a task are deleted with it, from a directory and from a bucket; others stay"
+)
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
-async def test_artifacts_go_with_their_task(
+async def test_artifacts_are_deleted_with_their_task(
     producer: Client, worker: Client, s3: S3Server, use: Use, configure_tenant: Configure, tmp_path: Path, kind: str
 ) -> None:
     if kind == "directory":
@@ -208,15 +212,15 @@ async def test_artifacts_go_with_their_task(
     assert kept.rpartition("/")[2] in left
     if kind == "directory":
         assert files_called(path.rpartition("/")[2], tmp_path) == [], "an empty directory is left"
-    # The audit still knows that there were some.
+    # The audit still has their names.
     assert (await producer.get(f"{path}/result")).json["result"]["artifacts"] == mine
     gone = await producer.get(mine[0]["url"])
     assert (gone.status, gone.code) == (404, "not_found")
     assert (await producer.get(f"{kept}/artifacts/{hashlib.sha256(CONTENT).hexdigest()}")).body == CONTENT
 
 
-@pytest.mark.spec("CLN-1", "A task whose artifacts cannot be removed now waits; those behind it do not")
-async def test_cleanup_goes_on_while_the_storage_is_away(
+@pytest.mark.spec("CLN-1", "A task whose artifacts cannot be deleted now waits; the tasks after it are deleted")
+async def test_cleanup_continues_while_the_storage_is_unavailable(
     producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure_tenant(retention_ms=0)
@@ -229,7 +233,7 @@ async def test_cleanup_goes_on_while_the_storage_is_away(
     s3.hang()
     with caplog.at_level(logging.WARNING):
         assert await cleaned_up() == 3
-    assert len([each for each in caplog.records if "cannot be removed" in each.message]) == 1, "asked once in a run"
+    assert len([each for each in caplog.records if "cannot be deleted" in each.message]) == 1, "one attempt per run"
     s3.resume()
     assert len(s3.list_names()) == 3
     assert await cleaned_up() == 3
@@ -240,10 +244,10 @@ async def test_cleanup_goes_on_while_the_storage_is_away(
     assert await threadpool.run_db(AuditedResult.objects.filter(pk__in=ids).count) == 6
 
 
-async def test_an_outage_does_not_fill_redis(
+async def test_storage_outage_does_not_fill_redis(
     producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "HELD_AT_MOST", 1)
+    monkeypatch.setattr(maintenance, "MAX_HELD", 1)
     configure_tenant(retention_ms=0)
     for _ in range(3):
         path = await in_progress(producer, worker)
@@ -253,7 +257,7 @@ async def test_an_outage_does_not_fill_redis(
     s3.resume()
 
 
-async def test_an_administrators_cleanup_takes_them_too(
+async def test_cleanup_of_an_administrator_deletes_artifacts(
     producer: Client, worker: Client, admin: Client, s3: S3Server, configure_tenant: Configure
 ) -> None:
     configure_tenant(retention_ms=0)
@@ -267,7 +271,7 @@ async def test_an_administrators_cleanup_takes_them_too(
     assert s3.list_names() == []
 
 
-def test_the_address_of_the_storage(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_selects_the_storage(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def location(text: str) -> Any:
         use(text)
         storage = artifacts.storage()

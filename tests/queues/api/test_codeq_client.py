@@ -213,7 +213,7 @@ def is_awaited(command: str) -> bool:
 
 
 class DelayingProxy:
-    """A TCP proxy between worker and service that withholds the responses until `let_through`."""
+    """A TCP proxy between worker and service that withholds responses until `let_through`."""
 
     def __init__(self, web: WebProcess) -> None:
         self._web, self._may_answer = web, threading.Event()

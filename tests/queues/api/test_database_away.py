@@ -1,4 +1,7 @@
-"""PostgreSQL goes away under a running web process: tasks go in and out, the rest is a 503, and all is well after."""
+"""An outage of PostgreSQL under a running web process.
+
+Tasks are enqueued and claimed, other requests get a 503, and all recover afterwards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.waiting import until
 
 
 class Database:
-    """The tests' PostgreSQL by a way of its own, which can be closed."""
+    """A TCP proxy in front of the tests' PostgreSQL that can be closed."""
 
     def __init__(self, directory: Path) -> None:
         self.known = settings.DATABASES["default"]
@@ -49,8 +52,8 @@ def database(_database: None) -> Iterator[Database]:
         yield Database(Path(directory))
 
 
-@pytest.mark.spec("AUT-1", "Whoever is known stays known, and the hot path goes on, while PostgreSQL is away")
-def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
+@pytest.mark.spec("AUT-1", "While PostgreSQL is down, cached tokens stay valid and tasks are enqueued and completed")
+def test_tasks_continue_and_other_requests_get_a_503(database: Database) -> None:
     assert SIGNER
     web = WebProcess(DATABASE_URL=database.url)
     tokens = {role: make_token(role) for role in ("producer", "worker", "admin")}
@@ -88,7 +91,7 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
         web.stop()
 
 
-@pytest.mark.spec("ADM-5", "A database that hangs holds nobody's answer for ever")
+@pytest.mark.spec("ADM-5", "A database that hangs delays no response forever")
 async def test_a_database_that_hangs_is_a_503(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.3)
     known = settings.DATABASES["default"]

@@ -1,4 +1,4 @@
-"""What a request must not cost: a query, a thread, more than one round trip."""
+"""Requests for tasks use no query, no thread, and one round trip."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.queues.api.conftest import TASKS
 from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 
-async def test_tasks_go_all_the_way_without_a_query(
+async def test_task_is_completed_without_a_query(
     producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    await enqueue_task(producer)  # the tokens are known now
+    await enqueue_task(producer)  # the tokens are cached from here on
     await claim_task(worker)
     monkeypatch.setattr(BaseDatabaseWrapper, "cursor", lambda *args: asked.append("a query"))
     loop = asyncio.get_running_loop()
@@ -40,9 +40,9 @@ async def test_tasks_go_all_the_way_without_a_query(
 
 
 @pytest.mark.spec("ENQ-2", "One request is one script")
-async def test_a_request_is_one_round_trip(producer: Client, worker: Client) -> None:
+async def test_request_is_one_round_trip(producer: Client, worker: Client) -> None:
     await enqueue_task(producer, command="A")
-    await claim_task(worker, commands=["A"])  # scripts are loaded, tokens known
+    await claim_task(worker, commands=["A"])  # scripts are loaded and tokens cached
 
     def scripts() -> int:
         stats: dict[str, Any] = redis_client().info("commandstats")

@@ -1,4 +1,4 @@
-"""Every route for everybody who must not have it; from the URLconf, so that a new route cannot be forgotten."""
+"""Every route of the URLconf for every caller that must not use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tenants.minting import assemble
 MakeClient = Callable[..., Client]
 
 
-def test_every_route_has_a_row_and_every_row_a_route() -> None:
+def test_every_route_has_a_row() -> None:
     assert sorted(list_routes()) == sorted(ROUTE_CASES)
 
 
@@ -63,7 +63,7 @@ async def test_without_a_valid_token(
     assert dump_redis() == before
 
 
-@pytest.mark.spec("AUT-2", "Each route is for its role alone")
+@pytest.mark.spec("AUT-2", "Each route serves its role only")
 @each_guarded
 @pytest.mark.parametrize("role", ["producer", "worker", "admin", "operator"])
 async def test_the_wrong_role(
@@ -85,7 +85,9 @@ async def test_the_wrong_role(
         assert dump_redis() == before
 
 
-@pytest.mark.spec("AUT-2", "A worker needs the scope of what it does, and a scope in a producer's token opens nothing")
+@pytest.mark.spec(
+    "AUT-2", "A worker needs the scope of the operation, and a scope in a producer's token grants nothing"
+)
 @pytest.mark.parametrize(
     ("route", "row", "missing"),
     [(route, row, scope) for route, row in ROUTE_CASES.items() for scope in row.scopes],
@@ -111,7 +113,7 @@ async def test_a_missing_scope(
 WITH_ID = {route: row for route, row in PROTECTED.items() if row.foreign is not None}
 
 
-@pytest.mark.spec("TEN-3", "Another tenant's task answers byte for byte as one that never existed, and is not touched")
+@pytest.mark.spec("TEN-3", "Another tenant's task gets the same bytes as one that never existed, and is not changed")
 @pytest.mark.parametrize(("route", "row"), WITH_ID.items(), ids=[" ".join(route) for route in WITH_ID])
 async def test_another_tenants_id_is_an_unknown_id(
     client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase
@@ -140,7 +142,7 @@ async def test_another_tenants_id_is_an_unknown_id(
 HELD = {route: row for route, row in PROTECTED.items() if row.other_worker is not None}
 
 
-@pytest.mark.spec("AUT-2", "A worker is its token's `sub`: another one of the tenant cannot touch the task it holds")
+@pytest.mark.spec("AUT-2", "The token's `sub` identifies a worker: another worker of the tenant cannot change its task")
 @pytest.mark.parametrize(("route", "row"), HELD.items(), ids=[" ".join(route) for route in HELD])
 async def test_another_worker_of_the_tenant(
     client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase
@@ -157,7 +159,7 @@ async def test_another_worker_of_the_tenant(
     assert (read["status"], read["workerId"]) == ("IN_PROGRESS", "holder")
 
 
-@pytest.mark.spec("TEN-3", "Counting, pausing and cleaning up stay inside the tenant")
+@pytest.mark.spec("TEN-3", "Counting, pausing and cleanup are limited to the tenant")
 async def test_an_administrator_sees_and_changes_its_own_tenant_only(
     client: MakeClient, producer: Client, admin: Client, worker: Client
 ) -> None:
@@ -173,7 +175,7 @@ async def test_an_administrator_sees_and_changes_its_own_tenant_only(
 
 
 @pytest.mark.spec("TEN-2", "Two tenant claims that differ are refused")
-async def test_two_tenants_in_one_token(client: MakeClient) -> None:
+async def test_token_with_two_tenants_is_refused(client: MakeClient) -> None:
     answer = await client("producer", NORTH, tid=SOUTH).post(TASKS, NEW_TASK)
     assert (answer.status, answer.code) == (403, "forbidden")
     unknown = await client("producer", "nobody-knows-this-tenant").post(TASKS, NEW_TASK)
@@ -189,12 +191,10 @@ FORGED: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.spec(
-    "AUT-1", "The public keys that are served are no secret to sign with, and no algorithm is no signature"
-)
+@pytest.mark.spec("AUT-1", "A token signed with a public key, or with no algorithm, is refused")
 @pytest.mark.parametrize("secret", FORGED.values(), ids=FORGED.keys())
 @pytest.mark.parametrize("algorithm", ["HS256", "HS512", "none"])
-async def test_a_public_key_is_no_secret(
+async def test_token_signed_with_a_public_key_is_refused(
     anonymous: Client, client: MakeClient, algorithm: str, secret: Callable[[dict[str, Any]], str]
 ) -> None:
     (key,) = (await anonymous.get("/.well-known/jwks.json")).json["keys"]
@@ -211,13 +211,13 @@ async def test_a_public_key_is_no_secret(
     assert (answer.status, answer.code) == (401, "unauthenticated")
 
 
-@pytest.mark.spec("TEN-3", "Nor does time tell another tenant's task from one that never was")
-async def test_time_does_not_tell_either(producer: Client, stranger: Client) -> None:
+@pytest.mark.spec("TEN-3", "The response time does not distinguish another tenant's task from one that never existed")
+async def test_response_time_does_not_distinguish_tasks(producer: Client, stranger: Client) -> None:
     foreign = (await enqueue_task(producer))["id"]
     absent = f"{foreign[:-12]}{uuid.uuid4().hex[:12]}"
     took: dict[str, list[float]] = {foreign: [], absent: []}
     for number in range(400):
-        # In turn, so that whatever else the machine does falls on both.
+        # Alternating, so that other load on the machine affects both alike.
         task_id = (foreign, absent)[number % 2]
         began = time.perf_counter()
         assert (await stranger.get(f"{TASKS}/{task_id}")).status == 404

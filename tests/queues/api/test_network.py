@@ -1,4 +1,4 @@
-"""Over a real socket, against a real web process: the example client, and what only a network can do wrong."""
+"""The example client, and faults that only a network has, against a real web process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.mark.spec("DOC-2", "A client written from the contract alone, in plain urllib, takes a task all the way")
+@pytest.mark.spec("DOC-2", "A client written from the contract alone, with plain urllib, completes a task")
 def test_the_example_client_runs(web: WebProcess) -> None:
     ran = subprocess.run(
         [sys.executable, "examples/client.py", web.base, make_token("producer"), make_token("worker")],
@@ -54,7 +54,7 @@ def test_the_example_client_runs(web: WebProcess) -> None:
     assert (words[3][2:], words[4][2]) == (["COMPLETED", '{"sum":', "6}"], "COMPLETED")
 
 
-def test_the_example_client_shows_what_went_wrong(web: WebProcess, example: ModuleType) -> None:
+def test_the_example_client_shows_errors(web: WebProcess, example: ModuleType) -> None:
     with pytest.raises(example.Problem) as caught:
         example.Client(web.base, make_token("worker")).enqueue("A", 1)
     assert (caught.value.status, caught.value.code) == (403, "forbidden")
@@ -65,7 +65,7 @@ def connected(web: WebProcess) -> socket.socket:
 
 
 def read_all(link: socket.socket) -> bytes:
-    """Everything until the other side closes."""
+    """Return all bytes until the other side closes."""
     found = b""
     try:
         while piece := link.recv(65_536):
@@ -96,7 +96,7 @@ def test_an_endless_body_is_read_no_further_than_the_limit(web: WebProcess) -> N
         assert sent < 32 * 2**20, "the process reads on and on"
 
 
-def test_a_body_just_too_large_gets_its_answer(web: WebProcess) -> None:
+def test_slightly_too_large_body_gets_its_response(web: WebProcess) -> None:
     with connected(web) as link:
         size = 8 * 2**20 + 1
         lines = (f"Content-Length: {size}", "Connection: close")
@@ -108,7 +108,7 @@ def test_a_body_just_too_large_gets_its_answer(web: WebProcess) -> None:
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, b"401"), ("producer", b"413")])
-def test_a_body_that_nobody_wants_is_not_asked_for(web: WebProcess, token: str | None, status: bytes) -> None:
+def test_refused_body_is_not_requested(web: WebProcess, token: str | None, status: bytes) -> None:
     lines = ("Content-Length: 99999999", "Expect: 100-continue")
     with connected(web) as link:
         link.sendall(head(web, "POST", TASKS, *lines, token=token and make_token(token)))
@@ -145,7 +145,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("lines", REQUESTS.values(), ids=REQUESTS.keys())
-def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: WebProcess, lines: list[str]) -> None:
+def test_ambiguous_request_is_answered_once_and_never_with_a_5xx(web: WebProcess, lines: list[str]) -> None:
     canary = head(web, "GET", "/v1/codeq/smuggled", "Connection: close")
     with connected(web) as link:
         link.settimeout(3)
@@ -160,7 +160,7 @@ def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: WebPr
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
-def test_an_odd_target_is_no_way_in(web: WebProcess, target: str) -> None:
+def test_unusual_request_target_reaches_no_route(web: WebProcess, target: str) -> None:
     with connected(web) as link:
         lines = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         link.sendall(lines.encode("latin-1"))
@@ -168,7 +168,7 @@ def test_an_odd_target_is_no_way_in(web: WebProcess, target: str) -> None:
     assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
 
 
-def test_lines_that_end_in_a_bare_line_feed_hide_no_second_request(web: WebProcess) -> None:
+def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
     with connected(web) as link:
         link.sendall(
             b"GET /healthz HTTP/1.1\nHost: a\nX-A: b\n\nGET /v1/codeq/tasks HTTP/1.1\nHost: a\nConnection: close\n\n"
@@ -178,7 +178,7 @@ def test_lines_that_end_in_a_bare_line_feed_hide_no_second_request(web: WebProce
     assert answer.count(b"HTTP/1.1 ") <= 2
 
 
-def test_a_poll_whose_client_hung_up_takes_no_task(web: WebProcess, example: ModuleType) -> None:
+def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: ModuleType) -> None:
     worker, producer = make_token("worker", sub="hangs-up"), example.Client(web.base, make_token("producer"))
     body = b'{"commands":["HANG_UP"],"waitSeconds":20}'
     links = [connected(web) for _ in range(20)]
@@ -186,7 +186,7 @@ def test_a_poll_whose_client_hung_up_takes_no_task(web: WebProcess, example: Mod
         link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=worker) + body)
     process = psutil.Process(web.process.pid)
     until(lambda: len([each for each in process.net_connections() if each.status == "ESTABLISHED"]) >= 20)
-    time.sleep(0.3)  # all of them are parked; there is nothing outside the process that shows it
+    time.sleep(0.3)  # all are parked by now; nothing outside the process shows it
     for link in links:
         link.close()
     stays = threading.Thread(
@@ -202,8 +202,8 @@ def test_a_poll_whose_client_hung_up_takes_no_task(web: WebProcess, example: Mod
 
 
 @pytest.mark.real_time
-def test_idle_polls_cost_nothing(web: WebProcess) -> None:
-    """A small one; `bench/` has the two thousand."""
+def test_idle_polls_use_no_cpu(web: WebProcess) -> None:
+    """200 polls; `bench/` measures 2,000."""
     body = b'{"commands":["IDLE"],"waitSeconds":25}'
     token = make_token("worker")
     links = [connected(web) for _ in range(200)]
@@ -223,7 +223,7 @@ def test_idle_polls_cost_nothing(web: WebProcess) -> None:
 
 
 @pytest.mark.usefixtures("_database")
-def test_a_stop_ends_the_polls_with_an_answer() -> None:
+def test_stop_answers_waiting_polls() -> None:
     web = WebProcess()
     token = make_token("worker")
     body = b'{"commands":["STOP"],"waitSeconds":30}'
@@ -234,14 +234,14 @@ def test_a_stop_ends_the_polls_with_an_answer() -> None:
         assert link.recv(65_536).startswith(b"HTTP/1.1 204")
 
 
-def test_two_processes_count_as_one(web: WebProcess) -> None:
-    """The port's other processes count in files of their own; a scrape of any of them adds them up."""
+def test_metrics_of_two_processes_are_summed(web: WebProcess) -> None:
+    """Each process counts in a file of its own; a scrape of any process returns the sum."""
     second = WebProcess()
     try:
         for server in (web, second):
             assert server.request("POST", TASKS, {"command": "COUNTED", "payload": 1}, make_token("producer"))[0] == 202
         counted = 'codeq_task_created_total{command="COUNTED"} 2.0'
-        for server in (web, second):  # each tells its file of what it counted within half a second
+        for server in (web, second):  # each process writes its counts within half a second
             until(lambda server=server: counted in server.request("GET", "/metrics")[1].decode())
     finally:
         second.stop()

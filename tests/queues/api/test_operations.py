@@ -31,7 +31,7 @@ ADMIN = "/v1/codeq/admin"
 MakeClient = Callable[..., Client]
 
 
-@pytest.mark.spec("OBS-4", "The process says that it is alive without asking anybody")
+@pytest.mark.spec("OBS-4", "The liveness check calls no other server")
 async def test_healthz(anonymous: Client) -> None:
     answer = await anonymous.get("/healthz")
     assert (answer.status, answer.json) == (200, {"status": "ok"})
@@ -39,19 +39,19 @@ async def test_healthz(anonymous: Client) -> None:
 
 @pytest.fixture
 def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFactory) -> Callable[..., Any]:
-    """`server = redis_of_readiness(appendfsync="everysec")`: the readiness check asks this Valkey."""
+    """Return a function that starts a Valkey for the readiness check."""
 
     def use(**config: str) -> Any:
         server = valkey_server(**config)
         monkeypatch.setattr(redis_readiness, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
-        monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+        monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
         return server
 
     return use
 
 
 @pytest.mark.spec(
-    "OBS-4", "Readiness looks at Redis, its durability, its scripts and the database, and names what fails"
+    "OBS-4", "Readiness checks Redis, its durability, its scripts and the database, and names the failing part"
 )
 async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any]) -> None:
     server = redis_of_readiness()
@@ -76,7 +76,7 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
     assert answer.json["detail"] == "redis: does not answer"
 
 
-async def test_a_relaxed_installation_says_so(
+async def test_relaxed_durability_is_reported(
     anonymous: Client, redis_of_readiness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis_of_readiness(appendfsync="everysec")
@@ -100,7 +100,7 @@ async def test_a_database_that_is_down_is_named(
 
 
 def sample(text: str, name: str, **labels: str) -> float:
-    """The value of one time series; 0 where there is none."""
+    """Return the value of one time series, or 0 if it does not exist."""
     for line in text.splitlines():
         found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
         if found and dict(re.findall(r'(\w+)="([^"]*)"', found.group(1) or "")) == labels:
@@ -108,27 +108,27 @@ def sample(text: str, name: str, **labels: str) -> float:
     return 0.0
 
 
-async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
+async def test_readyz_reports_a_redis_with_other_partitions(
     anonymous: Client, redis_of_readiness: Callable[..., Any]
 ) -> None:
     server = redis_of_readiness()
     assert (await anonymous.get("/readyz")).status == 200
     with redis.Redis.from_url(server.url) as store:
-        assert store.get(PARTITIONS_KEY) == b"16"  # the first look has settled it
+        assert store.get(PARTITIONS_KEY) == b"16"  # the first check has written them
         store.set(PARTITIONS_KEY, 8)
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["detail"].partition(".")[0]) == (
         503,
-        "redis: This Redis was set up with 8 partitions, the settings say 16",
+        "redis: This Redis was set up with 8 partitions, but the settings have 16",
     )
 
 
-async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for(
+async def test_hanging_check_occupies_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A frozen PostgreSQL, and a load balancer that looks every second: threads are few, and others need them."""
-    monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+    """Test a frozen PostgreSQL and a load balancer that checks every second: threads are few."""
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
     begun, thawed = [], threading.Event()
 
     def frozen() -> None:
@@ -149,7 +149,7 @@ async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for
     await until_async(is_ready)
 
 
-async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_for_it(
+async def test_hanging_database_work_times_out_and_does_not_delay_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.2)
@@ -164,7 +164,7 @@ async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_f
     assert await threadpool.run_db(lambda: "back") == "back"
 
 
-async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+async def test_work_of_a_cancelled_request_is_not_started() -> None:
     thawed, begun = threading.Event(), []
     busy = [asyncio.ensure_future(threadpool.run_db(thawed.wait, 10)) for _ in range(threadpool.POOL_THREADS)]
     gone = asyncio.ensure_future(threadpool.run_db(begun.append, 1))
@@ -209,7 +209,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
         assert grown(after, "codeq_task_completed_total", command="METERED", status=status) == 1
     latency = "codeq_task_processing_latency_seconds_count"
     assert grown(after, latency, command="METERED", status="COMPLETED") == 1
-    # Both tenants' together: 1 of the first, 1 of the other.
+    # The sum of both tenants: one task each.
     assert sample(after, "codeq_queue_depth", command="METERED", queue="ready") == 2
     assert sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
     assert sample(after, "codeq_depths_complete") == 1
@@ -217,7 +217,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     assert grown(after, "codeq_http_errors_total", status="404", code="task_not_found") == 1
 
 
-async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anonymous: Client) -> None:
+async def test_process_without_counts_does_not_break_a_scrape(anonymous: Client) -> None:
     own = (conf().home_path / "metrics").glob("*")
     files = [folder / "counter_999999999.db" for folder in own]
     assert files
@@ -230,9 +230,7 @@ async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anon
             file.unlink()
 
 
-@pytest.mark.spec(
-    "TEN-3", "Metrics say nothing of tenants, and are an operator's alone where the setting or production says so"
-)
+@pytest.mark.spec("TEN-3", "Metrics name no tenant; with the setting, or in production, only operators can read them")
 async def test_metrics_name_no_tenant_and_can_be_closed(
     anonymous: Client, producer: Client, admin: Client, client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +246,7 @@ async def test_metrics_name_no_tenant_and_can_be_closed(
         assert (await client("operator").get("/metrics")).status == 200
 
 
-async def test_a_thousand_commands_are_not_a_thousand_series(
+async def test_number_of_series_is_limited(
     producer: Client, anonymous: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from core import metrics
@@ -262,7 +260,7 @@ async def test_a_thousand_commands_are_not_a_thousand_series(
     assert sample(text, "codeq_task_created_total", command="other") >= 7
 
 
-async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
+async def test_signing_keys_are_public(anonymous: Client) -> None:
     answer = await anonymous.get("/.well-known/jwks.json")
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/jwk-set+json"
@@ -271,7 +269,7 @@ async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
     assert "d" not in key
 
 
-@pytest.mark.spec("ADM-5", "An administrator reads what the tenant's queues hold")
+@pytest.mark.spec("ADM-5", "An administrator reads the depths of the tenant's queues")
 @pytest.mark.spec("QUE-6", "Stats are exact")
 async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> None:
     for priority in (0, 0, 7):
@@ -294,7 +292,7 @@ async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> N
     assert (unused["ready"], unused["paused"]) == (0, False)
 
 
-@pytest.mark.spec("ADM-5", "A paused queue gives out nothing, takes everything, and goes on when it is resumed")
+@pytest.mark.spec("ADM-5", "A paused queue accepts tasks and gives out none until it is resumed")
 async def test_pause_and_resume(producer: Client, worker: Client, admin: Client) -> None:
     await enqueue_task(producer, command="A")
     running = await claim_task(worker)
@@ -308,7 +306,7 @@ async def test_pause_and_resume(producer: Client, worker: Client, admin: Client)
     assert (await claim_task(worker))["id"] == waiting["id"]
 
 
-@pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
+@pytest.mark.spec("CLN-1", "An administrator deletes ended tasks up to a limit, and no task that is not audited")
 @pytest.mark.spec("CLN-2", "Live work is never removed")
 async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: TenantSnapshot) -> None:
     from core import threadpool
@@ -318,7 +316,7 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
         await claim_task(worker)
         await worker.post(f"{TASKS}/{task['id']}/result", COMPLETED)
     live = await enqueue_task(producer)
-    # Their retention, a day, is over.
+    # Their retention of one day has ended.
     for key in redis_client().keys("codeq:*:expiry:*"):
         for member in redis_client().zrange(key, 0, -1):
             redis_client().zincrby(key, -tenant.retention_ms, member)
@@ -337,6 +335,6 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
 @pytest.mark.parametrize(
     "body", [{"limit": 0}, {"limit": 10_001}, {"before": "2020-01-01T00:00:00"}, {"before": 1}, {"x": 1}]
 )
-async def test_cleanup_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+async def test_invalid_cleanup_is_refused(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.post(f"{ADMIN}/tasks/cleanup", body)
     assert (answer.status, answer.code) == (400, "invalid_request")

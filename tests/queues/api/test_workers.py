@@ -1,4 +1,4 @@
-"""Workers: claim, keep, give back, hand in."""
+"""Workers: claims, heartbeats, returned tasks, results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import until_async
 MakeClient = Callable[..., Client]
 
 
-@pytest.mark.spec("CLM-1", "A claim answers with the task, its lease and a token that proves it")
+@pytest.mark.spec("CLM-1", "A claim returns the task, its lease and the lease token")
 async def test_a_claim_opens_a_lease(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     mine = await claim_task(worker, leaseSeconds=100)
@@ -32,7 +32,7 @@ async def test_a_claim_opens_a_lease(producer: Client, worker: Client) -> None:
     assert (read["leaseUntil"], read["lastKnownLocation"]) == (mine["leaseUntil"], "INPROG_SET")
 
 
-@pytest.mark.spec("CLM-2", "A worker gets what its token's eventTypes allow, and no more")
+@pytest.mark.spec("CLM-2", "A worker gets only tasks that its token's eventTypes allow")
 async def test_a_claim_is_limited_to_the_tokens_commands(producer: Client, client: MakeClient) -> None:
     for command in ("A", "B"):
         await enqueue_task(producer, command=command)
@@ -60,14 +60,14 @@ async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Clien
 
 
 @pytest.mark.spec("TEN-3", "Claims of a tenant with very many queues do not count them all each time")
-async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
+async def test_claims_of_every_queue_rarely_count_them(
     producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = []
     count = selectors.queues
     monkeypatch.setattr(selectors, "queues", lambda tenant: counted.append(tenant.tid) or count(tenant))
     monkeypatch.setattr(claim_request, "_queue_names", claim_request.QueueNames())
-    monkeypatch.setattr(claim_request, "REMEMBERED_SECONDS", 60.0)
+    monkeypatch.setattr(claim_request, "CACHE_SECONDS", 60.0)
     for start in (0, 75):
         tasks = [{"command": f"D{number}", "payload": 1} for number in range(start, start + 75)]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})
@@ -76,7 +76,7 @@ async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
     assert len(counted) == 1
 
 
-@pytest.mark.spec("CLM-3", "204 without a body when there is nothing")
+@pytest.mark.spec("CLM-3", "204 without a body if there is no task")
 async def test_an_empty_queue_answers_204(worker: Client) -> None:
     answer = await worker.post(f"{TASKS}/claim", {"commands": ["NOTHING"]})
     assert (answer.status, answer.body) == (204, b"")
@@ -84,7 +84,7 @@ async def test_an_empty_queue_answers_204(worker: Client) -> None:
     assert (await worker.post(f"{TASKS}/claim/batch", {"count": 3})).status == 204
 
 
-@pytest.mark.spec("CLM-3", "A batch claim takes up to `count`, the best first")
+@pytest.mark.spec("CLM-3", "A batch claim takes up to `count` tasks, the highest priority first")
 async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Client) -> None:
     tasks = [{"command": "A", "payload": number, "priority": number % 3} for number in range(6)]
     await producer.post(f"{TASKS}/batch", {"tasks": tasks})
@@ -115,13 +115,13 @@ async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Clie
         ("claim/batch", {"count": True}),
     ],
 )
-async def test_a_claim_has_its_bounds(worker: Client, path: str, said: dict[str, Any]) -> None:
+async def test_invalid_claim_is_refused(worker: Client, path: str, said: dict[str, Any]) -> None:
     answer = await worker.post(f"{TASKS}/{path}", said)
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert next(iter(said)) in answer.json["detail"]
 
 
-@pytest.mark.spec("CLM-6", "A heartbeat moves the end of the lease, and takes down the progress")
+@pytest.mark.spec("CLM-6", "A heartbeat extends the lease and stores the progress")
 async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker, leaseSeconds=5)
@@ -136,7 +136,7 @@ async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["progress"] == {"percent": 55.5}
 
 
-@pytest.mark.spec("CLM-7", "A lease that is over cannot be kept, handed in or given back, by whoever held it")
+@pytest.mark.spec("CLM-7", "An expired lease cannot be extended, completed or returned by its former holder")
 async def test_an_expired_lease_is_refused_everywhere(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     lease = await claim_task(worker, leaseSeconds=1)
@@ -154,9 +154,9 @@ async def test_an_expired_lease_is_refused_everywhere(producer: Client, worker: 
 HOLDER_VERBS = {"heartbeat": {}, "nack": {}, "abandon": {}, "result": COMPLETED}
 
 
-@pytest.mark.spec("CLM-7", "Whoever does not hold the lease is refused; so is its holder with the token of another one")
+@pytest.mark.spec("CLM-7", "Only the holder of a lease is accepted, and only with the token of that lease")
 @pytest.mark.parametrize(("verb", "body"), HOLDER_VERBS.items(), ids=HOLDER_VERBS.keys())
-async def test_only_the_holder_of_the_lease(
+async def test_only_the_holder_of_the_lease_is_accepted(
     producer: Client, worker: Client, other_worker: Client, verb: str, body: dict[str, Any]
 ) -> None:
     task = await enqueue_task(producer)
@@ -189,9 +189,9 @@ async def test_a_tenant_may_require_the_lease_token(
     assert (await worker.post(f"{TASKS}/{task['id']}/heartbeat", {"leaseToken": lease["leaseToken"]})).status == 200
 
 
-@pytest.mark.spec("RET-1", "A nack sends the task to wait, and at its last attempt to the dead letters")
+@pytest.mark.spec("RET-1", "A nack delays the task; after the last attempt it becomes a dead letter")
 @pytest.mark.spec("RET-2", "`delaySeconds` overrides the backoff, up to its cap")
-async def test_a_nack_delays_and_then_kills(producer: Client, worker: Client) -> None:
+async def test_nack_delays_and_then_makes_a_dead_letter(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer, maxAttempts=2)
     path = f"{TASKS}/{task['id']}"
     await claim_task(worker)
@@ -214,8 +214,8 @@ async def test_a_nacks_delay_is_capped(producer: Client, worker: Client) -> None
     assert answer.json == {"status": "requeued", "delaySeconds": 900}
 
 
-@pytest.mark.spec("RET-3", "An abandoned task is back at once, at the end of its priority; it cost an attempt")
-async def test_an_abandoned_task_is_back_at_once(producer: Client, worker: Client) -> None:
+@pytest.mark.spec("RET-3", "An abandoned task is ready at once, last of its priority; the attempt counts")
+async def test_abandoned_task_is_ready_at_once(producer: Client, worker: Client) -> None:
     first, second = await enqueue_task(producer, maxAttempts=2), await enqueue_task(producer)
     assert (await claim_task(worker))["id"] == first["id"]
     answer = await worker.post(f"{TASKS}/{first['id']}/abandon")
@@ -243,7 +243,7 @@ async def test_an_abandoned_task_is_back_at_once(producer: Client, worker: Clien
         ({"result": {}}, "status"),
     ],
 )
-async def test_a_result_says_how_it_ended(producer: Client, worker: Client, body: Any, named: str) -> None:
+async def test_result_must_match_its_status(producer: Client, worker: Client, body: Any, named: str) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
@@ -252,8 +252,8 @@ async def test_a_result_says_how_it_ended(producer: Client, worker: Client, body
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("ACK-3", "The same submission again is the same answer; another one is refused, and changes nothing")
-async def test_repeating_a_submission_is_harmless(producer: Client, worker: Client) -> None:
+@pytest.mark.spec("ACK-3", "A repeated submission gets the same answer; a different one is refused and changes nothing")
+async def test_repeated_submission_changes_nothing(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     lease = await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
@@ -270,7 +270,7 @@ async def test_repeating_a_submission_is_harmless(producer: Client, worker: Clie
 
 
 @pytest.mark.spec("ACK-1", "A failed task keeps its error as its result")
-async def test_a_failed_task_has_a_result_too(producer: Client, worker: Client) -> None:
+async def test_failed_task_has_a_result(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "out of colour"})
@@ -280,7 +280,7 @@ async def test_a_failed_task_has_a_result_too(producer: Client, worker: Client) 
     assert read["task"]["error"] == "out of colour"
 
 
-async def test_a_result_is_kept_as_it_was_written(producer: Client, worker: Client) -> None:
+async def test_result_is_stored_unchanged(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     body = rb'{"status":"COMPLETED","result":{ "n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000" }}'
@@ -290,7 +290,7 @@ async def test_a_result_is_kept_as_it_was_written(producer: Client, worker: Clie
     assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in read.body
 
 
-async def test_a_result_has_a_size(producer: Client, worker: Client, configure_tenant: Configure) -> None:
+async def test_size_of_a_result_is_limited(producer: Client, worker: Client, configure_tenant: Configure) -> None:
     configure_tenant(result_bytes=100)
     task = await enqueue_task(producer)
     await claim_task(worker)
@@ -323,12 +323,12 @@ async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Cl
 
 
 @pytest.mark.parametrize("results", [[], [{"taskId": "nonsense"} | COMPLETED], [COMPLETED], [{"taskId": "x"}] * 101])
-async def test_a_batch_of_results_has_its_bounds(worker: Client, results: list[Any]) -> None:
+async def test_invalid_batch_of_results_is_refused(worker: Client, results: list[Any]) -> None:
     answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
-async def test_an_exchange_hands_in_and_takes(producer: Client, worker: Client) -> None:
+async def test_exchange_submits_and_claims(producer: Client, worker: Client) -> None:
     for _ in range(3):
         await enqueue_task(producer)
     first = (await worker.post(f"{TASKS}/exchange", {"count": 2})).json
@@ -341,7 +341,7 @@ async def test_an_exchange_hands_in_and_takes(producer: Client, worker: Client) 
     assert (empty.status, empty.json) == (200, {"results": [], "tasks": []})
 
 
-async def test_an_exchange_that_may_not_claim_hands_nothing_in(producer: Client, client: MakeClient) -> None:
+async def test_exchange_without_the_right_to_claim_submits_nothing(producer: Client, client: MakeClient) -> None:
     task = await enqueue_task(producer, command="A")
     worker = client("worker", eventTypes=["A"])
     await claim_task(worker)
@@ -350,8 +350,8 @@ async def test_an_exchange_that_may_not_claim_hands_nothing_in(producer: Client,
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("ACK-5", "There is no result while a task runs, nor of one that ended without")
-async def test_no_result_and_no_task_are_two_things(producer: Client, worker: Client) -> None:
+@pytest.mark.spec("ACK-5", "A running task has no result, nor has a task that ended without one")
+async def test_missing_result_differs_from_missing_task(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result"
     waiting = await producer.get(path)

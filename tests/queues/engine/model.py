@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core import errors
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine.options import Options
 
 Refusal = type[errors.CodeqError]
@@ -17,7 +17,7 @@ Queue = tuple[str, str]
 
 @dataclass
 class ModelTask:
-    """A task of the model. `past` counts the attempts of its earlier lives, before a replay."""
+    """A task of the model. `past` counts the attempts before its last replay."""
 
     id: str
     tid: str
@@ -27,8 +27,8 @@ class ModelTask:
     request: NewTask
     created: int
     visible: int
-    place: str = "ready"  # delayed inprog dlq terminal gone
-    status: Status = Status.PENDING
+    place: str = "ready"  # delayed inprog dlq terminal deleted
+    status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
     past: int = 0
     worker: str = ""
@@ -37,7 +37,7 @@ class ModelTask:
     claimed: int = 0
     error: str = ""
     progress: str = ""
-    answer: tuple[Status, bytes | None, str | None] | None = None
+    answer: tuple[TaskStatus, bytes | None, str | None] | None = None
     ended: int = 0
     expires: int = 0
     dead_since: int = 0
@@ -80,7 +80,7 @@ class Model:
 
     def find(self, tid: str, task_id: str) -> ModelTask | None:
         task = self.tasks.get(task_id)
-        return task if task and task.tid == tid and task.place != "gone" else None
+        return task if task and task.tid == tid and task.place != "deleted" else None
 
     def list_tasks(self, queue: Queue, place: str) -> list[ModelTask]:
         return [task for task in self.tasks.values() if task.queue == queue and task.place == place]
@@ -137,13 +137,18 @@ class Model:
         task = self.find(tid, task_id)
         if not task:
             return errors.TaskNotFound
-        if task.status is Status.CANCELLED:
+        if task.status is TaskStatus.CANCELLED:
             return None
         if task.status.is_terminal:
             return errors.AlreadyEnded
-        attempt = task.past + task.attempts + 1 if task.status is Status.IN_PROGRESS else 0
+        attempt = task.past + task.attempts + 1 if task.status is TaskStatus.IN_PROGRESS else 0
         self._remove_from_ready(task)
-        task.place, task.status, task.ended, task.expires = "terminal", Status.CANCELLED, now, now + self.retention_ms
+        task.place, task.status, task.ended, task.expires = (
+            "terminal",
+            TaskStatus.CANCELLED,
+            now,
+            now + self.retention_ms,
+        )
         self._record_event(task, attempt, "CANCELLED", task.worker if attempt else "", "")
         return None
 
@@ -171,18 +176,18 @@ class Model:
         return claimed
 
     def lease(self, task: ModelTask, worker: str, token: str, now: int, lease_ms: int) -> None:
-        task.place, task.status = "inprog", Status.IN_PROGRESS
+        task.place, task.status = "inprog", TaskStatus.IN_PROGRESS
         task.worker, task.token, task.claimed, task.deadline = worker, token, now, now + lease_ms
 
     def find_refusal(self, tid: str, task_id: str, worker: str, token: str, now: int) -> Refusal | None:
         task = self.find(tid, task_id)
         if not task:
             return errors.TaskNotFound
-        if task.status is Status.CANCELLED:
+        if task.status is TaskStatus.CANCELLED:
             return errors.TaskCancelled
         if task.status.is_terminal:
             return errors.AlreadyEnded
-        if task.status is Status.PENDING:
+        if task.status is TaskStatus.PENDING:
             return errors.LeaseLost
         if task.worker != worker:
             return errors.NotLeaseOwner
@@ -191,9 +196,9 @@ class Model:
         return None
 
     def heartbeat(self, lease: Lease, token: str, extend_ms: int, progress: str, now: int) -> Refusal | int:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        if refused:
-            return refused
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        if refusal:
+            return refusal
         task = self.tasks[lease.id]
         task.deadline = now + extend_ms
         task.progress = progress or task.progress
@@ -201,32 +206,32 @@ class Model:
 
     def submit(self, tid: str, worker: str, results: Sequence[NewResult], now: int) -> list[Any]:
         """Store results. All leases of the batch are checked before the first result is stored."""
-        refused = [self.find_refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
-        return [self._submit_one(worker, new, refusal, now) for new, refusal in zip(results, refused, strict=True)]
+        refusals = [self.find_refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
+        return [self._submit_one(worker, new, refusal, now) for new, refusal in zip(results, refusals, strict=True)]
 
-    def _submit_one(self, worker: str, new: NewResult, refused: Refusal | None, now: int) -> Any:
+    def _submit_one(self, worker: str, new: NewResult, refusal: Refusal | None, now: int) -> Any:
         task, answer = self.tasks.get(new.task_id), (new.status, new.result, new.error)
         if not task:
-            return refused
-        if task.answer and refused in (None, errors.AlreadyEnded):
+            return refusal
+        if task.answer and refusal in (None, errors.AlreadyEnded):
             is_same = task.worker == worker and task.answer == answer
             return (task.ended, task.attempts) if is_same else errors.AlreadyEnded
-        if refused:
-            return refused
+        if refusal:
+            return refusal
         attempt = task.past + task.attempts + 1
-        task.attempts += new.status is Status.FAILED
+        task.attempts += new.status is TaskStatus.FAILED
         task.place, task.status, task.error, task.answer = "terminal", new.status, new.error or "", answer
         task.ended, task.expires = now, now + self.retention_ms
         self._record_event(task, attempt, new.status.value, worker, new.error or "")
         return now, task.attempts
 
     def nack(self, lease: Lease, token: str, delay_ms: int | None, reason: str, now: int) -> Any:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._end_attempt(self.tasks[lease.id], "NACKED", reason, delay_ms, now)
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refusal or self._end_attempt(self.tasks[lease.id], "NACKED", reason, delay_ms, now)
 
     def abandon(self, lease: Lease, token: str, now: int) -> Any:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._end_attempt(self.tasks[lease.id], "ABANDONED", "", 0, now)
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refusal or self._end_attempt(self.tasks[lease.id], "ABANDONED", "", 0, now)
 
     def _end_attempt(
         self, task: ModelTask, outcome: str, reason: str, delay_ms: int | None, now: int
@@ -239,13 +244,13 @@ class Model:
         if task.attempts >= task.max and self._forward_dead(task, outcome, own_error, now):
             return False, 0
         if task.attempts >= task.max:
-            task.place, task.status, task.error = "dlq", Status.FAILED, own_error or "MAX_ATTEMPTS"
+            task.place, task.status, task.error = "dlq", TaskStatus.FAILED, own_error or "MAX_ATTEMPTS"
             task.dead_since, task.expires = now, now + self.dead_retention_ms
             self._record_event(task, attempt, outcome, worker, own_error)
             return True, 0
         if delay_ms is None:
             delay_ms = self.backoff_ms(task)
-        task.status, task.visible, task.error = Status.PENDING, now + delay_ms, own_error or task.error
+        task.status, task.visible, task.error = TaskStatus.PENDING, now + delay_ms, own_error or task.error
         self._record_event(task, attempt, outcome, worker, own_error)
         if delay_ms > 0:
             task.place = "delayed"
@@ -259,7 +264,7 @@ class Model:
         if not dead_letter_queue or task.was_forwarded:
             return False
         task.past, task.attempts, attempt = task.past + task.attempts, 0, task.past + task.attempts
-        task.status, task.visible, task.error = Status.PENDING, now, own_error or "MAX_ATTEMPTS"
+        task.status, task.visible, task.error = TaskStatus.PENDING, now, own_error or "MAX_ATTEMPTS"
         self._record_event(task, attempt, outcome, task.worker, own_error)
         task.command, task.was_forwarded = dead_letter_queue, True
         self._make_ready(task)
@@ -300,7 +305,7 @@ class Model:
         if task.place != "dlq":
             return errors.NotDead
         task.past, task.attempts = task.past + task.attempts, 0
-        task.status, task.visible, task.expires = Status.PENDING, now, 0
+        task.status, task.visible, task.expires = TaskStatus.PENDING, now, 0
         task.replayed_by = ""
         self._record_event(task, 0, "REPLAYED", "", "")
         self._make_ready(task)
@@ -339,7 +344,7 @@ class Model:
             if task and is_deleted:
                 if task.place == "dlq":
                     task.events.append((0, "PURGED", "GONE", task.attempts, "", ""))
-                task.place = "gone"
+                task.place = "deleted"
                 key = task.request.idempotency_key
                 if key and self.idem.get((tid, key)) == task_id:
                     del self.idem[tid, key]
