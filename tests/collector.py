@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector on the loopback, which keeps the spans that it receives."""
+"""An OpenTelemetry collector on the loopback that stores the spans it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 
 
 class Collector:
-    """Receives spans as OTLP over HTTP and keeps them in `spans`."""
+    """Receive spans as OTLP over HTTP and store them in `spans`."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
