@@ -65,7 +65,7 @@ class Poll(Protocol):
     async def undo(self) -> None:
         """Return the tasks that the last attempt claimed, because the client has disconnected."""
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Return when the client disconnects."""
 
 
@@ -242,7 +242,7 @@ class LongPollRegistry:
             waiter.has_missed_wake_up = True
 
     async def _watch(self, poll: Poll, waiter: Waiter) -> None:
-        await poll.disconnected()
+        await poll.wait_for_disconnect()
         waiter.is_disconnected = True
         self._unpark(waiter)
 
