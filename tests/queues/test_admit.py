@@ -77,10 +77,10 @@ def test_repeated_key_does_not_count_and_is_accepted_at_the_limit(limited: Queue
 @pytest.mark.spec("AUT-3", "Claims are limited too; repeating a claim after a wake-up does not count")
 def test_claims_are_limited(limited: Queue) -> None:
     for _ in range(20):
-        limited.look()
+        limited.try_claim()
     with pytest.raises(errors.TooMany):
-        limited.look()
-    limited.look(is_counted=False)
+        limited.try_claim()
+    limited.try_claim(is_counted=False)
 
 
 @pytest.mark.spec("AUT-3", "Tenants have separate limits, and a new token does not raise them")

@@ -42,7 +42,7 @@ def test_what_stops_all_of_a_queue_comes_first(queue: Queue) -> None:
     services.pause(queue.tenant, "send").run_sync()
     said = asked(queue, task, msgspec.structs.replace(queue.tenant, is_suspended=True))
     assert said.index("Tenant acme is suspended") < said.index("Queue send is paused")
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
 
 
 def test_a_queue_that_is_as_busy_as_it_may_be_says_so(queue: Queue) -> None:
@@ -52,7 +52,7 @@ def test_a_queue_that_is_as_busy_as_it_may_be_says_so(queue: Queue) -> None:
     assert "policy allows" not in asked(queue, task)
     queue.claim()
     assert "as many tasks in progress as its policy allows (1)" in asked(queue, task)
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
 
 
 def test_a_task_for_later_says_when(queue: Queue, clock: Clock) -> None:
@@ -85,7 +85,7 @@ def test_the_next_task_is_told_so(queue: Queue) -> None:
 
 
 def test_the_ended_say_how(queue: Queue) -> None:
-    dead = queue.dead()
+    dead = queue.make_dead_letter()
     assert "Dead letter: 1 of 1 attempts failed" in asked(queue, dead)
     done, failed, gone = queue.enqueue(), queue.enqueue(), queue.enqueue()
     queue.complete(queue.claim())

@@ -88,7 +88,7 @@ def test_no_delay_means_the_back_of_the_line_at_once(queue: Queue) -> None:
     queue.enqueue("first")
     queue.enqueue("second")
     services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=0).run_sync()
-    assert queue.payloads() == ["second", "first"]
+    assert queue.claim_payloads() == ["second", "first"]
 
 
 @pytest.mark.spec("RET-1", "At `maxAttempts` the task is dead: in the DLQ, FAILED, with the error kept")
@@ -100,11 +100,11 @@ def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, mo
         answer = services.nack(queue.tenant, queue.claim().id, "w1", reason=f"failure {number}").run_sync()
     assert answer.is_dead
     clock.advance(10_000)
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
     stored = selectors.task(queue.tenant, task.id).run_sync()
     assert (stored.status, stored.location, stored.attempts) == (TaskStatus.FAILED, Location.DLQ_SET, most)
     assert stored.error == f"failure {most - 1}"
-    assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
+    assert [event["status"] for event in queue.read_events()] == ["PENDING"] * (most - 1) + ["FAILED"]
 
 
 def test_dying_without_a_reason_says_max_attempts(queue: Queue) -> None:

@@ -97,7 +97,7 @@ def test_a_policy_is_its_tenants_own(tenant: TenantSnapshot, other_tenant: Tenan
     queue = Queue(other_tenant)
     assert queue.enqueue().max_attempts == 5
     queue.enqueue()
-    assert len(queue.look(count=5).tasks) == 2
+    assert len(queue.try_claim(count=5).tasks) == 2
     with pytest.raises(errors.NotFound):
         policies.delete(other_tenant, "send")
     assert policies.find(tenant, "send").max_attempts == 1
@@ -199,19 +199,19 @@ def test_no_more_are_in_progress_than_the_policy_allows(tenant: TenantSnapshot, 
     put(tenant, max_consumers=3)
     queue = Queue(tenant)
     queue.enqueue_many(10)
-    first = queue.look(count=2).tasks
-    second = queue.look("w2", count=5)
+    first = queue.try_claim(count=2).tasks
+    second = queue.try_claim("w2", count=5)
     assert (len(first), len(second.tasks)) == (2, 1)
-    full = queue.look("w3", wait_ms=1000)
+    full = queue.try_claim("w3", wait_ms=1000)
     assert full.tasks == []
     # No message reports that a task has ended, so a long poll repeats its claim soon.
     assert full.next_due_ms is not None
     assert full.next_due_ms <= clock.now_ms + 500
     queue.complete(first[0])
     services.nack(tenant, first[1].id, "w1", delay_seconds=0).run_sync()
-    assert len(queue.look("w3", count=5).tasks) == 2
+    assert len(queue.try_claim("w3", count=5).tasks) == 2
     clock.advance(10_000)  # all leases have expired: a claim returns them and takes as many
-    assert len(queue.look("w4", count=10).tasks) == 3
+    assert len(queue.try_claim("w4", count=10).tasks) == 3
     assert stats(tenant)[1] == 3
 
 
@@ -232,7 +232,7 @@ def test_ghosts_in_line_do_not_use_up_room(tenant: TenantSnapshot, clock: Clock)
     tasks = queue.enqueue_many(5)
     for task in tasks[:3]:
         services.cancel(tenant, task.id).run_sync()
-    assert [task.id for task in queue.look(count=5).tasks] == [task.id for task in tasks[3:]]
+    assert [task.id for task in queue.try_claim(count=5).tasks] == [task.id for task in tasks[3:]]
 
 
 def test_many_claimers_at_once_never_pass_the_bound(tenant: TenantSnapshot) -> None:
@@ -241,7 +241,7 @@ def test_many_claimers_at_once_never_pass_the_bound(tenant: TenantSnapshot) -> N
     queue.enqueue_many(100)
 
     def work(number: int) -> int:
-        return len(queue.look(f"w{number}", count=3).tasks)
+        return len(queue.try_claim(f"w{number}", count=3).tasks)
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(work, range(40))) == 7
@@ -253,7 +253,7 @@ def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: TenantSn
     def calls(command: str) -> int:
         Queue(tenant, command).enqueue()
         client().config_resetstat()
-        assert len(Queue(tenant, command).look().tasks) == 1
+        assert len(Queue(tenant, command).try_claim().tasks) == 1
         return sum(stat["calls"] for name, stat in client().info("commandstats").items() if "config" not in name)
 
     calls("free")  # loads the scripts, and finds no lease there
@@ -271,14 +271,14 @@ def test_pausing_keeps_the_bound(tenant: TenantSnapshot, clock: Clock) -> None:
     queue.enqueue_many(5)
     services.pause(tenant, "send").run_sync()
     assert selectors.queue_stats(tenant, "send").run_sync().is_paused
-    assert queue.look(count=5).tasks == []
+    assert queue.try_claim(count=5).tasks == []
     put(tenant, max_consumers=3)
     assert selectors.queue_stats(tenant, "send").run_sync().is_paused
     services.resume(tenant, "send").run_sync()
     assert not selectors.queue_stats(tenant, "send").run_sync().is_paused
-    assert len(queue.look(count=5).tasks) == 3
+    assert len(queue.try_claim(count=5).tasks) == 3
     policies.delete(tenant, "send")
-    assert len(queue.look(count=5).tasks) == 2
+    assert len(queue.try_claim(count=5).tasks) == 2
 
 
 @pytest.mark.spec("RET-1", "A queue's policy has a backoff of its own")
@@ -332,7 +332,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: TenantSnapshot, clock: Clo
         fail(corpses)
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (0, 0, 1))
-    events = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
+    events = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.read_events()]
     assert events == [
         ("send", "1", "PENDING"), ("send", "2", "PENDING"), ("corpses", "3", "PENDING"), ("corpses", "4", "FAILED"),
     ]  # fmt: skip

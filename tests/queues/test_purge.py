@@ -54,7 +54,7 @@ def test_live_work_is_never_removed(queue: Queue, clock: Clock) -> None:
 
 @pytest.mark.spec("RET-4", "Dead letters have a retention of their own")
 def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -> None:
-    dead = queue.dead()
+    dead = queue.make_dead_letter()
     clock.advance(6 * DAY)
     assert services.cleanup(queue.tenant.tid).run_sync() == 0
     clock.advance(DAY)
@@ -65,7 +65,7 @@ def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -
 
 
 def test_an_operator_deletes_dead_letters_of_one_tenant_at_once(queue: Queue, other_queue: Queue) -> None:
-    dead, other_dead = queue.dead(), other_queue.dead()
+    dead, other_dead = queue.make_dead_letter(), other_queue.make_dead_letter()
     assert services.purge(queue.tenant, [dead.id, other_dead.id, dead.id]).run_sync() == 1
     assert selectors.task(other_queue.tenant, other_dead.id).run_sync().status is TaskStatus.FAILED
     assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0

@@ -14,7 +14,7 @@ from tests.fixtures.queues import Clock, Queue
 
 @pytest.mark.spec("QUE-6", "Stats are exact in every state")
 def test_stats_are_exact(queue: Queue, clock: Clock) -> None:
-    queue.dead()
+    queue.make_dead_letter()
     for priority in (0, 0, 7):
         queue.enqueue(priority=priority)
     queue.enqueue(delay_ms=1000)

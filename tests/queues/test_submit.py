@@ -55,7 +55,7 @@ def test_the_same_submission_again_is_harmless(queue: Queue, clock: Clock) -> No
     clock.advance(3600)
     again = queue.complete(task)
     assert msgspec.json.encode(again) == msgspec.json.encode(first)
-    assert [event["outcome"] for event in queue.events()] == ["COMPLETED"]
+    assert [event["outcome"] for event in queue.read_events()] == ["COMPLETED"]
 
 
 def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> None:
@@ -75,7 +75,7 @@ def test_a_late_result_is_refused(queue: Queue, clock: Clock, late: str) -> None
     task = queue.claim("w1", lease_seconds=10)
     clock.advance(10)
     if late != "not reaped":
-        queue.look()
+        queue.try_claim()
         clock.advance(1000)
     if late in ("with another", "ended by another"):
         other = queue.claim("w2")
@@ -92,7 +92,7 @@ def test_a_late_holder_of_the_same_name_is_refused(queue: Queue, clock: Clock) -
     queue.enqueue()
     old = queue.claim("pool", lease_seconds=1)
     clock.advance(2000)
-    queue.look("pool")
+    queue.try_claim("pool")
     clock.advance(2000)
     new = queue.claim("pool")
     assert isinstance(queue.complete(old, "pool", lease_token=old.lease_token), errors.LeaseLost)
@@ -110,7 +110,7 @@ def test_only_the_owner_may_answer(queue: Queue, other_queue: Queue) -> None:
 @pytest.mark.spec("ACK-6", "Results in a batch are independent, and answered in order")
 def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue_many(3)
-    mine = queue.look(count=3).tasks
+    mine = queue.try_claim(count=3).tasks
     foreign = other_queue.enqueue()
     done = TaskStatus.COMPLETED
     answers = services.submit(
@@ -137,7 +137,7 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
         "Result",
         "AlreadyEnded",
     ]
-    assert len(queue.events()) == 3
+    assert len(queue.read_events()) == 3
 
 
 def test_a_result_too_large_is_refused_and_the_lease_lives_on(queue: Queue) -> None:
@@ -154,18 +154,18 @@ def test_every_ended_attempt_is_one_entry_in_the_outbox(queue: Queue, clock: Clo
     clock.advance(1)
     queue.claim("w3", lease_seconds=1)
     clock.advance(1)
-    queue.look()
+    queue.try_claim()
     clock.advance(1000)
     task = queue.claim("w4")
     clock.advance(2)
     queue.complete(task, "w4")
-    events = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.events()]
+    events = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.read_events()]
     assert events == [
         ("1", "NACKED", "PENDING", "w1", "1"),
         ("2", "ABANDONED", "PENDING", "w2", "2"),
         ("3", "EXPIRED", "PENDING", "w3", "3"),
         ("4", "COMPLETED", "COMPLETED", "w4", "3"),
     ]
-    last = queue.events()[-1]
+    last = queue.read_events()[-1]
     assert int(last["ended"]) - int(last["claimed"]) == 2000
-    assert [event["error"] for event in queue.events()] == ["flaky", "", "LEASE_EXPIRED", ""]
+    assert [event["error"] for event in queue.read_events()] == ["flaky", "", "LEASE_EXPIRED", ""]
