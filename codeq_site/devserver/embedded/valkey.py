@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import redis
 
+from codeq_site.devserver.embedded.allocator import Allocator
 from codeq_site.devserver.embedded.files import private_directory, write_private
 from codeq_site.devserver.embedded.server import NOT_INSTALLED, Server
 from codeq_site.devserver.supervisor import StartError
@@ -44,8 +45,10 @@ class Valkey(Server):
         socket: Path,
         config: Mapping[str, str] = DURABLE,
         name: str = "Valkey",
+        allocator: Allocator | None = None,
     ) -> None:
         super().__init__(data, log)
+        self.allocator = allocator
         self.socket = socket
         self.config = dict(config)
         self.name = name
@@ -58,11 +61,14 @@ class Valkey(Server):
         return f"unix://{quote(str(self.socket))}?db=0"
 
     def environment(self) -> Mapping[str, str]:
-        # The wheel's Valkey uses the C library's allocator, and Lua frees by the hundred: what does not fit glibc's
-        # cache of freed pieces is searched for, ever longer beside a million tasks. A claim there took twice its time.
-        # Last: glibc moves it elsewhere, and Valkey writes its title over what follows its arguments without a gap.
-        own = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
-        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"GLIBC_TUNABLES": own}
+        environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+        if self.allocator:
+            libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
+            return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
+        # Lua frees hundreds of blocks at once. glibc keeps them if its cache is large enough. Last: glibc moves the
+        # variable, and Valkey writes its title over the variables that follow its arguments.
+        tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
+        return environment | {"GLIBC_TUNABLES": tunables}
 
     def prepare(self) -> None:
         private_directory(self.data)
