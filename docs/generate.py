@@ -101,9 +101,9 @@ def engine() -> str:
     lines += ["## Keys", "", "```"]
     lines += [line.strip() for line in (keys.__doc__ or "").splitlines() if line.startswith("    codeq:")]
     lines += ["```", "", "## Scripts"]
-    for script in script_loader.everything():
-        lines += ["", f"### {script.name}", "", script.summary[0].upper() + script.summary[1:], "", "```"]
-        lines += [f"{section:<8}{text}" for section, text in script.sections.items()]
+    for script in script_loader.load_all():
+        lines += ["", f"### {script.name}", "", script.header.summary[0].upper() + script.header.summary[1:], "", "```"]
+        lines += [f"{section:<8}{text}" for section, text in script.header.sections.items()]
         lines += ["```"]
     return "\n".join(lines) + "\n"
 

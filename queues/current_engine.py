@@ -27,7 +27,7 @@ def engine() -> Engine:
         Options(
             partitions=queues.partitions,
             max_attempts=queues.max_attempts,
-            inspect_limit=queues.inspect_limit,
+            repair_limit=queues.inspect_limit,
             backoff=queues.backoff,
             backoff_base_ms=round(queues.backoff_base_seconds * 1000),
             backoff_cap_ms=round(queues.backoff_cap_seconds * 1000),

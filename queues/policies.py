@@ -106,7 +106,7 @@ def delete(tenant: Tenant, command: str) -> None:
     """Have what holds everywhere hold for a queue again. Its tasks stay. NotFound where there is no policy."""
     row = find(tenant, command)
     # First: a row without its words in Redis gets them again from beat, but nobody would look for words without a row.
-    admin_commands.set_policy(engine(), tenant.tid, command, line="", max_consumers=None).run_sync()
+    admin_commands.set_policy(engine(), tenant.tid, command, policy="", max_consumers=None).run_sync()
     row.delete()
     tenant_cache.refresh([tenant.tid])
 
@@ -125,9 +125,9 @@ def tell(row: QueuePolicy) -> None:
         engine(),
         str(row.tenant_id),
         row.command,
-        line=line if has_line else "",
+        policy=line if has_line else "",
         max_consumers=row.max_consumers,
-        topic=row.dead_letter_topic,
+        dead_letter_queue=row.dead_letter_topic,
     ).run_sync()
 
 

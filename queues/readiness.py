@@ -36,7 +36,7 @@ def redis_problem() -> str | None:
 
 def _server_problem(server: redis.Redis) -> str | None:
     server.ping()
-    for script in script_loader.everything():
+    for script in script_loader.load_all():
         if not server.script_exists(script.sha)[0]:
             server.script_load(script.source)
     return _durability_problem(server)

@@ -352,7 +352,7 @@ def _limits(what: str, per_second: float, by: str) -> Limits:
         return NO_LIMITS
     limits = conf().limits
     return Limits(
-        what=what,
+        kind=what,
         per_second=per_second,
         burst_seconds=limits.burst_seconds,
         token=by,

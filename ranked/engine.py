@@ -1,4 +1,7 @@
-"""Ranked queues: one sorted set each, of ids whose tasks are elsewhere (in the caller's own database)."""
+"""Scripts of ranked queues.
+
+A ranked queue is one sorted set of ids. The tasks are rows of the caller's own database.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from core.redis.script_call import ScriptCall
 from queues.engine import keys, script_loader
-from queues.engine.base import Engine
+from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
 log = logging.getLogger(__name__)
@@ -17,12 +20,15 @@ script_loader.DIRECTORIES.append(Path(__file__).parent / "lua")
 
 
 def enqueue(engine: Engine, tid: str, name: str, entries: Sequence[tuple[str, int]]) -> ScriptCall[list[bool]]:
-    """Put ids in line, each with its rank: whether it came, or moved up; False = it was there already."""
-    return engine.call(
+    """Add entries, each an id and its rank. Return for each whether it was added or moved up.
+
+    An entry that is ready already, at this rank or a higher one, keeps its position.
+    """
+    return engine.prepare(
         "ranked_enqueue",
-        lambda reply: [flag == 1 for flag in reply],
-        line=_line(engine, tid, name),
-        clock=engine.now(),
+        lambda reply: [outcome == 1 for outcome in reply],
+        queue=_queue_key(engine, tid, name),
+        clock=engine.clock_argument(),
         args=[word for entry in entries for word in entry],
     )
 
@@ -30,55 +36,70 @@ def enqueue(engine: Engine, tid: str, name: str, entries: Sequence[tuple[str, in
 def dequeue(
     engine: Engine, tid: str, name: str, holder: str, *, lock_seconds: int, skip: int = 0
 ) -> ScriptCall[str | None]:
-    """Lock the first entry that nobody holds, and return its id; None where there is none."""
+    """Lock the first ready entry without a lock. Return its id, or None if there is none.
 
-    def read(reply: Sequence[Any]) -> str | ScriptCall[str | None] | None:
-        word, found, dropped = reply
+    `skip` is the number of ready entries that are known to be locked. A call searches CHUNK entries; if all of them are
+    locked, the next call continues behind them.
+    """
+
+    def decode(reply: Sequence[Any]) -> str | ScriptCall[str | None] | None:
+        word, value, dropped = reply
         if dropped:
-            log.error("ranked queue %s of tenant %s: %d entries were no ids, and are dropped", name, tid, dropped)
+            log.error("ranked queue %s of tenant %s: dropped %d entries that are not valid ids", name, tid, dropped)
         if word == b"MORE":
-            return dequeue(engine, tid, name, holder, lock_seconds=lock_seconds, skip=int(found))
-        return found.decode() if word == b"TAKEN" else None
+            return dequeue(engine, tid, name, holder, lock_seconds=lock_seconds, skip=int(value))
+        return value.decode() if word == b"TAKEN" else None
 
-    return engine.call(
+    return engine.prepare(
         "ranked_dequeue",
         list,
-        line=_line(engine, tid, name),
+        queue=_queue_key(engine, tid, name),
         holder=holder,
         lock_seconds=lock_seconds,
         skip=skip,
         limit=CHUNK,
-        clock=engine.now(),
-    ).and_then(read)
+        clock=engine.clock_argument(),
+    ).and_then(decode)
 
 
 def requeue(engine: Engine, tid: str, name: str, task_id: str, holder: str, *, delay_ms: int) -> ScriptCall[bool]:
-    """Give an entry back, to be in line again after a delay. False: the lock is not this holder's."""
-    return _held(engine, "ranked_requeue", tid, name, id=task_id, holder=holder, delay_ms=delay_ms)
+    """Release a lock; the entry is ready again after the delay.
+
+    Return False if the holder does not have the lock.
+    """
+    return _prepare_for_holder(engine, "ranked_requeue", tid, name, id=task_id, holder=holder, delay_ms=delay_ms)
 
 
 def release(engine: Engine, tid: str, name: str, task_id: str, holder: str) -> ScriptCall[bool]:
-    """The entry is done with. Without a holder: whoever has the lock loses it, and the entry is in line again."""
-    return _held(engine, "ranked_release", tid, name, id=task_id, holder=holder)
+    """Remove a finished entry and its lock. Return False if the holder does not have the lock.
+
+    With '' as the holder, break the lock of any holder and make the entry ready again.
+    """
+    return _prepare_for_holder(engine, "ranked_release", tid, name, id=task_id, holder=holder)
 
 
 def renew(engine: Engine, tid: str, name: str, task_id: str, holder: str, *, lock_seconds: int) -> ScriptCall[bool]:
-    """Have the lock end so many seconds from now. False: it is not this holder's."""
-    return _held(engine, "ranked_renew", tid, name, id=task_id, holder=holder, lock_seconds=lock_seconds)
+    """Extend a lock to `lock_seconds` from now.
+
+    Return False if the holder does not have the lock.
+    """
+    return _prepare_for_holder(engine, "ranked_renew", tid, name, id=task_id, holder=holder, lock_seconds=lock_seconds)
 
 
 def size(engine: Engine, tid: str, name: str) -> ScriptCall[int]:
-    """How many entries nobody holds, the delayed among them."""
-    return engine.call("ranked_size", int, line=_line(engine, tid, name), clock=engine.now())
+    """Return the number of ready and delayed entries."""
+    return engine.prepare("ranked_size", int, queue=_queue_key(engine, tid, name), clock=engine.clock_argument())
 
 
-def locked(engine: Engine, tid: str, name: str, task_id: str) -> ScriptCall[bool]:
-    return engine.call("ranked_locked", bool, line=_line(engine, tid, name), id=task_id)
+def is_locked(engine: Engine, tid: str, name: str, task_id: str) -> ScriptCall[bool]:
+    return engine.prepare("ranked_locked", bool, queue=_queue_key(engine, tid, name), id=task_id)
 
 
-def _held(engine: Engine, verb: str, tid: str, name: str, **named: Any) -> ScriptCall[bool]:
-    return engine.call(verb, bool, line=_line(engine, tid, name), clock=engine.now(), **named)
+def _prepare_for_holder(engine: Engine, script_name: str, tid: str, name: str, **arguments: Any) -> ScriptCall[bool]:
+    """Return the call of a script that answers 1 if the holder has the lock, and 0 otherwise."""
+    queue, clock = _queue_key(engine, tid, name), engine.clock_argument()
+    return engine.prepare(script_name, bool, queue=queue, clock=clock, **arguments)
 
 
-def _line(engine: Engine, tid: str, name: str) -> str:
+def _queue_key(engine: Engine, tid: str, name: str) -> str:
     return keys.ranked(engine.root(tid), tid, name)

@@ -14,7 +14,10 @@ from ranked.models import RankedEntry
 
 @metrics.at_scrape
 def waiting_entries(until: float) -> Iterator[GaugeMetricFamily]:
-    """Yield the number of entries that Redis does not have yet. Without the database the gauge is left out."""
+    """Yield the number of entries that Redis does not have yet.
+
+    Without the database, the scrape goes on without this gauge.
+    """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         count = RankedEntry.objects.count()

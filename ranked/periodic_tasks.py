@@ -10,5 +10,5 @@ from ranked import services
 # The task keeps the name it had when ranked queues were part of the queues app: messages cross during an upgrade.
 @periodic_task("queues.ranked")
 def sweep(lock: PeriodicTaskLock) -> str:
-    """Enqueue the entries that Redis could not take when they were made."""
+    """Enqueue the entries that Redis could not store when their transactions committed."""
     return f"{services.sweep(lock.renew)} enqueued"

@@ -1,9 +1,11 @@
-"""Ranked queues: for Django code whose tasks are rows of its own, and that only has to know which one is next.
+"""Ranked queues, for Django code that keeps its tasks in rows of its own.
 
-What is enqueued goes into a table first, within the caller's transaction, and to Redis when that has been committed;
-where Redis cannot take it then, or the process dies in between, beat hands it over. So a transaction never fails for
-Redis' sake, and one that is rolled back has enqueued nothing. Should an answer of Redis get lost, an entry may be
-handed over twice: one that is still in line keeps its place, one that was done by then is done again.
+`enqueue` writes to a table in the caller's transaction. When the transaction commits, the entry moves to Redis. If
+Redis is down or the process dies first, the periodic task `sweep` moves it. So a failure of Redis never fails the
+transaction, and a transaction that is rolled back enqueues nothing.
+
+If a reply of Redis is lost, an entry moves twice: one that is still ready keeps its position, and one that was finished
+in the meantime is served again.
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ LOCK_LIMIT_SECONDS = 86_400
 
 
 class Rank(IntEnum):
-    """Any whole number from 0 to 100 is a rank; the highest is served first."""
+    """Names for two ranks. Any integer from 0 to 100 is a rank; the highest is served first."""
 
     HIGH = 100
     NORMAL = 50
 
 
 class RankedQueue:
-    """One worker's sight of a ranked queue: locks are its own, by the name it has in `holder`.
+    """A ranked queue as one worker uses it. `holder` identifies the worker in its locks.
 
-    So every thread that works makes one for itself; it costs nothing, and holds no connection. All methods raise
-    Unavailable where Redis cannot be asked, but for `enqueue`, which then leaves it to beat.
+    Create one object per worker thread; it is cheap and holds no connection. All methods except `enqueue` raise
+    Unavailable if Redis does not answer.
     """
 
     def __init__(self, tenant: Tenant, name: str, *, lock_seconds: int = LOCK_SECONDS) -> None:
@@ -57,88 +59,102 @@ class RankedQueue:
         self.holder = f"{socket.gethostname()}:{uuid4()}"
 
     def enqueue(self, task_id: TaskId, priority: int = Rank.NORMAL) -> None:
-        """Put a task in line once the transaction is committed.
+        """Enqueue a task when the transaction commits.
 
-        One that is in line keeps its place, or goes to the back of a higher rank; one that is delayed is in line at
-        once; one that somebody is at work on is in line for when its lock is given up.
+        A ready task keeps its position, or moves to the back of a higher rank. A delayed task becomes ready at once. A
+        locked task is served again when its lock is released.
         """
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 100:
-            raise errors.InvalidRequest("priority: a whole number from 0 to 100")
+            raise errors.InvalidRequest("priority: an integer from 0 to 100")
         row = RankedEntry.objects.create(
-            tenant_id=self.tid, queue=self.name, task_id=_word(task_id), rank=int(priority)
+            tenant_id=self.tid, queue=self.name, task_id=_check_task_id(task_id), rank=int(priority)
         )
         # A lambda: a robust hook that fails is logged by its __qualname__, which a partial does not have.
-        transaction.on_commit(lambda: _hand_over_or_leave(self.tid, self.name, row.pk), robust=True)
+        transaction.on_commit(lambda: _try_to_move_to_redis(self.tid, self.name, row.pk), robust=True)
 
     def dequeue(self) -> str | None:
-        """Lock the next task and return its id; None where nobody waits.
+        """Lock the next task and return its id, or None if no task is free.
 
-        Until the lock ends nobody else gets it; then it is in line again, at the back of its rank.
+        When the lock expires, the task is ready again, at the back of its rank.
         """
         return ranked_engine.dequeue(
             engine(), self.tid, self.name, self.holder, lock_seconds=self.lock_seconds
         ).run_sync()
 
     def requeue_with_delay(self, task_id: TaskId, delay: float) -> bool:
-        """Give up the lock, and have the task in line again after so many seconds, at its rank.
+        """Release the lock; the task is ready again at its rank after `delay` seconds.
 
-        False, and nothing changes, where the lock is not this worker's: it is somebody else's task now.
+        Return False and change nothing if the lock has expired or another worker has it.
         """
         horizon = conf().queues.horizon_seconds
         if not 0 <= delay <= horizon:
             raise errors.InvalidRequest(f"delay: 0 to {horizon} seconds")
         delay_ms = round(delay * 1000)
         return ranked_engine.requeue(
-            engine(), self.tid, self.name, _word(task_id), self.holder, delay_ms=delay_ms
+            engine(), self.tid, self.name, _check_task_id(task_id), self.holder, delay_ms=delay_ms
         ).run_sync()
 
     def release_lock(self, task_id: TaskId) -> bool:
-        """The task is done with. False, and nothing changes, where the lock is not this worker's."""
-        return ranked_engine.release(engine(), self.tid, self.name, _word(task_id), self.holder).run_sync()
+        """Remove a finished task.
+
+        Return False and change nothing if this worker no longer has the lock.
+        """
+        return ranked_engine.release(engine(), self.tid, self.name, _check_task_id(task_id), self.holder).run_sync()
 
     def renew_lock(self, task_id: TaskId) -> bool:
-        """Have the lock last as long again from now. False where it is not this worker's: stop working on it."""
-        word = _word(task_id)
+        """Extend the lock by its full length from now.
+
+        Return False if this worker no longer has the lock; it must then stop its work on the task.
+        """
         return ranked_engine.renew(
-            engine(), self.tid, self.name, word, self.holder, lock_seconds=self.lock_seconds
+            engine(), self.tid, self.name, _check_task_id(task_id), self.holder, lock_seconds=self.lock_seconds
         ).run_sync()
 
     def break_lock(self, task_id: TaskId) -> bool:
-        """For operators: take a task from whoever holds it, and put it in line again. False where nobody does."""
-        return ranked_engine.release(engine(), self.tid, self.name, _word(task_id), "").run_sync()
+        """Break the lock of any worker, and make the task ready again. For operators.
+
+        Return False if the task is not locked.
+        """
+        return ranked_engine.release(engine(), self.tid, self.name, _check_task_id(task_id), "").run_sync()
 
     def is_locked(self, task_id: TaskId) -> bool:
-        """Whether anybody is at work on it."""
-        return ranked_engine.locked(engine(), self.tid, self.name, _word(task_id)).run_sync()
+        return ranked_engine.is_locked(engine(), self.tid, self.name, _check_task_id(task_id)).run_sync()
 
     def queue_size(self) -> int:
-        """How many tasks nobody is at work on, the delayed among them."""
+        """Return the number of waiting tasks, including delayed ones and without locked ones."""
         return ranked_engine.size(engine(), self.tid, self.name).run_sync()
 
 
 def sweep(may_go_on: Callable[[], bool]) -> int:
-    """Hand over what Redis has not got, the oldest first; how many went. One queue's trouble is no other's."""
-    handed_over, after = 0, 0
-    while rows := list(RankedEntry.objects.filter(pk__gt=after).order_by("pk")[:CHUNK]):
-        after = rows[-1].pk
-        by_queue = defaultdict[tuple[str, str], list[int]](list)
+    """Move the entries of the table to Redis, oldest first. Return their number.
+
+    `may_go_on` is checked before each queue. A queue that Redis refuses, for example because its key has another type,
+    is logged and does not stop the others.
+    """
+    moved, last_pk = 0, 0
+    while rows := list(RankedEntry.objects.filter(pk__gt=last_pk).order_by("pk")[:CHUNK]):
+        last_pk = rows[-1].pk
+        pks_by_queue = defaultdict[tuple[str, str], list[int]](list)
         for row in rows:
-            by_queue[str(row.tenant_id), row.queue].append(row.pk)
-        there = set(reachable_tenants(tid for tid, _ in by_queue))
-        for (tid, name), pks in by_queue.items():
+            pks_by_queue[str(row.tenant_id), row.queue].append(row.pk)
+        reachable = set(reachable_tenants(tid for tid, _ in pks_by_queue))
+        for (tid, name), pks in pks_by_queue.items():
             if not may_go_on():
-                return handed_over
-            if tid not in there:
+                return moved
+            if tid not in reachable:
                 continue
             try:
-                handed_over += _hand_over(tid, name, pks)
+                moved += _move_to_redis(tid, name, pks)
             except redis.exceptions.ResponseError:
-                log.exception("ranked queue %s of tenant %s: Redis refuses what is to be enqueued", name, tid)
-    return handed_over
+                log.exception("ranked queue %s of tenant %s: Redis refuses its entries", name, tid)
+    return moved
 
 
-def _hand_over(tid: str, name: str, pks: Sequence[int]) -> int:
-    """Rows that somebody else is handing over right now are left to them."""
+def _move_to_redis(tid: str, name: str, pks: Sequence[int]) -> int:
+    """Enqueue rows and delete them. Return their number.
+
+    Rows that another process is moving are left to it.
+    """
     with transaction.atomic():
         rows = list(RankedEntry.objects.select_for_update(skip_locked=True).filter(pk__in=pks).order_by("pk"))
         if rows:
@@ -147,14 +163,15 @@ def _hand_over(tid: str, name: str, pks: Sequence[int]) -> int:
     return len(rows)
 
 
-def _hand_over_or_leave(tid: str, name: str, pk: int) -> None:
+def _try_to_move_to_redis(tid: str, name: str, pk: int) -> None:
     try:
-        _hand_over(tid, name, [pk])
+        _move_to_redis(tid, name, [pk])
     except errors.Unavailable as error:
-        log.warning("ranked queue %s of tenant %s: what was enqueued waits for Redis: %s", name, tid, error.detail)
+        log.warning("ranked queue %s of tenant %s: an entry waits for Redis: %s", name, tid, error.detail)
 
 
-def _word(task_id: TaskId) -> str:
-    word = str(task_id)
-    validation.check_command(word, "task_id")
-    return word
+def _check_task_id(task_id: TaskId) -> str:
+    """Return the id as text. Raise InvalidRequest if it cannot be part of a Redis key."""
+    text = str(task_id)
+    validation.check_command(text, "task_id")
+    return text

@@ -1,7 +1,10 @@
-"""All that knows Redis: keys, scripts and one function a transition. No Django, no HTTP, no rule about tenants."""
+"""The queue engine: Redis keys, Lua scripts, and one function for each transition.
+
+This package imports no Django and no HTTP, and has no rules about tenants.
+"""
 
 from core.redis.script_call import ScriptCall
-from queues.engine.base import Engine
+from queues.engine.engine import Engine
 from queues.engine.options import Options
 
 __all__ = ["Engine", "Options", "ScriptCall"]

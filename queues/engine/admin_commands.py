@@ -1,18 +1,19 @@
-"""What holds in a queue: whether claims get anything from it, how, and how often somebody may ask."""
+"""Commands on queues: pause, resume, policies and rate limits."""
 
 from __future__ import annotations
 
 from core import errors
 from core.redis.script_call import ScriptCall
 from queues.engine import keys
-from queues.engine.base import Engine
+from queues.engine.engine import Engine
 from queues.engine.options import Limits
 
 
 def pause(engine: Engine, tid: str, command: str) -> ScriptCall[None]:
-    return engine.call(
+    """Stop claims from a queue. Enqueues and results are still accepted."""
+    return engine.prepare(
         "pause",
-        lambda _: None,
+        _decode_nothing,
         queues=engine.tenant_keys(tid).queues,
         tenants=engine.partition_keys(tid).tenants,
         tid=tid,
@@ -21,48 +22,64 @@ def pause(engine: Engine, tid: str, command: str) -> ScriptCall[None]:
 
 
 def resume(engine: Engine, tid: str, command: str) -> ScriptCall[None]:
-    root, partition = engine.root(tid), engine.partition_keys(tid)
-    return engine.call(
+    """Allow claims from a queue again, and wake the long polls that wait for it."""
+    partition = engine.partition_keys(tid)
+    return engine.prepare(
         "resume",
-        lambda _: None,
-        queues=keys.of_tenant(root, tid).queues,
+        _decode_nothing,
+        queues=engine.tenant_keys(tid).queues,
         tenants=partition.tenants,
         waiting=partition.waiting,
         woken=partition.woken,
-        root=root,
+        root=partition.root,
         tid=tid,
-        queue=keys.of_queue(root, tid, command).name,
+        queue=keys.of_queue(partition.root, tid, command).name,
         command=command,
-        clock=engine.now(),
+        clock=engine.clock_argument(),
     )
 
 
 def set_policy(
-    engine: Engine, tid: str, command: str, *, line: str, max_consumers: int | None, topic: str = ""
+    engine: Engine, tid: str, command: str, *, policy: str, max_consumers: int | None, dead_letter_queue: str = ""
 ) -> ScriptCall[None]:
-    """What the scripts must know of a queue's policy; an empty line and no number is what holds everywhere."""
-    return engine.call(
+    """Store the part of a queue's policy that the scripts need.
+
+    `policy` is "<backoff> <base ms> <cap ms> <dead letter queue>"; if it is empty, the options of the engine apply.
+    `max_consumers` limits the tasks in progress, None does not. A missing `dead_letter_queue` is created.
+    """
+    return engine.prepare(
         "set_policy",
-        lambda _: None,
+        _decode_nothing,
         queues=engine.tenant_keys(tid).queues,
         policies=engine.tenant_keys(tid).policies,
         tenants=engine.partition_keys(tid).tenants,
         tid=tid,
         command=command,
-        line=line,
-        most="" if max_consumers is None else max_consumers,
-        topic=topic,
+        policy=policy,
+        max_consumers="" if max_consumers is None else max_consumers,
+        dead_letter_queue=dead_letter_queue,
     )
 
 
 def admit(engine: Engine, tid: str, limits: Limits) -> ScriptCall[None]:
-    """Count one request of a kind that no other script counts. TooMany when the limit is reached."""
+    """Charge one request to its rate limits. Raise TooMany if a limit is reached.
 
-    def read(wait_ms: int) -> None:
-        if wait_ms:
-            raise errors.TooMany(retry_after_seconds=wait_ms / 1000)
-
-    root = engine.root(tid)
-    return engine.call(
-        "admit", read, due=engine.partition_keys(tid).due, limits=limits.line(root, tid), clock=engine.now()
+    This is for requests other than enqueues and claims, whose own scripts charge them.
+    """
+    partition = engine.partition_keys(tid)
+    return engine.prepare(
+        "admit",
+        _raise_for_wait,
+        due=partition.due,
+        limits=limits.encode(partition.root, tid),
+        clock=engine.clock_argument(),
     )
+
+
+def _decode_nothing(_: int) -> None:
+    pass
+
+
+def _raise_for_wait(wait_ms: int) -> None:
+    if wait_ms:
+        raise errors.TooMany(retry_after_seconds=wait_ms / 1000)

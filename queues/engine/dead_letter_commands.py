@@ -1,4 +1,4 @@
-"""What becomes of dead letters: back in line, and taken back."""
+"""Commands on dead letters: replay, and the recall of a replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from core import errors
 from core.redis.script_call import ScriptCall
 from queues.domain import Spec, Task
 from queues.engine import replies
-from queues.engine.base import Engine
+from queues.engine.engine import Engine
 
 R = TypeVar("R")
 
@@ -17,60 +17,80 @@ R = TypeVar("R")
 def replay(
     engine: Engine, tid: str, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
-    """Bring dead letters back in line, each with a new spec where `specs` has one."""
-    blobs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
+    """Make dead letters ready again, with all their attempts.
+
+    Return the task or the error of each. `specs`, in the order of `task_ids`, replaces the tasks' specs; None keeps
+    one.
+    """
+    encoded_specs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
     return _replay(
         engine,
         tid,
         task_ids,
-        blobs,
+        encoded_specs,
         "",
-        lambda reply: [replies.refusal(line) or replies.shown_task(line[1:]) for line in reply],
+        lambda reply: [replies.decode_error(item[0]) or replies.decode_task(item[1:]) for item in reply],
     )
 
 
 def replay_for(
     engine: Engine, tid: str, task_ids: Sequence[str], job: str
 ) -> ScriptCall[list[errors.CodeqError | None]]:
-    """The same for a job, each task once however often the job asks; what was wrong with each, or None."""
-    return _replay(
-        engine, tid, task_ids, [b""] * len(task_ids), job, lambda reply: [replies.refusal(line) for line in reply]
-    )
+    """Replay dead letters for a bulk job. Return the error of each task, or None.
+
+    A job replays a task once, so it can repeat a call whose reply was lost.
+    """
+    return _replay(engine, tid, task_ids, [b""] * len(task_ids), job, _decode_errors)
 
 
 def recall(
     engine: Engine, tid: str, task_ids: Sequence[str], job: str, *, dead_retention_ms: int
 ) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Take back what that job has replayed and nobody has claimed since; what was wrong with each, or None."""
-    return engine.call(
+    """Make the tasks that a bulk job replayed dead letters again.
+
+    Return the error of each task, or None. Conflict is the error of a task that has been claimed since, or that this
+    job did not replay.
+    """
+    tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
+    return engine.prepare(
         "recall",
-        lambda reply: [replies.refusal(line) for line in reply],
-        ghosts=engine.tenant_keys(tid).ghosts,
-        events=engine.partition_keys(tid).events,
-        expiry=engine.tenant_keys(tid).expiry,
-        root=engine.root(tid),
+        _decode_errors,
+        ghosts=tenant.ghosts,
+        events=partition.events,
+        expiry=tenant.expiry,
+        root=partition.root,
         tid=tid,
         job=job,
         dead_retention_ms=dead_retention_ms,
-        clock=engine.now(),
+        clock=engine.clock_argument(),
         args=task_ids,
     )
 
 
 def _replay(
-    engine: Engine, tid: str, task_ids: Sequence[str], blobs: Sequence[bytes], job: str, read: Callable[[Any], list[R]]
+    engine: Engine,
+    tid: str,
+    task_ids: Sequence[str],
+    encoded_specs: Sequence[bytes],
+    job: str,
+    decode: Callable[[Any], list[R]],
 ) -> ScriptCall[list[R]]:
-    return engine.call(
+    tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
+    return engine.prepare(
         "replay",
-        read,
-        ghosts=engine.tenant_keys(tid).ghosts,
-        events=engine.partition_keys(tid).events,
-        expiry=engine.tenant_keys(tid).expiry,
-        waiting=engine.partition_keys(tid).waiting,
-        woken=engine.partition_keys(tid).woken,
-        root=engine.root(tid),
+        decode,
+        ghosts=tenant.ghosts,
+        events=partition.events,
+        expiry=tenant.expiry,
+        waiting=partition.waiting,
+        woken=partition.woken,
+        root=partition.root,
         tid=tid,
         job=job,
-        clock=engine.now(),
-        args=[word for pair in zip(task_ids, blobs, strict=True) for word in pair],
+        clock=engine.clock_argument(),
+        args=[word for pair in zip(task_ids, encoded_specs, strict=True) for word in pair],
     )
+
+
+def _decode_errors(reply: Sequence[Any]) -> list[errors.CodeqError | None]:
+    return [replies.decode_error(item[0]) for item in reply]

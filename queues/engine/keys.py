@@ -2,6 +2,7 @@
 
 All keys of a tenant carry one hash tag, its partition, so every script runs in one slot of a Redis Cluster. Keys
 contain only `tid`, which codeQ generates, and validated commands and names. Other text from users appears as a digest.
+In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
 
     codeq:{p}:q:<tid>:<command>:ready:<0..9>   LIST    ids; pushed left, popped right: FIFO within a priority
     codeq:{p}:q:<tid>:<command>:delayed        ZSET    id -> when it becomes visible (ms)
@@ -13,7 +14,7 @@ contain only `tid`, which codeQ generates, and validated commands and names. Oth
     codeq:{p}:expiry:<tid>                     ZSET    id of an ended task -> when its retention expires (ms)
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), state, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; expires with the retention
-    codeq:{p}:rate:<tid>:<what>[:<token>]      STRING  time (ms) until which admitted requests are paid for
+    codeq:{p}:rate:<tid>:<kind>[:<token>]      STRING  time (ms) until which admitted requests are paid for
     codeq:{p}:ranked:<tid>:<name>              ZSET    id -> score of its rank, or of when its delay or lock ends
     codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of the lock's holder
     codeq:{p}:tenants                          SET     every <tid> that has a queue
@@ -37,7 +38,7 @@ from core.redis.partitions import partition_root
 
 PRIORITIES = range(10)
 COMMAND = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-LEGEND = re.compile(
+KEY_PATTERN = re.compile(
     r"codeq:(partitions|\{\d+\}:("
     r"q:[a-z0-9]+:[A-Za-z0-9_.-]{1,128}:(ready:\d|delayed|inprog|dlq)"
     r"|(queues|policies|ghosts|expiry):[a-z0-9]+|task:[0-9a-f-]{36}|idem:[a-z0-9]+:[0-9a-f]{64}"
@@ -48,6 +49,8 @@ LEGEND = re.compile(
 
 
 class PartitionKeys(NamedTuple):
+    """The keys that all tenants of a partition share. `root` is their prefix."""
+
     root: str
     tenants: str
     due: str
@@ -58,6 +61,8 @@ class PartitionKeys(NamedTuple):
 
 
 class TenantKeys(NamedTuple):
+    """The keys that all queues of a tenant share."""
+
     queues: str
     policies: str
     ghosts: str
@@ -65,6 +70,8 @@ class TenantKeys(NamedTuple):
 
 
 class QueueKeys(NamedTuple):
+    """The keys of one queue. `name` is "<tid>:<command>"."""
+
     name: str
     ready: tuple[str, ...]  # by priority, 0 first
     delayed: str
@@ -92,8 +99,8 @@ def of_queue(root: str, tid: str, command: str) -> QueueKeys:
 
 
 @lru_cache(maxsize=1_000)
-def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the ready lists of these queues, highest priority first.
+def ready_lists_in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of the ready lists of these queues, highest priority first.
 
     The result is cached, because a worker claims from the same queues again and again.
     """
@@ -101,9 +108,9 @@ def in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -> tuple[str,
     return tuple([ready[priority] for priority in reversed(PRIORITIES) for ready in ready_lists])
 
 
-def rate(root: str, tid: str, what: str, token: str = "") -> str:
-    """Return the rate-limit bucket of a tenant, or of one of its tokens by fingerprint."""
-    return f"{root}rate:{tid}:{what}:{token}" if token else f"{root}rate:{tid}:{what}"
+def rate_limit(root: str, tid: str, kind: str, token: str = "") -> str:
+    """Return the key of a tenant's rate limit, or of one of its tokens, by fingerprint."""
+    return f"{root}rate:{tid}:{kind}:{token}" if token else f"{root}rate:{tid}:{kind}"
 
 
 def ranked(root: str, tid: str, name: str) -> str:
@@ -114,9 +121,9 @@ def task(root: str, task_id: str) -> str:
     return f"{root}task:{task_id}"
 
 
-# The same builders for scripts that read a task's queue from the task (`--@ include keys`). `root` is an argument of
-# these scripts, so every key that they build is in the slot of the keys that they declare.
-LUA = """\
+# The same builders in Lua (`--@ include keys`), for scripts that read a task's queue from the task. `root` is an
+# argument of these scripts, so every key that they build is in the slot of the keys that they declare.
+LUA_LIBRARY = """\
 local function task_key(id) return root .. 'task:' .. id end
 local function idem_key(tid, digest) return root .. 'idem:' .. tid .. ':' .. digest end
 local function queue_key(queue, part) return root .. 'q:' .. queue .. ':' .. part end

@@ -1,4 +1,4 @@
-"""Settings of the engine, rate limits, and the bounds of one call."""
+"""Options of the engine, rate limits, and the bounds of one script."""
 
 from __future__ import annotations
 
@@ -15,43 +15,49 @@ CLAIM_QUEUES = 100
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Defaults of an installation for its queues."""
+    """The settings of an installation that apply to every queue without a policy of its own."""
 
     partitions: int = 16
     max_attempts: int = 5
-    inspect_limit: int = 200
+    # Due tasks that one claim makes ready, and expired leases that it returns.
+    repair_limit: int = 200
     backoff: str = "exp_full_jitter"
     backoff_base_ms: int = 5_000
     backoff_cap_ms: int = 900_000
     retention_ms: int = 86_400_000
     dead_retention_ms: int = 7 * 86_400_000
+    # How far ahead a task can be scheduled.
     horizon_ms: int = 366 * 86_400_000
 
     @property
-    def backoff_line(self) -> str:
+    def default_backoff(self) -> str:
+        """The script argument `default_backoff`: "<backoff> <base ms> <cap ms>"."""
         return f"{self.backoff} {self.backoff_base_ms} {self.backoff_cap_ms}"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Rate limit of a tenant and its tokens for one kind of request; a rate of 0 is no limit."""
+    """Rate limits of a tenant and of one of its tokens, for one kind of request.
 
-    what: str = ""
+    A rate of 0 means no limit. A token may use `token_percent` of the tenant's rate.
+    """
+
+    kind: str = ""
     per_second: float = 0
     burst_seconds: float = 2.0
     token: str = ""
     token_percent: int = 100
 
-    def line(self, root: str, tid: str) -> str:
-        """Return the buckets for the scripts, as "<key> <ms per unit> <burst ms>" each."""
-        return _buckets(self, root, tid) if self.per_second else ""
+    def encode(self, root: str, tid: str) -> str:
+        """Return the script argument `limits`: "<key> <ms per unit> <burst ms>" for each bucket."""
+        return _encode_buckets(self, root, tid) if self.per_second else ""
 
 
 @lru_cache(maxsize=10_000)
-def _buckets(limits: Limits, root: str, tid: str) -> str:
+def _encode_buckets(limits: Limits, root: str, tid: str) -> str:
     price, burst = 1000 / limits.per_second, limits.burst_seconds * 1000
-    buckets = [f"{keys.rate(root, tid, limits.what)} {price} {burst}"]
+    buckets = [f"{keys.rate_limit(root, tid, limits.kind)} {price} {burst}"]
     if limits.token and limits.token_percent < 100:
-        token_key = keys.rate(root, tid, limits.what, limits.token)
+        token_key = keys.rate_limit(root, tid, limits.kind, limits.token)
         buckets.append(f"{token_key} {price * 100 / limits.token_percent} {burst}")
     return " ".join(buckets)
 

@@ -1,4 +1,4 @@
-"""A producer's verbs: tasks in, and withdrawn."""
+"""Commands of producers: enqueue, look up by idempotency key, and cancel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from core import errors
 from core.redis.script_call import Bound, Command, ScriptCall
 from queues.domain import Enqueued, Location, NewTask, Spec, Status, Task
 from queues.engine import keys, replies, script_loader
-from queues.engine.base import NOTHING, Engine, retention_line
+from queues.engine.arguments import NO_OVERRIDES, encode_retention
+from queues.engine.engine import Engine
 from queues.engine.options import NO_LIMITS, Limits
 
 
@@ -25,92 +26,93 @@ def enqueue(
     tasks: Sequence[NewTask],
     *,
     retention_ms: int,
-    retentions_ms: Mapping[str, int] = NOTHING,
-    max_attempts: Mapping[str, int] = NOTHING,
+    retentions_ms: Mapping[str, int] = NO_OVERRIDES,
+    max_attempts: Mapping[str, int] = NO_OVERRIDES,
     limits: Limits = NO_LIMITS,
     depth: int = 0,
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
-    """Store tasks. One script for those that share a command and a priority, all in one round trip."""
+    """Store tasks. Return the task or the error of each, in their order.
+
+    The tasks of a queue and a priority are stored by one script, and all scripts are sent in one round trip.
+    `retention_ms` is also how long an idempotency key is kept. `retentions_ms` and `max_attempts` have the values of
+    single queues. `depth` limits the waiting tasks of the tenant; 0 does not.
+    """
     groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
-    seen: dict[str, int] = {}
-    for position, new in enumerate(tasks):
+    repeats: dict[str, int] = {}
+    for position, new_task in enumerate(tasks):
         task_id = str(uuid_utils.uuid7())
-        spec = spec_of(new, tenant)
+        spec = _build_spec(new_task, tenant)
         repeat, digest, fingerprint = 0, "", ""
-        if new.idempotency_key:
-            digest, fingerprint = digest_of(new.idempotency_key), fingerprint_of(new)
-            # One that comes twice in a batch goes into a later script, which then finds the first one's task.
-            repeat = seen[digest] = seen.get(digest, -1) + 1
+        if new_task.idempotency_key:
+            digest, fingerprint = digest_key(new_task.idempotency_key), _fingerprint_request(new_task)
+            # The second task with a key is sent in a later script, which finds the first task.
+            repeat = repeats[digest] = repeats.get(digest, -1) + 1
         args = [
             task_id,
             replies.encode_spec(spec),
-            new.max_attempts or max_attempts.get(new.command, engine.options.max_attempts),
-            new.delay_ms,
-            new.run_at_ms or 0,
+            new_task.max_attempts or max_attempts.get(new_task.command, engine.options.max_attempts),
+            new_task.delay_ms,
+            new_task.run_at_ms or 0,
             digest,
             fingerprint,
         ]
-        groups.setdefault((new.command, new.priority, repeat), []).append((position, task_id, spec, args))
-    # Whatever their queues: who came first with a key is stored before the next one asks for it.
-    ordered = sorted(groups.items(), key=lambda group: group[0][2])
+        group = (new_task.command, new_task.priority, repeat)
+        groups.setdefault(group, []).append((position, task_id, spec, args))
+    # The first task with a key comes before the second one in all queues, because a key is unique in the tenant.
+    ordered_groups = sorted(groups.items(), key=lambda item: item[0][2])
     script = script_loader.load("enqueue")
-    commands: list[Command] = []
-    for (command, priority, _), items in ordered:
-        common = _common(
+    scripts: list[Command] = []
+    for (command, priority, _), members in ordered_groups:
+        shared_words = _bind_shared_words(
             engine.partition_of(tid),
             tid,
             command,
             priority,
-            engine.now(),
+            engine.clock_argument(),
             retentions_ms.get(command, retention_ms),
             engine.options.horizon_ms,
             limits,
             depth,
         )
-        commands.append((script, common + tuple([value for item in items for value in item[3]])))
+        scripts.append((script, shared_words + tuple([word for member in members for word in member[3]])))
 
-    def read(answers: list[Any]) -> list[Enqueued | errors.CodeqError]:
-        done: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
-        for ((_, priority, _), items), (now_ms, wait_ms, *lines) in zip(ordered, answers, strict=True):
-            for (position, task_id, spec, args), line in zip(items, lines, strict=True):
-                if isinstance(line, list):
-                    done[position] = known_task(line)
-                    continue
-                if isinstance(line, bytes):
-                    done[position] = _not_stored(engine, line, wait_ms)
-                    continue
-                done[position] = Enqueued(
-                    task=Task(
-                        id=task_id,
-                        spec=spec,
-                        priority=priority,
-                        max_attempts=args[2],
-                        status=Status.PENDING,
-                        created_ms=now_ms,
-                        updated_ms=now_ms,
-                        visible_ms=line,
-                        location=Location.DELAYED_ZSET if line > now_ms else Location.PENDING_LIST,
+    def decode(script_replies: list[Any]) -> list[Enqueued | errors.CodeqError]:
+        outcomes: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
+        for ((_, priority, _), members), reply in zip(ordered_groups, script_replies, strict=True):
+            now_ms, wait_ms, *items = reply
+            for (position, task_id, spec, args), item in zip(members, items, strict=True):
+                if isinstance(item, list):
+                    outcomes[position] = _decode_existing_task(item)
+                elif isinstance(item, bytes):
+                    outcomes[position] = _decode_refusal(engine, item, wait_ms)
+                else:
+                    visible_ms = item
+                    outcomes[position] = Enqueued(
+                        task=Task(
+                            id=task_id,
+                            spec=spec,
+                            priority=priority,
+                            max_attempts=args[2],
+                            status=Status.PENDING,
+                            created_ms=now_ms,
+                            updated_ms=now_ms,
+                            visible_ms=visible_ms,
+                            location=Location.DELAYED_ZSET if visible_ms > now_ms else Location.PENDING_LIST,
+                        )
                     )
-                )
-        return [item for item in done if item is not None]
+        return [outcome for outcome in outcomes if outcome is not None]
 
-    return ScriptCall(engine.runner, commands, read)
-
-
-def _not_stored(engine: Engine, word: bytes, wait_ms: int) -> errors.CodeqError:
-    if word == b"LIMITED":
-        return errors.TooMany(retry_after_seconds=wait_ms / 1000)
-    if word == b"FULL":
-        return errors.QueueFull(retry_after_seconds=5)
-    return errors.InvalidRequest(f"runAt: at most {engine.options.horizon_ms // 1000} seconds from now")
+    return ScriptCall(engine.runner, scripts, decode)
 
 
 def find_by_idempotency_key(engine: Engine, tid: str, tasks: Sequence[NewTask]) -> ScriptCall[list[Enqueued | None]]:
-    """The tasks that these tasks' idempotency keys have made already, without sending the tasks."""
-    args = [word for new in tasks for word in (digest_of(new.idempotency_key), fingerprint_of(new))]
-    return engine.call(
+    """Return, for each new task, the existing task with its idempotency key, or None."""
+    args = [
+        word for new_task in tasks for word in (digest_key(new_task.idempotency_key), _fingerprint_request(new_task))
+    ]
+    return engine.prepare(
         "find_by_idempotency_key",
-        lambda lines: [known_task(line) if line else None for line in lines],
+        lambda reply: [_decode_existing_task(item) if item else None for item in reply],
         due=engine.partition_keys(tid).due,
         root=engine.root(tid),
         tid=tid,
@@ -119,25 +121,34 @@ def find_by_idempotency_key(engine: Engine, tid: str, tasks: Sequence[NewTask]) 
 
 
 def cancel(
-    engine: Engine, tid: str, task_id: str, *, retention_ms: int, retentions_ms: Mapping[str, int] = NOTHING
+    engine: Engine, tid: str, task_id: str, *, retention_ms: int, retentions_ms: Mapping[str, int] = NO_OVERRIDES
 ) -> ScriptCall[Task]:
-    root, partition = engine.root(tid), engine.partition_keys(tid)
-    return engine.call(
+    """Cancel a task that has not ended, and return it. Raise TaskNotFound or AlreadyEnded.
+
+    Cancelling a cancelled task returns it unchanged.
+    """
+    tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
+    return engine.prepare(
         "cancel",
-        lambda reply: replies.shown_task(replies.accepted(reply)[1:]),
-        ghosts=keys.of_tenant(root, tid).ghosts,
+        lambda reply: replies.decode_task(replies.raise_for_error(reply)[1:]),
+        ghosts=tenant.ghosts,
         events=partition.events,
-        expiry=keys.of_tenant(root, tid).expiry,
-        root=root,
+        expiry=tenant.expiry,
+        root=partition.root,
         tid=tid,
         id=task_id,
-        retention_ms=retention_line(retention_ms, retentions_ms),
-        clock=engine.now(),
+        retention_ms=encode_retention(retention_ms, retentions_ms),
+        clock=engine.clock_argument(),
     )
 
 
+def digest_key(idempotency_key: str | None) -> str:
+    """Return the digest of an idempotency key. A Redis key contains no text from users."""
+    return sha256(idempotency_key.encode()).hexdigest() if idempotency_key else ""
+
+
 @lru_cache(maxsize=10_000)
-def _common(
+def _bind_shared_words(
     partition: int,
     tid: str,
     command: str,
@@ -148,7 +159,10 @@ def _common(
     limits: Limits,
     depth: int,
 ) -> Bound:
-    """What every enqueue of a queue and a priority begins with: to bind it anew would be half of an enqueue's cost."""
+    """Return the words that all enqueues of a queue and a priority begin with.
+
+    They are cached: binding them anew would be half of the cost of an enqueue.
+    """
     shared = keys.of_partition(partition)
     queue = keys.of_queue(shared.root, tid, command)
     return script_loader.load("enqueue").bind(
@@ -166,39 +180,47 @@ def _common(
         clock=clock,
         idem_ttl_ms=idem_ttl_ms,
         horizon_ms=horizon_ms,
-        limits=limits.line(shared.root, tid),
-        depth=depth or "",
+        limits=limits.encode(shared.root, tid),
+        max_depth=depth or "",
     )
 
 
-def spec_of(new: NewTask, tenant: str) -> Spec:
+def _build_spec(new_task: NewTask, tenant: str) -> Spec:
     return Spec(
-        command=new.command,
-        payload=new.payload,
+        command=new_task.command,
+        payload=new_task.payload,
         tenant=tenant,
-        webhook=new.webhook,
-        trace_parent=new.trace_parent,
-        trace_state=new.trace_state,
+        webhook=new_task.webhook,
+        trace_parent=new_task.trace_parent,
+        trace_state=new_task.trace_state,
     )
 
 
-def digest_of(key: str | None) -> str:
-    return sha256(key.encode()).hexdigest() if key else ""
+def _fingerprint_request(new_task: NewTask) -> str:
+    """Return a digest of all fields that the producer set.
 
-
-def fingerprint_of(new: NewTask) -> str:
-    """What makes two requests with one idempotency key the same request: all that the producer asked for."""
-    asked = (
-        new.command,
-        new.payload,
-        new.priority if new.is_priority_said else 0,  # the policy's word is not the producer's
-        new.max_attempts,
-        new.webhook,
-        new.run_at_ms,
-        new.delay_ms,
+    Two requests with one idempotency key are identical if their digests are equal.
+    """
+    fields = (
+        new_task.command,
+        new_task.payload,
+        new_task.priority if new_task.is_priority_said else 0,  # a default of the policy is not the producer's choice
+        new_task.max_attempts,
+        new_task.webhook,
+        new_task.run_at_ms,
+        new_task.delay_ms,
     )
-    return blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest()
+    return blake2b(msgspec.msgpack.encode(fields), digest_size=16).hexdigest()
 
 
-def known_task(line: Sequence[Any]) -> Enqueued:
-    return Enqueued(task=replies.shown_task(line[1:]), is_replayed=True, is_mismatch=line[0] == 0)
+def _decode_existing_task(item: Sequence[Any]) -> Enqueued:
+    """Decode 1 or 0, for an identical or another request, and the existing task."""
+    return Enqueued(task=replies.decode_task(item[1:]), is_replayed=True, is_mismatch=item[0] == 0)
+
+
+def _decode_refusal(engine: Engine, word: bytes, wait_ms: int) -> errors.CodeqError:
+    if word == b"LIMITED":
+        return errors.TooMany(retry_after_seconds=wait_ms / 1000)
+    if word == b"FULL":
+        return errors.QueueFull(retry_after_seconds=5)
+    return errors.InvalidRequest(f"runAt: at most {engine.options.horizon_ms // 1000} seconds from now")

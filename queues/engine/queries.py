@@ -1,4 +1,7 @@
-"""What can be known of tasks and queues; nothing here changes anything but who is told of an end."""
+"""Queries on tasks and queues.
+
+They change nothing, with one exception: `task` can request the announcement of a task's end.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,26 @@ from typing import Any
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Task
+from queues.domain import Answer, QueueEntry, QueuePeek, QueuePosition, QueueStats, Task
 from queues.engine import keys, replies, script_loader
-from queues.engine.base import Engine
+from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
 
 def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Answer | None]]:
-    """One task and its answer. `watch`: the end of the task is to be announced on the wake channel."""
+    """Return a task and its answer. Raise TaskNotFound.
 
-    def read(reply: list[Any]) -> tuple[Task, Answer | None]:
+    With `watch`, the end of the task will be announced on the wake channel.
+    """
+
+    def decode(reply: list[Any]) -> tuple[Task, Answer | None]:
         if not reply:
             raise errors.TaskNotFound
-        return replies.shown_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
+        return replies.decode_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
 
-    return engine.call(
+    return engine.prepare(
         "read_task",
-        read,
+        decode,
         due=engine.partition_keys(tid).due,
         root=engine.root(tid),
         tid=tid,
@@ -34,7 +40,7 @@ def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> Scri
 
 
 def tasks(engine: Engine, tid: str, task_ids: Sequence[str]) -> ScriptCall[list[Task | None]]:
-    """Tasks in one round trip; None for what is gone, or another tenant's."""
+    """Return tasks in one round trip, and None for ids that are not tasks of this tenant."""
     script, due, root = script_loader.load("read_task"), engine.partition_keys(tid).due, engine.root(tid)
     return ScriptCall(
         engine.runner,
@@ -42,42 +48,52 @@ def tasks(engine: Engine, tid: str, task_ids: Sequence[str]) -> ScriptCall[list[
             (script, script.bind(due=due, root=root, tid=tid, id=task_id, with_answer=0, watch=0))
             for task_id in task_ids
         ],
-        lambda answers: [replies.shown_task(reply[0]) if reply else None for reply in answers],
+        lambda script_replies: [replies.decode_task(reply[0]) if reply else None for reply in script_replies],
     )
 
 
 def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePosition]:
-    """Where a task stands in its queue, and in what state that is."""
+    """Return the position of a task in its queue, and the queue's state. Raise TaskNotFound."""
 
-    def read(reply: list[Any]) -> QueuePosition:
+    def decode(reply: list[Any]) -> QueuePosition:
         if not reply:
             raise errors.TaskNotFound
-        now_ms, state, busy, higher, ahead, awaited_until = reply
-        word, _, most = state.partition(b" ")
+        now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
+        word, _, max_consumers = state.partition(b" ")
         return QueuePosition(
             now_ms=now_ms,
             is_paused=word == b"paused",
-            is_busy=bool(most) and busy >= int(most),
-            in_progress=busy,
+            is_busy=bool(max_consumers) and in_progress >= int(max_consumers),
+            in_progress=in_progress,
             higher=higher,
             ahead=None if ahead < 0 else ahead,
-            is_awaited=float(awaited_until) > now_ms,
+            is_awaited=float(awaited_until_ms) > now_ms,
         )
 
-    of = engine.tenant_keys(tid)
-    return engine.call(
-        "queue_position", read, queues=of.queues, ghosts=of.ghosts, waiting=engine.partition_keys(tid).waiting,
-        root=engine.root(tid), tid=tid, id=task_id, clock=engine.now(),
-    )  # fmt: skip
+    tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
+    return engine.prepare(
+        "queue_position",
+        decode,
+        queues=tenant.queues,
+        ghosts=tenant.ghosts,
+        waiting=partition.waiting,
+        root=partition.root,
+        tid=tid,
+        id=task_id,
+        clock=engine.clock_argument(),
+    )
 
 
-def find_tenant(engine: Engine, task_id: str, among: Iterable[int] | None = None) -> ScriptCall[str | None]:
-    """The tid of the tenant whose live task this is; every partition is asked, or some, in one round trip."""
+def find_tenant(engine: Engine, task_id: str, partitions: Iterable[int] | None = None) -> ScriptCall[str | None]:
+    """Return the tid of the tenant that has a live task, or None.
+
+    The tenant's partition is unknown, so this reads all partitions, or the given ones, in one round trip.
+    """
     script = script_loader.load("find_tenant")
     commands = []
-    for partition in range(engine.options.partitions) if among is None else among:
-        of = keys.of_partition(partition)
-        commands.append((script, script.bind(due=of.due, root=of.root, id=task_id)))
+    for partition in range(engine.options.partitions) if partitions is None else partitions:
+        partition_keys = keys.of_partition(partition)
+        commands.append((script, script.bind(due=partition_keys.due, root=partition_keys.root, id=task_id)))
     return ScriptCall(
         engine.runner,
         commands,
@@ -86,31 +102,32 @@ def find_tenant(engine: Engine, task_id: str, among: Iterable[int] | None = None
 
 
 def stats(engine: Engine, tid: str, commands: Sequence[str] = ()) -> ScriptCall[list[QueueStats]]:
-    """What the named queues hold, or all queues of the tenant."""
-    root = engine.root(tid)
+    """Return the number of tasks by state in the named queues, or in all queues of the tenant."""
 
-    def read(reply: list[Any]) -> list[QueueStats]:
+    def decode(reply: list[Any]) -> list[QueueStats]:
         return [
             QueueStats(
                 command=command.decode(),
                 ready=sum(map(int, ready)),
                 delayed=delayed,
-                in_progress=inprog,
+                in_progress=in_progress,
                 dlq=dlq,
                 is_paused=state.startswith(b"paused"),
-                oldest_ready_ms=int(oldest) or None,
+                oldest_ready_ms=int(oldest_ready_ms) or None,
                 ready_by_priority=[int(count) for count in ready],
             )
-            for command, state, delayed, inprog, dlq, oldest, *ready in reply
+            for command, state, delayed, in_progress, dlq, oldest_ready_ms, *ready in reply
         ]
 
-    of = keys.of_tenant(root, tid)
-    return engine.call("stats", read, queues=of.queues, ghosts=of.ghosts, root=root, tid=tid, args=commands)
+    tenant = engine.tenant_keys(tid)
+    return engine.prepare(
+        "stats", decode, queues=tenant.queues, ghosts=tenant.ghosts, root=engine.root(tid), tid=tid, args=commands
+    )
 
 
 def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
-    """The tenant's queues, by name."""
-    return engine.call(
+    """Return the names of the tenant's queues, sorted."""
+    return engine.prepare(
         "list_queues",
         lambda reply: sorted(name.decode() for name in reply),
         queues=engine.tenant_keys(tid).queues,
@@ -119,24 +136,73 @@ def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
 
 
 def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[QueuePeek]:
-    """The next tasks of a queue, those in progress and those delayed: at most `limit` of each."""
-    of = engine.tenant_keys(tid)
-    return engine.call(
-        "peek", replies.peeked, queues=of.queues, ghosts=of.ghosts, root=engine.root(tid), tid=tid,
-        command=command, limit=limit,
-    )  # fmt: skip
+    """Return at most `limit` ready, in-progress and delayed tasks of a queue, next first."""
+
+    def decode(reply: Sequence[Any]) -> QueuePeek:
+        ready, in_progress, delayed = ([_decode_queue_entry(fields) for fields in entries] for entries in reply)
+        return QueuePeek(in_line=ready, in_progress=in_progress, delayed=delayed)
+
+    tenant = engine.tenant_keys(tid)
+    return engine.prepare(
+        "peek",
+        decode,
+        queues=tenant.queues,
+        ghosts=tenant.ghosts,
+        root=engine.root(tid),
+        tid=tid,
+        command=command,
+        limit=limit,
+    )
+
+
+def _decode_queue_entry(fields: Sequence[bytes]) -> QueueEntry:
+    task_id, score, priority, attempts, max_attempts, created, visible, lease, progress, status = fields
+    claimed_ms, worker = replies.parse_lease(lease)
+    is_leased = status == b"IN_PROGRESS"
+    return QueueEntry(
+        id=task_id.decode(),
+        priority=int(priority),
+        attempts=int(attempts or 0),
+        max_attempts=int(max_attempts),
+        created_ms=int(created),
+        visible_ms=int(visible or created),
+        moment_ms=int(float(score)) if score else None,
+        worker=worker if is_leased else None,
+        claimed_ms=claimed_ms if is_leased else None,
+        progress=progress.decode("utf-8", "replace") or None,
+    )
 
 
 def scan(
-    engine: Engine, tid: str, command: str, place: str, at: str = "0", after: str = "", *, limit: int = CHUNK
+    engine: Engine,
+    tid: str,
+    command: str,
+    index: str,
+    last_position: str = "0",
+    last_id: str = "",
+    *,
+    limit: int = CHUNK,
 ) -> ScriptCall[list[tuple[str, str, str]]]:
-    """Ids in one index of a queue (`ready:<0..9>`, `delayed`, `inprog`) behind the one seen last: each with where
-    it stands, and the worker that has it in progress."""
+    """Return a page of one index of a queue: `ready:<0..9>`, `delayed` or `inprog`.
 
-    def read(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:
-        return [(task_id.decode(), at.decode(), replies.lease_parts(lease)[1]) for task_id, at, lease in reply]
+    Each entry is a task's id, its position, and the worker of its last claim if it is in progress. The page begins
+    behind the last entry of the page before, which `last_position` and `last_id` name.
+    """
 
-    return engine.call(
-        "scan", read, queues=engine.tenant_keys(tid).queues, root=engine.root(tid), tid=tid, command=command, place=place,
-        at=at, after=after, limit=limit,
-    )  # fmt: skip
+    def decode(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:
+        return [
+            (task_id.decode(), position.decode(), replies.parse_lease(lease)[1]) for task_id, position, lease in reply
+        ]
+
+    return engine.prepare(
+        "scan",
+        decode,
+        queues=engine.tenant_keys(tid).queues,
+        root=engine.root(tid),
+        tid=tid,
+        command=command,
+        index=index,
+        last_position=last_position,
+        last_id=last_id,
+        limit=limit,
+    )

@@ -1,4 +1,4 @@
-"""A worker's verbs: claim, and what ends a claim."""
+"""Commands of workers: claim, heartbeat, submit, nack and abandon."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import msgspec
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, Claimed, Lease, NewResult, ReleaseOutcome, Result
+from queues.domain import Answer, Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, Status, Task
 from queues.engine import keys, replies, script_loader
-from queues.engine.base import NOTHING, Engine, retention_line, seed
+from queues.engine.arguments import NO_OVERRIDES, encode_retention, random_seed
+from queues.engine.engine import Engine
 from queues.engine.options import NO_LIMITS, Limits
+
+# The reply of a claim: this many values about the claim, then this many for each task.
+CLAIM_VALUES, TASK_VALUES = 6, 8
 
 
 def claim(
@@ -27,12 +31,17 @@ def claim(
     wait_ms: int = 0,
     dead_retention_ms: int | None = None,
     limits: Limits = NO_LIMITS,
-    inspect_limit: int | None = None,
+    repair_limit: int | None = None,
 ) -> ScriptCall[Claimed]:
-    """Take up to `limit` tasks of at most CLAIM_QUEUES queues. `wait_ms`: the caller will wait for a wake-up."""
+    """Lease up to `limit` ready tasks of at most CLAIM_QUEUES queues.
+
+    Raise TooMany if a rate limit is reached. The claim first makes up to `repair_limit` due tasks ready and returns as
+    many expired leases. If it finds no task, the queues announce their next ready task for `wait_ms`, so that the
+    caller can wait for it.
+    """
     partition = engine.partition_keys(tid)
     root, tenant = partition.root, keys.of_tenant(partition.root, tid)
-    token = secrets.token_hex(16)
+    lease_token = secrets.token_hex(16)
     script = script_loader.load("claim")
     bound = script.bind(
         due=partition.due,
@@ -45,27 +54,27 @@ def claim(
         root=root,
         tid=tid,
         worker=worker,
-        token=token,
+        token=lease_token,
         lease_ms=lease_ms,
         limit=limit,
-        inspect_limit=engine.options.inspect_limit if inspect_limit is None else inspect_limit,
+        repair_limit=engine.options.repair_limit if repair_limit is None else repair_limit,
         wait_ms=wait_ms,
-        seed=seed(),
-        default_backoff=engine.options.backoff_line,
+        seed=random_seed(),
+        default_backoff=engine.options.default_backoff,
         dead_retention_ms=dead_retention_ms or engine.options.dead_retention_ms,
-        clock=engine.now(),
-        limits=limits.line(root, tid),
-        keys=keys.in_claim_order(root, tid, tuple(commands)),
+        clock=engine.clock_argument(),
+        limits=limits.encode(root, tid),
+        keys=keys.ready_lists_in_claim_order(root, tid, tuple(commands)),
         args=commands,
     )
 
-    def read(answers: list[Any]) -> Claimed | ScriptCall[Claimed]:
-        reply = answers[0]
+    def decode(script_replies: list[Any]) -> Claimed | ScriptCall[Claimed]:
+        reply = script_replies[0]
         if reply[0] == b"LIMITED":
             raise errors.TooMany(retry_after_seconds=reply[1] / 1000)
-        expired, dead = reply[3], reply[4]
-        if reply[5]:  # only ghosts so far: walk on
-            again = claim(
+        now_ms, _, next_due_ms, expired, dead, has_more = reply[:CLAIM_VALUES]
+        if has_more:  # the claim has read nothing but ids of ended tasks, and there are more ids
+            next_claim = claim(
                 engine,
                 tid,
                 commands,
@@ -74,30 +83,34 @@ def claim(
                 limit=limit,
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
-                inspect_limit=0,  # this claim has repaired what one claim may
+                repair_limit=0,  # this claim has already used the limit
             )
-            return again.and_then(
+            return next_claim.and_then(
                 lambda claimed: msgspec.structs.replace(
                     claimed, expired=claimed.expired + expired, dead=claimed.dead + dead
                 )
             )
         return Claimed(
-            tasks=replies.claimed_tasks(reply, worker, token),
-            now_ms=reply[0],
-            next_due_ms=int(reply[2]) or None,
+            tasks=_decode_claimed_tasks(reply, worker, lease_token),
+            now_ms=now_ms,
+            next_due_ms=int(next_due_ms) or None,
             expired=expired,
             dead=dead,
         )
 
-    return ScriptCall(engine.runner, [(script, bound)], read)
+    return ScriptCall(engine.runner, [(script, bound)], decode)
 
 
 def heartbeat(
     engine: Engine, tid: str, task_id: str, worker: str, *, extend_ms: int, token: str, progress: str
 ) -> ScriptCall[Lease]:
-    return engine.call(
+    """Extend a lease to `extend_ms` from now.
+
+    Raise an error if the worker does not hold the lease, or if it has expired.
+    """
+    return engine.prepare(
         "heartbeat",
-        lambda reply: Lease(task_id=task_id, until_ms=replies.accepted(reply)[1]),
+        lambda reply: Lease(task_id=task_id, until_ms=replies.raise_for_error(reply)[1]),
         due=engine.partition_keys(tid).due,
         root=engine.root(tid),
         tid=tid,
@@ -106,7 +119,7 @@ def heartbeat(
         token=token,
         extend_ms=extend_ms,
         progress=progress,
-        clock=engine.now(),
+        clock=engine.clock_argument(),
     )
 
 
@@ -117,29 +130,35 @@ def submit(
     results: Sequence[NewResult],
     *,
     retention_ms: int,
-    retentions_ms: Mapping[str, int] = NOTHING,
+    retentions_ms: Mapping[str, int] = NO_OVERRIDES,
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """Hand in results; the same answer again gets the same result back."""
+    """Store the results of leased tasks.
+
+    Return the result or the error of each, in their order. Submitting the same result again returns the stored one.
+    `retentions_ms` has the retention of single queues.
+    """
     args: list[Any] = []
     for new in results:
-        answer = Answer(result=new.result, error=new.error, artifacts=new.artifacts)
-        blob = replies.encode_answer(answer)
-        args += (new.task_id, new.status.value, new.lease_token or "", blob, new.error or "")
+        answer = replies.encode_answer(Answer(result=new.result, error=new.error, artifacts=new.artifacts))
+        args += (new.task_id, new.status.value, new.lease_token or "", answer, new.error or "")
 
-    def read(reply: list[Any]) -> list[Result | errors.CodeqError]:
-        lines = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
-        return [replies.refusal(line) or result_of(new, worker, line) for new, line in zip(results, lines, strict=True)]
+    def decode(reply: list[Any]) -> list[Result | errors.CodeqError]:
+        items = zip(results, reply[1::3], reply[2::3], reply[3::3], strict=True)
+        return [
+            replies.decode_error(word) or _build_result(new, worker, completed_ms, attempts)
+            for new, word, completed_ms, attempts in items
+        ]
 
-    return engine.call(
+    return engine.prepare(
         "submit",
-        read,
+        decode,
         events=engine.partition_keys(tid).events,
         expiry=engine.tenant_keys(tid).expiry,
         root=engine.root(tid),
         tid=tid,
         worker=worker,
-        retention_ms=retention_line(retention_ms, retentions_ms),
-        clock=engine.now(),
+        retention_ms=encode_retention(retention_ms, retentions_ms),
+        clock=engine.clock_argument(),
         args=args,
     )
 
@@ -155,17 +174,20 @@ def nack(
     reason: str,
     dead_retention_ms: int,
 ) -> ScriptCall[ReleaseOutcome]:
-    return engine.call(
+    """End an attempt as failed.
+
+    The task is retried after `delay_ms`, or after its backoff if that is None. Without attempts left, it is dead.
+    """
+    return engine.prepare(
         "nack",
-        returned,
-        **engine.release_keys(tid),
+        _decode_release,
+        **_release_arguments(engine, tid),
         id=task_id,
         worker=worker,
         token=token,
         delay_ms="" if delay_ms is None else delay_ms,
         reason=reason,
-        seed=seed(),
-        default_backoff=engine.options.backoff_line,
+        seed=random_seed(),
         dead_retention_ms=dead_retention_ms,
     )
 
@@ -173,30 +195,72 @@ def nack(
 def abandon(
     engine: Engine, tid: str, task_id: str, worker: str, *, token: str, dead_retention_ms: int
 ) -> ScriptCall[ReleaseOutcome]:
-    return engine.call(
+    """End an attempt without a result. The task is ready again at once, or is dead."""
+    return engine.prepare(
         "abandon",
-        returned,
-        **engine.release_keys(tid),
+        _decode_release,
+        **_release_arguments(engine, tid),
         id=task_id,
         worker=worker,
         token=token,
-        default_backoff=engine.options.backoff_line,
         dead_retention_ms=dead_retention_ms,
     )
 
 
-def returned(reply: Sequence[Any]) -> ReleaseOutcome:
-    status, delay_ms = replies.accepted(reply)
+def _release_arguments(engine: Engine, tid: str) -> dict[str, Any]:
+    """Return the arguments that the scripts of nack and abandon share."""
+    partition = engine.partition_keys(tid)
+    return {
+        "due": partition.due,
+        "waiting": partition.waiting,
+        "woken": partition.woken,
+        "events": partition.events,
+        "expiry": engine.tenant_keys(tid).expiry,
+        "root": partition.root,
+        "tid": tid,
+        "default_backoff": engine.options.default_backoff,
+        "clock": engine.clock_argument(),
+    }
+
+
+def _decode_claimed_tasks(reply: Sequence[Any], worker: str, lease_token: str) -> list[Task]:
+    now_ms, deadline_ms = reply[0], reply[1]
+    tasks = []
+    for start in range(CLAIM_VALUES, len(reply), TASK_VALUES):
+        task_id, spec, priority, max_attempts, attempts, created, visible, error = reply[start : start + TASK_VALUES]
+        tasks.append(
+            Task(
+                id=task_id.decode(),
+                spec=replies.decode_spec(spec),
+                priority=int(priority),
+                max_attempts=int(max_attempts),
+                status=Status.IN_PROGRESS,
+                created_ms=int(created),
+                updated_ms=now_ms,
+                visible_ms=int(visible),
+                location=Location.INPROG_SET,
+                attempts=int(attempts),
+                worker=worker,
+                lease_token=lease_token,
+                lease_until_ms=deadline_ms,
+                error=error.decode("utf-8", "replace") or None,
+            )
+        )
+    return tasks
+
+
+def _decode_release(reply: Sequence[Any]) -> ReleaseOutcome:
+    status, delay_ms = replies.raise_for_error(reply)
     return ReleaseOutcome(is_dead=status == b"FAILED", delay_ms=int(delay_ms))
 
 
-def result_of(new: NewResult, worker: str, line: Sequence[Any]) -> Result:
+def _build_result(new: NewResult, worker: str, completed_ms: Any, attempts: Any) -> Result:
     return Result(
         task_id=new.task_id,
         status=new.status,
         worker=worker,
-        completed_ms=int(line[1]),
-        attempts=int(line[2]),
+        completed_ms=int(completed_ms),
+        attempts=int(attempts),
         result=msgspec.Raw(new.result) if new.result is not None else None,
         error=new.error,
         artifacts=msgspec.Raw(new.artifacts) if new.artifacts is not None else None,

@@ -1,5 +1,5 @@
 --! ranked_enqueue: add entries to a ranked queue, each behind the others of its rank.
---! KEYS    line
+--! KEYS    queue
 --! ARGV    clock {id rank}*
 --! RETURNS {1 | 0}*;
 --! RETURNS 0: the entry is ready already, at this rank or a higher one, and keeps its position
@@ -11,11 +11,11 @@ local reply = {}
 make_due_ready(now, 1000)
 for i = args_from, #ARGV, 2 do
   local id, rank = ARGV[i], tonumber(ARGV[i + 1])
-  local score = call('ZSCORE', line, id)
+  local score = call('ZSCORE', queue, id)
   if score and tonumber(score) < DELAYED and rank_of_ready(score) >= rank then
     reply[#reply + 1] = 0
   else
-    zset_move(line, id, score, next_score(rank, now))
+    zset_move(queue, id, score, next_score(rank, now))
     reply[#reply + 1] = 1
   end
 end

@@ -1,5 +1,5 @@
 --! ranked_locked: report whether an entry of a ranked queue is locked.
---! KEYS    line
+--! KEYS    queue
 --! ARGV    id
 --! RETURNS 1 | 0
 --! EFFECTS none

@@ -1,5 +1,5 @@
 --! ranked_release: remove a finished entry and its lock; or break a lock, and make the entry ready again.
---! KEYS    line
+--! KEYS    queue
 --! ARGV    id holder clock
 --! RETURNS 1 | 0;
 --! RETURNS 0: another holder has the lock, or it has expired; holder '' breaks any lock
@@ -9,12 +9,12 @@
 --@ include write, now, ranked
 local lock = call('GET', lock_key(id))
 if not lock or holder ~= '' and lock ~= holder then return 0 end
-local score = call('ZSCORE', line, id)
+local score = call('ZSCORE', queue, id)
 if score and tonumber(score) >= HELD then
   if holder == '' then
-    zset_move(line, id, score, next_score(rank_of_hidden(HELD, score), now_ms()))
+    zset_move(queue, id, score, next_score(rank_of_hidden(HELD, score), now_ms()))
   else
-    zset_remove(line, { score, id })
+    zset_remove(queue, { score, id })
   end
 end
 call('DEL', lock_key(id))

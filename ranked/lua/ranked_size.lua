@@ -1,9 +1,9 @@
 --! ranked_size: count the ready and delayed entries of a ranked queue.
---! KEYS    line
+--! KEYS    queue
 --! ARGV    clock
 --! RETURNS size
 --! EFFECTS none
 --! COST    O(log entries)
 --! FLAGS   no-writes
 --@ include now, ranked
-return call('ZCARD', line) - call('ZCOUNT', line, format_exact(HELD + (now_ms() + 1) * 101), '+inf')
+return call('ZCARD', queue) - call('ZCOUNT', queue, format_exact(HELD + (now_ms() + 1) * 101), '+inf')

@@ -16,7 +16,7 @@ from queues.domain import NewResult, Result, Status, Task
 from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd, outcome
 from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
-from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
+from tests.queues.engine.world import DAY_MS, LONG, TID, World, build_task
 
 SEEDS = range(300 if LONG else 12)
 CALLS = 150
@@ -144,13 +144,13 @@ class UnreliableWorker:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: World, seed: int) -> None:
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(max_attempts=100_000)] * 5, retention_ms=DAY_MS
+        world.engine, TID, "acme", [build_task(max_attempts=100_000)] * 5, retention_ms=DAY_MS
     ).run_sync()
     workers = [UnreliableWorker(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
     histories = crowd(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
-    places = world.check()
-    assert find_violations(histories, places.events) == []
+    snapshot = world.check()
+    assert find_violations(histories, snapshot.events) == []
     assert {"claim", "heartbeat"} < {call.operation for history in histories for call in history.calls}
 
 
@@ -205,7 +205,7 @@ def test_history_check_detects_violations() -> None:
 def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World) -> None:
     task_count = 1_000
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
+        world.engine, TID, "acme", [build_task(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
     ).run_sync()
     deadline = time.monotonic() + 120
 
@@ -247,7 +247,7 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
 
     actions = [partial(work, name=f"w{n}") for n in range(64)]
     histories = crowd(valkey.url, actions, partitions=1, backoff="fixed", backoff_base_ms=10)
-    places = world.check()
-    assert find_violations(histories, places.events) == []
-    assert [places.status(task_id) for task_id in places.tasks] == ["COMPLETED"] * task_count
-    assert sum(entry["outcome"] == "EXPIRED" for entries in places.events.values() for entry in entries) > 10
+    snapshot = world.check()
+    assert find_violations(histories, snapshot.events) == []
+    assert [snapshot.status(task_id) for task_id in snapshot.tasks] == ["COMPLETED"] * task_count
+    assert sum(entry["outcome"] == "EXPIRED" for entries in snapshot.events.values() for entry in entries) > 10

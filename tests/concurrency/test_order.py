@@ -13,7 +13,7 @@ import redis
 from codeq_site.devserver.embedded import Valkey
 from queues.engine import producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd
-from tests.queues.engine.world import DAY_MS, LONG, TID, World, new
+from tests.queues.engine.world import DAY_MS, LONG, TID, World, build_task
 
 TASKS = 10_000 if LONG else 2_000
 
@@ -36,7 +36,7 @@ def claim_all(world: World, commands: list[str]) -> list[int]:
 @pytest.mark.parametrize("claimers", [1, 8])
 def test_queue_is_served_in_order(valkey: Valkey, world: World, claimers: int) -> None:
     for first in range(0, TASKS, 500):
-        tasks = [new(payload=f"{n}") for n in range(first, first + 500)]
+        tasks = [build_task(payload=f"{n}") for n in range(first, first + 500)]
         producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     results = crowd(valkey.url, [partial(claim_all, commands=["send"])] * claimers, partitions=1)
     assert sorted(number for numbers in results for number in numbers) == list(range(TASKS))
@@ -49,7 +49,7 @@ def test_queue_is_served_in_order(valkey: Valkey, world: World, claimers: int) -
 def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world: World) -> None:
     for priority in range(10):
         for command in ("send", "mail"):
-            tasks = [new(command, payload=f"{priority}", priority=priority) for _ in range(20)]
+            tasks = [build_task(command, payload=f"{priority}", priority=priority) for _ in range(20)]
             producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     results = crowd(valkey.url, [partial(claim_all, commands=["mail", "send"])] * 4, partitions=1)
     assert sum(map(len, results)) == 400
@@ -61,7 +61,7 @@ def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world:
 @pytest.mark.spec("SCH-1", "With eight workers claiming continuously, no delayed task is claimed before it is due")
 def test_delayed_task_is_not_claimed_early(valkey: Valkey, world: World) -> None:
     task_count = 500
-    tasks = [new(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(task_count)]
+    tasks = [build_task(payload=f"{n}", delay_ms=1 + 2 * n, priority=n % 10) for n in range(task_count)]
     items = producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
     visible = {item.task.id: item.task.visible_ms for item in items if not isinstance(item, Exception)}
     deadline = time.monotonic() + 60

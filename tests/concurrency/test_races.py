@@ -16,11 +16,10 @@ from codeq_site.devserver.embedded import Valkey
 from core import errors
 from core.redis.script_call import ScriptCall
 from queues.domain import Enqueued, NewResult, Result, Status, Task
-from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
-from queues.engine.base import Engine
+from queues.engine import Engine, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from tests.concurrency.crowd import crowd, dawdle, outcome
 from tests.fixtures.queues import NOON_MS
-from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, build_task
 
 LEASE_MS = 1_000
 DEADLINE_MS = NOON_MS + LEASE_MS
@@ -36,7 +35,7 @@ def world(valkey: Valkey) -> Iterator[World]:
 
 def claim_one(world: World, **options: Any) -> Task:
     """Enqueue and claim a task whose lease expires at DEADLINE_MS."""
-    producer_commands.enqueue(world.engine, TID, "acme", [new(**options)], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(world.engine, TID, "acme", [build_task(**options)], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=1).run_sync().tasks
     return task
 
@@ -68,7 +67,7 @@ def test_separate_read_and_write_create_two_tasks(valkey: Valkey) -> None:
         both_have_read.wait(10)
         if existing:
             return str(existing)
-        [item] = producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+        [item] = producer_commands.enqueue(world.engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
         assert isinstance(item, Enqueued)
         world.client.set("idem:key", item.task.id)
         return item.task.id
@@ -86,7 +85,7 @@ def test_hundred_identical_requests_create_one_task(valkey: Valkey, world: World
         for key in range(number_of_keys):
             together.wait(60)
             [item] = producer_commands.enqueue(
-                world.engine, TID, "acme", [new(idempotency_key=f"key {key}")], retention_ms=DAY_MS
+                world.engine, TID, "acme", [build_task(idempotency_key=f"key {key}")], retention_ms=DAY_MS
             ).run_sync()
             assert isinstance(item, Enqueued)
             assert not item.is_mismatch
@@ -241,7 +240,7 @@ def test_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
 @pytest.mark.spec("ACK-2", "Many concurrent reapers and claims return each task with an expired lease once")
 def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: World) -> None:
     task_count = 1_000
-    producer_commands.enqueue(world.engine, TID, "acme", [new()] * task_count, retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(world.engine, TID, "acme", [build_task()] * task_count, retention_ms=DAY_MS).run_sync()
     worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=task_count).run_sync()
 
     def reap_all(w: World) -> int:
@@ -260,17 +259,17 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: Worl
             total += expired
         return total
 
-    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, inspect_limit=29)
+    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, repair_limit=29)
     assert sum(counts) == task_count
-    places = world.check()
-    assert {int(task["attempts"]) for task in places.tasks.values()} == {1}
+    snapshot = world.check()
+    assert {int(task["attempts"]) for task in snapshot.tasks.values()} == {1}
 
 
 @pytest.mark.spec("SCH-4", "Many concurrent promotions make each due task ready once")
 def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
     task_count = 1_000
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS
+        world.engine, TID, "acme", [build_task(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS
     ).run_sync()
 
     def promote_all(w: World) -> int:

@@ -22,8 +22,8 @@ from queues.engine import Engine, maintenance_commands, producer_commands, queri
 from queues.engine.options import Options
 from tests.faults.cluster import Client, Cluster, find_slot
 from tests.faults.workload import OPTIONS, Workload
-from tests.queues.engine.test_model import run_machine
-from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Places, World, dump, new
+from tests.queues.engine.machine import run_machine
+from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Snapshot, World, build_task, dump
 from tests.waiting import until
 
 # All these tests run in one xdist worker, because they share a cluster.
@@ -81,7 +81,7 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
     producer_commands.enqueue(
-        engine, TID, "acme", [new(priority=n % 3) for n in range(20)], retention_ms=DAY_MS
+        engine, TID, "acme", [build_task(priority=n % 3) for n in range(20)], retention_ms=DAY_MS
     ).run_sync()
     tasks = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=60_000, limit=6).run_sync().tasks
     worker_commands.nack(
@@ -97,7 +97,9 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
 
     result = NewResult(task_id=tasks[1].id, status=Status.COMPLETED, result=b"1")
     calls = {
-        "enqueue": producer_commands.enqueue(engine, TID, "acme", [new(), new(priority=3)], retention_ms=DAY_MS),
+        "enqueue": producer_commands.enqueue(
+            engine, TID, "acme", [build_task(), build_task(priority=3)], retention_ms=DAY_MS
+        ),
         "claim": worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=1),
         "heartbeat": worker_commands.heartbeat(engine, TID, tasks[1].id, "w1", extend_ms=1_000, token="", progress="1"),
         "submit": worker_commands.submit(engine, TID, "w1", [result], retention_ms=DAY_MS),
@@ -140,9 +142,9 @@ class Replies:
     successes: int = 0
     retries: int = 0
 
-    def list_missing(self, places: Places) -> list[str]:
-        return [task_id for task_id in self.created if task_id not in places.tasks] + [
-            task_id for task_id in self.completed if places.status(task_id) != "COMPLETED"
+    def list_missing(self, snapshot: Snapshot) -> list[str]:
+        return [task_id for task_id in self.created if task_id not in snapshot.tasks] + [
+            task_id for task_id in self.completed if snapshot.status(task_id) != "COMPLETED"
         ]
 
 
@@ -163,7 +165,7 @@ def run_client(client: Client, stop: threading.Event, replies: Replies, number: 
 
     while not stop.is_set():
         tid, name = dice.choice([TIDS[0], dice.choice(TIDS)]), f"w{number}"
-        tasks = [new(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
+        tasks = [build_task(priority=dice.randrange(2)) for _ in range(dice.randint(1, 3))]
         replies.created |= {
             item.task.id for item in retry(producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS))
         }
@@ -207,7 +209,7 @@ def run_under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Replies, 
 @pytest.mark.spec("QUE-5", "A slot of a Redis Cluster that is moved key by key under load loses and duplicates nothing")
 def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
     slot, moved = find_slot(partition_of(TIDS[0])), []
-    backlog = [new("backlog")] * 200
+    backlog = [build_task("backlog")] * 200
     producer_commands.enqueue(
         World(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
     ).run_sync()
@@ -220,9 +222,9 @@ def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client
     assert problems == []
     assert min(moved) > 200
     assert cluster.count_errors()["TRYAGAIN"] > 0  # the load was affected by the move
-    places = World(client, partitions=PARTITIONS).check()
-    assert replies.list_missing(places) == []
-    assert len(places.tasks) == len(replies.created) + len(backlog)  # each task is stored once, even after retries
+    snapshot = World(client, partitions=PARTITIONS).check()
+    assert replies.list_missing(snapshot) == []
+    assert len(snapshot.tasks) == len(replies.created) + len(backlog)  # each task is stored once, even after retries
 
 
 @pytest.mark.real_time
@@ -237,9 +239,9 @@ def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client:
     replies, problems = run_under_load(cluster, move_round)
     assert problems == []
     assert replies.retries == 0
-    places = World(client, partitions=PARTITIONS).check()
-    assert replies.list_missing(places) == []
-    assert len(places.tasks) == len(replies.created)
+    snapshot = World(client, partitions=PARTITIONS).check()
+    assert replies.list_missing(snapshot) == []
+    assert len(snapshot.tasks) == len(replies.created)
 
 
 async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluster: Cluster, client: Client) -> None:
@@ -252,12 +254,12 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
             async_engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
-            await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
+            await producer_commands.enqueue(async_engine, tid, "acme", [build_task()], retention_ms=DAY_MS)
             for _ in range(3):
                 cluster.move(slot, (cluster.find_owner(slot) + 1) % 3)
                 # Both clients learn the new owner from MOVED.
-                await producer_commands.enqueue(async_engine, tid, "acme", [new()], retention_ms=DAY_MS)
-                producer_commands.enqueue(world.engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
+                await producer_commands.enqueue(async_engine, tid, "acme", [build_task()], retention_ms=DAY_MS)
+                producer_commands.enqueue(world.engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
             assert len(world.check().tasks) == 7
     finally:
         await pipes.close()
@@ -273,7 +275,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
 def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Client) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
-        producer_commands.enqueue(engine, tid, "acme", [new()], retention_ms=DAY_MS).run_sync()
+        producer_commands.enqueue(engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     failed = 1
     affected = {tid for tid in TIDS if cluster.find_owner(find_slot(partition_of(tid))) == failed}
     assert affected
@@ -282,7 +284,9 @@ def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Clien
     unavailable = set()
     for tid in TIDS:
         try:
-            producer_commands.enqueue(engine, tid, "acme", [new(), new(priority=1)], retention_ms=DAY_MS).run_sync()
+            producer_commands.enqueue(
+                engine, tid, "acme", [build_task(), build_task(priority=1)], retention_ms=DAY_MS
+            ).run_sync()
         except errors.Unavailable:
             unavailable.add(tid)
     assert unavailable == affected
@@ -306,7 +310,12 @@ async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, clien
     try:
         engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
-            tasks = [new(priority=1), new(priority=2), new("mail", idempotency_key="k"), new(idempotency_key="k")]
+            tasks = [
+                build_task(priority=1),
+                build_task(priority=2),
+                build_task("mail", idempotency_key="k"),
+                build_task(idempotency_key="k"),
+            ]
             items = await producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS)
             assert [item.is_replayed for item in items] == [False, False, False, True]  # type: ignore[union-attr]
             [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks

@@ -11,7 +11,7 @@ import redis
 from codeq_site.devserver.embedded import Valkey
 from core import errors
 from queues.engine import producer_commands
-from tests.queues.engine.world import DAY_MS, TID, World, new
+from tests.queues.engine.world import DAY_MS, TID, World, build_task
 
 # 256 KiB, in the shell's unit of 512 bytes.
 LIMIT = 512
@@ -63,7 +63,7 @@ def enqueue_until_full(client: redis.Redis, created: set[str]) -> None:
     engine = World(client, partitions=1).engine
     while True:
         (item,) = producer_commands.enqueue(
-            engine, TID, "acme", [new(payload="x" * 2000)], retention_ms=DAY_MS
+            engine, TID, "acme", [build_task(payload="x" * 2000)], retention_ms=DAY_MS
         ).run_sync()
         assert not isinstance(item, Exception)
         created.add(item.task.id)

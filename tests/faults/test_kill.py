@@ -18,7 +18,7 @@ from core import errors
 from queues.domain import NewResult, Result, Status
 from queues.engine import producer_commands, worker_commands
 from tests.conftest import ValkeyFactory
-from tests.queues.engine.world import DAY_MS, LONG, TID, Places, World, new
+from tests.queues.engine.world import DAY_MS, LONG, TID, Snapshot, World, build_task
 from tests.waiting import until
 
 SEEDS = 300 if LONG else 20
@@ -33,15 +33,15 @@ class Replies:
     completed: dict[str, str] = field(default_factory=dict)
     returned: dict[str, int] = field(default_factory=dict)
 
-    def list_violations(self, places: Places) -> list[str]:
-        wrong = [f"{task_id} was acknowledged and is missing" for task_id in self.created - places.tasks.keys()]
+    def list_violations(self, snapshot: Snapshot) -> list[str]:
+        wrong = [f"{task_id} was acknowledged and is missing" for task_id in self.created - snapshot.tasks.keys()]
         for task_id, worker in self.completed.items():
-            lease = places.tasks[task_id]["lease"].decode()
-            if places.status(task_id) != "COMPLETED" or lease.split()[2] != worker:
-                wrong.append(f"{task_id} was completed by {worker} and is {places.status(task_id)} ({lease})")
+            lease = snapshot.tasks[task_id]["lease"].decode()
+            if snapshot.status(task_id) != "COMPLETED" or lease.split()[2] != worker:
+                wrong.append(f"{task_id} was completed by {worker} and is {snapshot.status(task_id)} ({lease})")
         for task_id, times in self.returned.items():
-            if int(places.tasks[task_id].get("attempts", 0)) < times:
-                wrong.append(f"{task_id} was returned {times} times: {places.tasks[task_id]}")
+            if int(snapshot.tasks[task_id].get("attempts", 0)) < times:
+                wrong.append(f"{task_id} was returned {times} times: {snapshot.tasks[task_id]}")
         return wrong
 
 
@@ -53,7 +53,9 @@ def connect_without_retries(server: Valkey) -> World:
 
 def produce(world: World, replies: Replies, dice: random.Random) -> None:
     keys = [f"{dice.random()}" for _ in range(3)]
-    tasks = [new(priority=dice.randrange(3), idempotency_key=key if dice.random() < 0.2 else None) for key in keys]
+    tasks = [
+        build_task(priority=dice.randrange(3), idempotency_key=key if dice.random() < 0.2 else None) for key in keys
+    ]
     for item in producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync():
         assert not isinstance(item, Exception)
         replies.created.add(item.task.id)
@@ -137,9 +139,9 @@ def complete_all(world: World) -> None:
     ):
         results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in tasks]
         worker_commands.submit(world.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
-    places = world.check()
+    snapshot = world.check()
     # A lease that was open when the server was killed is still valid.
-    assert {places.status(task_id) for task_id in places.tasks} <= {"COMPLETED", "IN_PROGRESS"}
+    assert {snapshot.status(task_id) for task_id in snapshot.tasks} <= {"COMPLETED", "IN_PROGRESS"}
 
 
 @pytest.mark.real_time
@@ -155,7 +157,7 @@ def test_repeated_request_is_stored_once_through_crashes(valkey_server: ValkeyFa
         with redis.Redis.from_url(server.url, retry=retry) as client:
             engine = World(client, **OPTIONS).engine
             for _ in range(per_producer):
-                [item] = producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+                [item] = producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
                 assert not isinstance(item, Exception)
                 created.append(item.task.id)
 
@@ -170,6 +172,6 @@ def test_repeated_request_is_stored_once_through_crashes(valkey_server: ValkeyFa
         thread.join(60)
     assert len(created) == per_producer * producers
     with redis.Redis.from_url(server.url) as client:
-        places = World(client, **OPTIONS).check()
-    assert sorted(places.tasks) == sorted(created)
-    assert sorted(places.ready[TID, "send", 0]) == sorted(created)
+        snapshot = World(client, **OPTIONS).check()
+    assert sorted(snapshot.tasks) == sorted(created)
+    assert sorted(snapshot.ready[TID, "send", 0]) == sorted(created)

@@ -13,7 +13,7 @@ from codeq_site.devserver.embedded import Valkey
 from tests.conftest import ValkeyFactory
 from tests.faults.aof import find_aof, parse_records, start_from_prefix
 from tests.faults.workload import OPTIONS, Workload
-from tests.queues.engine.world import LONG, Clock, World, checked, dump
+from tests.queues.engine.world import LONG, Clock, World, check_consistency, dump
 
 
 class Recording:
@@ -65,7 +65,7 @@ def test_crash_at_any_point_loses_and_duplicates_nothing(recording: Recording, t
             # interrupted script.
             location = f"cut at {cut} of {len(recording.data)}, after {recording.names[step]!r}"
             assert dump(client) == recording.states[step], location
-            checked(client, World(client, partitions=1).engine)
+            check_consistency(client, World(client, partitions=1).engine)
 
 
 @pytest.mark.spec("ENQ-2", "Acknowledged data is on disk: the reply waits for the file")

@@ -23,7 +23,7 @@ from queues.engine import (
 )
 from tests.concurrency.crowd import outcome
 from tests.conftest import ValkeyFactory
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, dump, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump
 from tests.waiting import until
 
 
@@ -91,13 +91,13 @@ def disconnect_primary(client: redis.Redis) -> None:
 @pytest.mark.parametrize("reject_writes", [make_read_only, require_replicas, disconnect_primary])
 def test_server_that_rejects_writes_is_unavailable(client: redis.Redis, reject_writes: object) -> None:
     engine = World(client, partitions=1).engine
-    producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     before = dump(client)
     assert callable(reject_writes)
     reject_writes(client)
     for call in (
-        producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS),
-        producer_commands.enqueue(engine, TID, "acme", [new(), new(priority=1)], retention_ms=DAY_MS),
+        producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS),
+        producer_commands.enqueue(engine, TID, "acme", [build_task(), build_task(priority=1)], retention_ms=DAY_MS),
         worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=1),
     ):
         with pytest.raises(errors.Unavailable):
@@ -149,7 +149,7 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
             with redis.Redis(unix_socket_path=path) as connection:
                 engine = World(connection, partitions=1).engine
                 while not stop.is_set():
-                    tasks = [new(), new(), new(priority=5)]
+                    tasks = [build_task(), build_task(), build_task(priority=5)]
                     items = producer_commands.enqueue(engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
                     created.update(item.task.id for item in items if not isinstance(item, Exception))
                     tasks = (
@@ -181,10 +181,10 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
     for thread in threads:
         thread.join(30)
     assert problems == []
-    places = World(client, partitions=1).check()
-    assert places.tasks.keys() == created
+    snapshot = World(client, partitions=1).check()
+    assert snapshot.tasks.keys() == created
     assert len(completed) == len(set(completed))
-    assert {task_id for task_id in places.tasks if places.status(task_id) == "COMPLETED"} == set(completed)
+    assert {task_id for task_id in snapshot.tasks if snapshot.status(task_id) == "COMPLETED"} == set(completed)
 
 
 @pytest.mark.spec("ENQ-2", "A full server rejects only new tasks, and accepts them again when memory is free")
@@ -194,7 +194,7 @@ def test_full_server_drains(client: redis.Redis) -> None:
     engine = world.engine
     payload = "x" * 20_000
     producer_commands.enqueue(
-        engine, TID, "acme", [new(payload=payload, max_attempts=1) for _ in range(4)], retention_ms=DAY_MS
+        engine, TID, "acme", [build_task(payload=payload, max_attempts=1) for _ in range(4)], retention_ms=DAY_MS
     ).run_sync()
     for task in worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=4).run_sync().tasks:
         worker_commands.nack(
@@ -202,10 +202,10 @@ def test_full_server_drains(client: redis.Redis) -> None:
         ).run_sync()
     dead = list(world.check().tasks)
     producer_commands.enqueue(
-        engine, TID, "acme", [new(payload=payload) for _ in range(200)], retention_ms=DAY_MS
+        engine, TID, "acme", [build_task(payload=payload) for _ in range(200)], retention_ms=DAY_MS
     ).run_sync()
     producer_commands.enqueue(
-        engine, TID, "acme", [new(payload=payload, delay_ms=1_000)], retention_ms=DAY_MS
+        engine, TID, "acme", [build_task(payload=payload, delay_ms=1_000)], retention_ms=DAY_MS
     ).run_sync()
     held = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=6).run_sync().tasks
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 200_000)
@@ -213,7 +213,11 @@ def test_full_server_drains(client: redis.Redis) -> None:
     results = [
         outcome(
             producer_commands.enqueue(
-                engine, TID, "acme", [new(payload=payload), new(payload=payload, priority=1)], retention_ms=DAY_MS
+                engine,
+                TID,
+                "acme",
+                [build_task(payload=payload), build_task(payload=payload, priority=1)],
+                retention_ms=DAY_MS,
             )
         )
         for _ in range(200)
@@ -243,11 +247,11 @@ def test_full_server_drains(client: redis.Redis) -> None:
     assert queries.stats(engine, TID).run_sync()[0].dlq == 3
     assert maintenance_commands.purge(engine, TID, dead[1:]).run_sync() == [True] * 3
     with pytest.raises(errors.StoreFull):
-        producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+        producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     while tasks := worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=9_000, limit=50).run_sync().tasks:
         worker_commands.submit(engine, TID, "w1", [build_result(task) for task in tasks], retention_ms=1).run_sync()
         clock.advance(1)
         now_ms, expired_ids = maintenance_commands.expired(engine, TID).run_sync()
         maintenance_commands.purge(engine, TID, expired_ids, before_ms=now_ms).run_sync()
     world.check()
-    producer_commands.enqueue(engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()

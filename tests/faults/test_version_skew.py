@@ -15,7 +15,7 @@ from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
 from core.redis.script_call import Command
 from tests.faults.workload import OPTIONS, Workload
-from tests.queues.engine.test_model import run_machine
+from tests.queues.engine.machine import run_machine
 from tests.queues.engine.world import LONG, Clock, World
 
 

@@ -15,7 +15,7 @@ from queues.engine import (
     queries,
     worker_commands,
 )
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
 OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "max_attempts": 3}
 
@@ -70,17 +70,19 @@ class Workload:
 
     def steps(self) -> Iterator[str]:
         engine, tid = self.engine, self.tid
-        first = self.enqueue(*[new(payload=f"{n}") for n in range(5)])
+        first = self.enqueue(*[build_task(payload=f"{n}") for n in range(5)])
         yield "enqueue five"
         self.enqueue(
-            new(idempotency_key="a"), new(idempotency_key="b"), new(idempotency_key="a, later", delay_ms=9_000)
+            build_task(idempotency_key="a"),
+            build_task(idempotency_key="b"),
+            build_task(idempotency_key="a, later", delay_ms=9_000),
         )
         yield "enqueue with keys"
-        self.enqueue(new(idempotency_key="a"), new())
+        self.enqueue(build_task(idempotency_key="a"), build_task())
         yield "enqueue a key again"
-        self.enqueue(*[new("mail", priority=4, max_attempts=1) for _ in range(4)])
+        self.enqueue(*[build_task("mail", priority=4, max_attempts=1) for _ in range(4)])
         yield "enqueue for another queue"
-        [late] = self.enqueue(new(delay_ms=60_000))
+        [late] = self.enqueue(build_task(delay_ms=60_000))
         yield "enqueue delayed"
         held = self.claim(3)
         assert [task.id for task in held] == [task.id for task in first[:3]]
@@ -139,7 +141,7 @@ class Workload:
         yield "claim of two queues again"
         self.submit(*more)
         yield "submit of two queues"
-        self.enqueue(*[new("late", priority=9, delay_ms=1_000 * n) for n in range(4)])
+        self.enqueue(*[build_task("late", priority=9, delay_ms=1_000 * n) for n in range(4)])
         yield "enqueue for a third queue"
         self.clock.advance(DAY_MS / 1000)
         _, over = maintenance_commands.expired(engine, tid, limit=2).run_sync()

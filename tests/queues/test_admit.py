@@ -99,7 +99,7 @@ def test_one_token_may_use_only_its_part(queue: Queue) -> None:
         for _ in range(100):
             try:
                 admin_commands.admit(
-                    engine(), queue.tenant.tid, Limits(what="admin", per_second=10, token=token, token_percent=50)
+                    engine(), queue.tenant.tid, Limits(kind="admin", per_second=10, token=token, token_percent=50)
                 ).run_sync()
             except errors.TooMany:
                 continue

@@ -48,7 +48,7 @@ def test_what_stops_all_of_a_queue_comes_first(queue: Queue) -> None:
 def test_a_queue_that_is_as_busy_as_it_may_be_says_so(queue: Queue) -> None:
     queue.enqueue()
     task = queue.enqueue()
-    admin_commands.set_policy(engine(), queue.tenant.tid, "send", line="", max_consumers=1).run_sync()
+    admin_commands.set_policy(engine(), queue.tenant.tid, "send", policy="", max_consumers=1).run_sync()
     assert "policy allows" not in asked(queue, task)
     queue.claim()
     assert "As many tasks of the queue are in progress as its policy allows (1)" in asked(queue, task)

@@ -18,7 +18,7 @@ from queues.domain import NewResult, NewTask, Status
 from queues.filters import Filters, NoFilters
 from tenants.tenant import Tenant
 from tests.fixtures.queues import Clock
-from tests.queues.engine.world import checked
+from tests.queues.engine.world import check_consistency
 
 TENANTS = [
     Tenant(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
@@ -148,7 +148,7 @@ def test_nobody_hears_another_answer_because_of_the_filters(
         clock.now_ms = began
         use(filters, monkeypatch)
         days.append(Day(seed, clock).live(600))
-        checked(client(), engine())
+        check_consistency(client(), engine())
     for with_filters, without in zip(*days, strict=True):
         assert with_filters == without
     met = " ".join(days[0])

@@ -8,9 +8,10 @@
 --@ include keys, write, now, due, wake, lease, events, end_attempt, check_lease
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
-local refused, deadline = check_lease(id, task[11], task[1], task[8], token, now)
+local status, lease, queue = task[1], task[8], task[11]
+local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
--- decided; only writes below
-local status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)
+-- All checks are done; only writes follow.
+local new_status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)
 write_changes(now)
-return { status, 0 }
+return { new_status, 0 }

@@ -11,22 +11,22 @@ local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'lease', 'created', 'visible',
   'attempts', 'past', 'awaited')
-local status, queue = task[1], task[4]
+local status, queue, priority, lease = task[1], task[4], task[5], task[6]
+local created, visible, attempts, past, awaited = task[7], task[8], task[9] or 0, task[10] or 0, task[11]
 if not belongs_to_tenant(queue) then return { 'NOT_FOUND' } end
 if status == 'CANCELLED' then return { 'SAME', unpack(read_task(id)) } end
 if status ~= 'PENDING' and status ~= 'IN_PROGRESS' then return { 'ENDED' } end
 local index = queue_key(queue, status == 'PENDING' and 'delayed' or 'inprog')
 local score = call('ZSCORE', index, id)
-local attempt = status == 'IN_PROGRESS' and (task[10] or 0) + (task[9] or 0) + 1 or 0
--- decided; only writes below
+local attempt = status == 'IN_PROGRESS' and past + attempts + 1 or 0
+-- All checks are done; only writes follow.
 hash_set(key, { 'status', 'ended', 'updated' }, task, 'status', 'CANCELLED', 'ended', now, 'updated', now)
 if score then
   zset_remove(index, { score, id })
 else
-  count_up(ghosts, command_of(queue) .. ':' .. task[5], 1)
+  count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
 end
 zset_add(expiry, { now + (tonumber(retention_ms) or retention()(queue)), id })
-record_event(id, queue, attempt, 'CANCELLED', 'CANCELLED', task[9] or 0, task[5], attempt > 0 and task[6], task[7], task[8],
-  now)
-if task[11] then announce_ends({ id }) end
+record_event(id, queue, attempt, 'CANCELLED', 'CANCELLED', attempts, priority, attempt > 0 and lease, created, visible, now)
+if awaited then announce_ends({ id }) end
 return { 'OK', unpack(read_task(id)) }

@@ -1,9 +1,9 @@
 --! claim: lease the ready tasks with the highest priority in some queues of a tenant.
 --! KEYS    due queues ghosts waiting woken events expiry {ready}*
---! ARGV    root tid worker token lease_ms limit inspect_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
+--! ARGV    root tid worker token lease_ms limit repair_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
 --! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; due tasks are promoted, expired leases reaped first
---! COST    O((limit + inspect_limit) · log n), independent of the backlog
+--! COST    O((limit + repair_limit) · log n), independent of the backlog
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease
 --@ lazy limiter(check_limits, charge_buckets): rate_limit
@@ -21,9 +21,10 @@ if limits ~= '' then
   if not buckets then return { 'LIMITED', wait } end
   charge_buckets(buckets, 1, now)
 end
+-- Repair the queues, and find those from which a claim may take tasks.
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
-local budget = tonumber(inspect_limit)
+local budget = tonumber(repair_limit)
 local slots, free_slots, cap_to_free_slots
 for n = 1, #states do
   local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]
@@ -35,29 +36,29 @@ for n = 1, #states do
     if string.sub(state, 1, 6) == 'active' then states[n] = 'active' end
   end
   if states[n] == 'active' then
-    local at = tonumber(call('ZSCORE', due, queue) or nil)
-    if at and at <= now and budget > 0 then
+    local due_at = tonumber(call('ZSCORE', due, queue) or nil)
+    if due_at and due_at <= now and budget > 0 then
       math.randomseed(tonumber(seed))
       local promote_due, reap_expired, refresh_due = maintenance()
       local promoted = promote_due(queue, now, budget)
       local reaped, failed = reap_expired(queue, now, budget)
       expired, dead = expired + reaped, dead + failed
       budget = budget - math.max(promoted, reaped)
-      at = refresh_due(queue)
+      due_at = refresh_due(queue)
     end
-    due_times[queue] = at
+    due_times[queue] = due_at
     if slots then
       slots[queue] = free_slots(state, queue)
       if slots[queue] == 0 then
         states[n] = 'busy'
-        at = math.min(at or now + BUSY_RETRY_MS, now + BUSY_RETRY_MS)
+        due_at = math.min(due_at or now + BUSY_RETRY_MS, now + BUSY_RETRY_MS)
       end
     end
     if states[n] == 'active' then active = active + 1 end
-    if at and (not first_due or at < first_due) then first_due = at end
+    if due_at and (not first_due or due_at < first_due) then first_due = due_at end
   end
 end
--- By priority first: the lists of priority 9 of all queues, then those of priority 8.
+-- The ready lists, by priority first: the lists of priority 9 of all queues, then those of priority 8.
 local lists
 if active == #names then
   lists = { unpack(KEYS, keys_from) }
@@ -73,31 +74,33 @@ lists[count + 1], lists[count + 2] = 'RIGHT', 'COUNT'
 local deadline = now + lease_ms
 local reply = { now, deadline, 0, expired, dead, 0 }
 local remaining, examined = tonumber(limit), 0
-local lease, leased = format_lease(now, token, worker), {}
+local lease, lease_entries = format_lease(now, token, worker), {}
 while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
   lists[count + 3] = slots and cap_to_free_slots(slots, remaining) or remaining
   local list, ids = pop(count, lists)
   if not list then break end
   examined = examined + #ids
-  -- The inverse of `ready_key`.
+  -- The parts of the list's key, which `ready_key` has built.
   local queue, priority = string.sub(list, #root + 3, -9), string.sub(list, -1)
-  local entries = leased[queue] or {}
-  leased[queue] = entries
+  local entries = lease_entries[queue] or {}
+  lease_entries[queue] = entries
   local before = #entries
   for _, id in ipairs(ids) do
     local key = task_key(id)
     local task = call('HMGET', key, 'status', 'lease', 'spec', 'max', 'attempts', 'created', 'visible', 'error')
-    if task[1] == 'PENDING' then
+    local status, spec, max_attempts, attempts = task[1], task[3], task[4], task[5]
+    local created, visible, error_text = task[6], task[7], task[8]
+    if status == 'PENDING' then
       hash_set(key, WRITTEN_FIELDS, task, 'status', 'IN_PROGRESS', 'lease', lease)
       remaining = remaining - 1
       local e, r = #entries, #reply
       entries[e + 1], entries[e + 2] = deadline, id
-      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, task[3], priority, task[4]
-      reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = task[5] or 0, task[6], task[7] or task[6], task[8] or ''
+      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, spec, priority, max_attempts
+      reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = attempts or 0, created, visible or created, error_text or ''
     else -- a ghost: the task was cancelled or deleted, and its id stayed in the list
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
-      if task[1] == 'FAILED' then -- recalled: its id is no longer in a ready list
+      if status == 'FAILED' then -- recalled: its id is no longer in a ready list
         hash_remove(key, 'ghost', call('HGET', key, 'ghost'))
       end
     end
@@ -112,14 +115,14 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
     end
   end
 end
-for queue, entries in pairs(leased) do
+for queue, entries in pairs(lease_entries) do
   if #entries > 0 then
     zset_add(queue_key(queue, 'inprog'), entries)
     local at = due_times[queue]
     if not at or deadline < at then zset_move(due, queue, at, deadline) end
   end
 end
-if #reply == 6 then
+if #reply == 6 then -- no task was leased
   reply[3] = first_due or 0
   reply[6] = examined > 0 and 1 or 0
   if tonumber(wait_ms) > 0 then

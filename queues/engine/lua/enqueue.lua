@@ -1,6 +1,6 @@
 --! enqueue: store tasks of one queue and one priority, ready at once or delayed.
 --! KEYS    ready delayed due queues tenants waiting woken
---! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms limits depth {id spec max delay_ms run_at_ms digest fingerprint}*
+--! ARGV    root tid queue priority clock idem_ttl_ms horizon_ms limits max_depth {id spec max delay_ms run_at_ms digest fingerprint}*
 --! RETURNS now_ms wait_ms {visible_ms | TOO_FAR | LIMITED | FULL | {same task…}}*;
 --! RETURNS a list for the existing task of an idempotency key, with same = 1 if the request is identical;
 --! RETURNS LIMITED or FULL for every new task: the script then stores no task
@@ -19,7 +19,8 @@ for i = args_from, #ARGV, 7 do
   -- A script is sent again when its reply was lost: its tasks may be stored already, and even claimed.
   if not existing and call('EXISTS', task_key(id)) == 1 then
     local stored = call('HMGET', task_key(id), 'created', 'visible')
-    reply[#reply + 1] = tonumber(stored[2] or stored[1])
+    local created, visible = stored[1], stored[2]
+    reply[#reply + 1] = tonumber(visible or created)
   elseif existing then
     local fingerprint = call('HGET', task_key(mapped_id), 'fingerprint')
     reply[#reply + 1] = { fingerprint == ARGV[i + 6] and 1 or 0, unpack(existing) }
@@ -48,26 +49,30 @@ if limits ~= '' and #new > 0 then
   buckets, reply[2] = check_limits(limits, now)
   if not buckets then refused = 'LIMITED' end
 end
-if depth ~= '' and depth_counter()() + #new > tonumber(depth) then refused = 'FULL' end
+if max_depth ~= '' and depth_counter()() + #new > tonumber(max_depth) then refused = 'FULL' end
 if refused then
-  for _, task in ipairs(new) do reply[task[4]] = refused end
+  for _, task in ipairs(new) do
+    local position = task[4]
+    reply[position] = refused
+  end
   return reply
 end
 local is_known_queue = call('HEXISTS', queues, command_of(queue)) == 1
--- decided; only writes below
+-- All checks are done; only writes follow.
 if buckets then charge_buckets(buckets, #new, now) end
 for _, task in ipairs(new) do
-  local i, visible = task[1], task[2]
-  local key, digest = task_key(ARGV[i]), ARGV[i + 5]
+  local i, visible, mapped_id = task[1], task[2], task[3]
+  local id, spec, max_attempts, digest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 5]
+  local key = task_key(id)
   if digest ~= '' then
-    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+    create(key, 'spec', spec, 'queue', queue, 'priority', priority, 'max', max_attempts, 'status', 'PENDING',
       'created', now, 'visible', visible, 'idem', digest, 'fingerprint', ARGV[i + 6])
-    string_set(idem_key(tid, digest), task[3], ARGV[i], 'PX', idem_ttl_ms)
+    string_set(idem_key(tid, digest), mapped_id, id, 'PX', idem_ttl_ms)
   elseif visible > now then
-    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+    create(key, 'spec', spec, 'queue', queue, 'priority', priority, 'max', max_attempts, 'status', 'PENDING',
       'created', now, 'visible', visible)
   else
-    create(key, 'spec', ARGV[i + 1], 'queue', queue, 'priority', priority, 'max', ARGV[i + 2], 'status', 'PENDING',
+    create(key, 'spec', spec, 'queue', queue, 'priority', priority, 'max', max_attempts, 'status', 'PENDING',
       'created', now)
   end
 end

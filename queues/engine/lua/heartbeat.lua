@@ -9,11 +9,11 @@
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
-local queue = task[2]
-local refused, deadline = check_lease(id, queue, task[3], task[4], token, now)
+local queue, status, lease = task[2], task[3], task[4]
+local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
 local extended = now + tonumber(extend_ms)
--- decided; only writes below
+-- All checks are done; only writes follow.
 zset_move(queue_key(queue, 'inprog'), id, deadline, extended)
 if extended < tonumber(deadline) then mark_due_by(queue, extended) end
 if progress ~= '' then hash_set(key, { 'progress' }, task, 'progress', progress) end

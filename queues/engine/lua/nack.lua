@@ -8,10 +8,11 @@
 --@ include keys, write, now, due, wake, lease, events, end_attempt, check_lease
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
-local refused, deadline = check_lease(id, task[11], task[1], task[8], token, now)
+local status, lease, queue = task[1], task[8], task[11]
+local refused, deadline = check_lease(id, queue, status, lease, token, now)
 if refused then return { refused } end
 math.randomseed(tonumber(seed))
--- decided; only writes below
-local status, delay = end_attempt(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))
+-- All checks are done; only writes follow.
+local new_status, delay = end_attempt(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))
 write_changes(now)
-return { status, delay }
+return { new_status, delay }

@@ -17,7 +17,8 @@ local function read_entry(id, score)
   local fields = call('HMGET', task_key(id), unpack(ENTRY_FIELDS))
   local entry = { id, score }
   for i = 1, #ENTRY_FIELDS do entry[i + 2] = fields[i] or '' end
-  return entry, fields[8]
+  local status = fields[8]
+  return entry, status
 end
 
 local ready, max_entries = {}, tonumber(limit)

@@ -13,7 +13,7 @@ local vanished, removed = {}, {}
 for i = args_from, #ARGV do
   local id = ARGV[i]
   local task = call('HMGET', task_key(id), 'queue', 'status', 'idem', 'attempts', 'priority', 'created')
-  local queue, status = task[1], task[2]
+  local queue, status, digest = task[1], task[2], task[3]
   local expires = call('ZSCORE', expiry, id)
   local is_ended = status == 'COMPLETED' or status == 'FAILED' or status == 'CANCELLED'
   local is_own = queue and string.sub(queue, 1, #tid + 1) == tid .. ':'
@@ -22,22 +22,23 @@ for i = args_from, #ARGV do
   if not queue and expires then vanished[#vanished + 1] = { expires, id } end
   if is_own and is_ended and is_expired and (dead_since or only_dead ~= '1') and not removed[id] then
     removed[id] = true
-    local mapping = task[3] and idem_key(tid, task[3])
+    local mapping = digest and idem_key(tid, digest)
     removed[#removed + 1] = { id, expires, dead_since, mapping and call('GET', mapping) == id and mapping, task }
     reply[#reply + 1] = 1
   else
     reply[#reply + 1] = (is_own and not removed[id]) and 0 or -1
   end
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local keys = {}
 for _, entry in ipairs(vanished) do zset_remove(expiry, entry) end
 for _, item in ipairs(removed) do
   local id, expires, dead_since, mapping, task = unpack(item, 1, 5)
   if expires then zset_remove(expiry, { expires, id }) end
   if dead_since then
-    zset_remove(queue_key(task[1], 'dlq'), { dead_since, id })
-    record_event(id, task[1], 0, 'PURGED', 'GONE', task[4] or 0, task[5], nil, task[6], now, now)
+    local queue, attempts, priority, created = task[1], task[4], task[5], task[6]
+    zset_remove(queue_key(queue, 'dlq'), { dead_since, id })
+    record_event(id, queue, 0, 'PURGED', 'GONE', attempts or 0, priority, nil, created, now, now)
   end
   keys[#keys + 1] = task_key(id)
   if mapping then keys[#keys + 1] = mapping end

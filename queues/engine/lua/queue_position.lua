@@ -10,7 +10,7 @@
 -- The most ids that are searched for the task, so that a page of the console does not delay other clients.
 local MAX_SCANNED = 10000
 local task = call('HMGET', task_key(id), 'queue', 'priority', 'status')
-local queue, priority = task[1], tonumber(task[2])
+local queue, priority, status = task[1], tonumber(task[2]), task[3]
 if not queue or string.sub(queue, 1, #tid + 1) ~= tid .. ':' then return {} end
 local command = command_of(queue)
 local higher = 0
@@ -19,7 +19,7 @@ for level = priority + 1, 9 do
   higher = higher + length - (tonumber(call('HGET', ghosts, command .. ':' .. level) or 0))
 end
 local list = ready_key(queue, priority)
-local at = task[3] == 'PENDING' and call('LPOS', list, id, 'RANK', -1, 'MAXLEN', MAX_SCANNED)
+local at = status == 'PENDING' and call('LPOS', list, id, 'RANK', -1, 'MAXLEN', MAX_SCANNED)
 local ahead = at and call('LLEN', list) - 1 - at or -1
 local busy = call('ZCARD', queue_key(queue, 'inprog'))
 return { now_ms(), call('HGET', queues, command) or '', busy, higher, ahead, call('ZSCORE', waiting, queue) or 0 }

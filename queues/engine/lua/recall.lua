@@ -14,26 +14,27 @@ for i = args_from, #ARGV do
   local id = ARGV[i]
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'past', 'updated', 'job', 'ghost', 'queue', 'priority', 'max',
     'created')
+  local status, attempts, replayed_by, queue = task[1], tonumber(task[2] or 0), task[5], task[7]
   local answer = 'CONFLICT'
-  if not belongs_to_tenant(task[7]) then
+  if not belongs_to_tenant(queue) then
     answer = 'NOT_FOUND'
-  elseif task[5] == recalled_job or seen[id] then
+  elseif replayed_by == recalled_job or seen[id] then
     answer = 'OK'
-  elseif task[5] == job and task[1] == 'PENDING' and tonumber(task[2] or 0) == 0 then
+  elseif replayed_by == job and status == 'PENDING' and attempts == 0 then
     answer, seen[id] = 'OK', true
     accepted[#accepted + 1] = { id, task }
   end
   reply[#reply + 1] = { answer }
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local dead_entries, expiries = {}, {}
 for _, item in ipairs(accepted) do
   local id, task = unpack(item)
-  local queue, priority, max_attempts = task[7], task[8], tonumber(task[9])
+  local past, queue, priority, max_attempts, created = task[3] or 0, task[7], task[8], tonumber(task[9]), task[10]
   hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', 'FAILED', 'attempts', max_attempts,
-    'past', (task[3] or 0) - max_attempts, 'updated', now, 'job', recalled_job, 'ghost', 1)
+    'past', past - max_attempts, 'updated', now, 'job', recalled_job, 'ghost', 1)
   count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
-  record_event(id, queue, 0, 'RECALLED', 'DEAD', max_attempts, priority, nil, task[10], now, now)
+  record_event(id, queue, 0, 'RECALLED', 'DEAD', max_attempts, priority, nil, created, now, now)
   local entries = dead_entries[queue] or {}
   dead_entries[queue] = entries
   entries[#entries + 1], entries[#entries + 2] = now, id

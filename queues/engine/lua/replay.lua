@@ -15,11 +15,11 @@ for i = args_from, #ARGV, 2 do
   local id = ARGV[i]
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'past', 'visible', 'updated', 'spec', 'job', 'ghost',
     'queue', 'priority', 'created')
-  local queue = task[9]
+  local replayed_by, queue = task[7], task[9]
   local dead_since = belongs_to_tenant(queue) and call('ZSCORE', queue_key(queue, 'dlq'), id)
   if not belongs_to_tenant(queue) then
     reply[#reply + 1] = { 'NOT_FOUND' }
-  elseif job ~= '' and (task[7] == job or seen[id]) then
+  elseif job ~= '' and (replayed_by == job or seen[id]) then
     reply[#reply + 1] = { 'OK' }
   elseif not dead_since or seen[id] then
     reply[#reply + 1] = { 'NOT_DEAD' }
@@ -29,23 +29,25 @@ for i = args_from, #ARGV, 2 do
     accepted[#accepted + 1] = { i, task, dead_since, call('ZSCORE', expiry, id) }
   end
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local dead_entries, expiries, ready_lists = {}, {}, {}
 for _, item in ipairs(accepted) do
   local i, task, dead_since, expires = unpack(item)
-  local id, queue, priority = ARGV[i], task[9], task[10]
-  local key, spec = task_key(id), ARGV[i + 1] ~= '' and ARGV[i + 1] or task[6]
+  local attempts, past, is_ghost = task[2] or 0, task[3] or 0, task[8]
+  local queue, priority, created = task[9], task[10], task[11]
+  local id, new_spec = ARGV[i], ARGV[i + 1]
+  local key, spec = task_key(id), new_spec ~= '' and new_spec or task[6]
   hash_set(key, WRITTEN_FIELDS, task, 'status', 'PENDING', 'attempts', 0,
-    'past', (task[3] or 0) + (task[2] or 0), 'visible', now, 'updated', now, 'spec', spec, 'job', job)
+    'past', past + attempts, 'visible', now, 'updated', now, 'spec', spec, 'job', job)
   if job == '' then call('HDEL', key, 'job') end
-  record_event(id, queue, 0, 'REPLAYED', 'PENDING', 0, priority, nil, task[11], now, now)
+  record_event(id, queue, 0, 'REPLAYED', 'PENDING', 0, priority, nil, created, now, now)
   -- Collected, so that a thousand tasks cost one command per index.
   local entries, list = dead_entries[queue] or {}, ready_lists[queue] or {}
   dead_entries[queue], ready_lists[queue] = entries, list
   entries[#entries + 1], entries[#entries + 2] = dead_since, id
   if expires then expiries[#expiries + 1], expiries[#expiries + 2] = expires, id end
   list[priority] = list[priority] or {}
-  if task[8] then -- recalled before, so its id is still in the list: twice, it could be claimed too early
+  if is_ghost then -- recalled before, so its id is still in the list: twice, it could be claimed too early
     call('HDEL', key, 'ghost')
     count_up(ghosts, command_of(queue) .. ':' .. priority, -1)
   else

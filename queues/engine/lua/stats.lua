@@ -20,7 +20,8 @@ for _, command in ipairs(commands) do
     if length > 0 then
       length = length - (tonumber(call('HGET', ghosts, command .. ':' .. priority) or 0))
       local head = call('HMGET', task_key(call('LINDEX', list, -1)), 'visible', 'created')
-      local since = tonumber(head[1] or head[2] or nil)
+      local visible, created = head[1], head[2]
+      local since = tonumber(visible or created or nil)
       if since and (not oldest or since < oldest) then oldest = since end
     end
     row[#row + 1] = length

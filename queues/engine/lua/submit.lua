@@ -11,15 +11,16 @@ local WRITTEN_FIELDS = { 'status', 'attempts', 'error', 'ended', 'answer' }
 local now = now_ms()
 local reply, first_of, accepted = { now }, {}, {}
 for i = args_from, #ARGV, 5 do
-  local id, status, answer = ARGV[i], ARGV[i + 1], ARGV[i + 3]
+  local id, status, token, answer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'error', 'ended', 'answer', 'queue', 'lease', 'priority',
     'created', 'visible', 'past', 'awaited')
-  local refused, deadline = check_lease(id, task[6], task[1], task[7], ARGV[i + 2], now)
+  local status_before, queue, lease = task[1], task[6], task[7]
+  local refused, deadline = check_lease(id, queue, status_before, lease, token, now)
   local attempts, ended = tonumber(task[2] or 0), now
   local first = first_of[id]
-  if refused == 'ENDED' and task[1] == status and worker_of(task[7]) == worker and task[5] == answer then
+  if refused == 'ENDED' and status_before == status and worker_of(lease) == worker and task[5] == answer then
     refused, ended = 'SAME', task[4]
-  elseif first and not refused then
+  elseif first and not refused then -- the task occurs twice in this batch
     refused = ARGV[first + 1] == status and ARGV[first + 3] == answer and 'SAME' or 'ENDED'
   end
   if not refused then
@@ -31,35 +32,38 @@ for i = args_from, #ARGV, 5 do
   local r = #reply
   reply[r + 1], reply[r + 2], reply[r + 3] = refused or 'OK', ended, attempts
 end
--- decided; only writes below
+-- All checks are done; only writes follow.
 local lease_entries, expiries, common_retention = {}, {}, tonumber(retention_ms)
 for n = 1, #accepted, 3 do
-  local i, task = accepted[n], accepted[n + 1]
-  local id, status, error_text = ARGV[i], ARGV[i + 1], ARGV[i + 4]
-  local queue, attempts = task[6], tonumber(task[2] or 0)
+  local i, task, deadline = accepted[n], accepted[n + 1], accepted[n + 2]
+  local id, status, answer, error_text = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4]
+  local attempts, error_before, queue, lease = tonumber(task[2] or 0), task[3], task[6], task[7]
+  local priority, created, visible = task[8], task[9], task[10]
   local attempt = (task[11] or 0) + attempts + 1
   if status == 'FAILED' then
     attempts = attempts + 1
-    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', ARGV[i + 3],
+    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', answer,
       'attempts', attempts, 'error', error_text)
-  elseif task[3] then -- clears the error of an earlier attempt
-    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', ARGV[i + 3], 'error', '')
+  elseif error_before then -- clears the error of an earlier attempt
+    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', answer, 'error', '')
   else
-    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', ARGV[i + 3])
+    hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', status, 'ended', now, 'answer', answer)
   end
-  record_event(id, queue, attempt, status, status, attempts, task[8], task[7], task[9], task[10], now, error_text)
+  record_event(id, queue, attempt, status, status, attempts, priority, lease, created, visible, now, error_text)
   local entries = lease_entries[queue]
   if not entries then
     entries = {}
     lease_entries[queue] = entries
   end
   local h, e = #entries, #expiries
-  entries[h + 1], entries[h + 2] = accepted[n + 2], id
+  entries[h + 1], entries[h + 2] = deadline, id
   expiries[e + 1], expiries[e + 2] = now + (common_retention or retention()(queue)), id
 end
 for queue, entries in pairs(lease_entries) do zset_remove(queue_key(queue, 'inprog'), entries) end
 if #expiries > 0 then zset_add(expiry, expiries) end
 for n = 1, #accepted, 3 do
-  if accepted[n + 1][12] then announce_ends({ ARGV[accepted[n]] }) end
+  local i, task = accepted[n], accepted[n + 1]
+  local awaited = task[12]
+  if awaited then announce_ends({ ARGV[i] }) end
 end
 return reply

@@ -6,7 +6,7 @@
 -- An entry therefore has exactly one state, and delayed and held entries are never read by a dequeue.
 local DELAYED, HELD = 2e15, 4e15
 
-local function lock_key(id) return line .. ':lock:' .. id end
+local function lock_key(id) return queue .. ':lock:' .. id end
 
 -- The operator `..` would round a number this large.
 local function format_exact(number) return string.format('%.0f', number) end
@@ -19,7 +19,7 @@ local function rank_of_hidden(band, score) return 100 - (score - band) % 101 end
 -- Returns the score behind the last ready entry of a rank.
 local function next_score(rank, ms)
   local first = (100 - rank) * 1e13
-  local last = call('ZREVRANGEBYSCORE', line, '(' .. format_exact(first + 1e13), format_exact(first), 'WITHSCORES',
+  local last = call('ZREVRANGEBYSCORE', queue, '(' .. format_exact(first + 1e13), format_exact(first), 'WITHSCORES',
     'LIMIT', 0, 1)
   return math.max(first + ms, last[2] and math.floor(last[2]) + 1 or 0)
 end
@@ -28,15 +28,15 @@ end
 local function make_due_ready(now, limit)
   for _, band in ipairs({ DELAYED, HELD }) do
     local upper = '(' .. format_exact(band + (now + 1) * 101)
-    local entries = call('ZRANGEBYSCORE', line, format_exact(band), upper, 'WITHSCORES', 'LIMIT', 0, limit)
+    local entries = call('ZRANGEBYSCORE', queue, format_exact(band), upper, 'WITHSCORES', 'LIMIT', 0, limit)
     for i = 1, #entries, 2 do
       local id, score = entries[i], entries[i + 1]
       local rank, lock_ms = rank_of_hidden(band, score), -2
       if band == HELD then lock_ms = call('PTTL', lock_key(id)) end
       if lock_ms == -2 then
-        zset_move(line, id, score, next_score(rank, math.floor((score - band) / 101)))
+        zset_move(queue, id, score, next_score(rank, math.floor((score - band) / 101)))
       else -- the lock expires in this millisecond, or was changed by hand
-        zset_move(line, id, score, hidden_score(HELD, now + math.max(lock_ms, 1000), rank))
+        zset_move(queue, id, score, hidden_score(HELD, now + math.max(lock_ms, 1000), rank))
       end
     end
   end

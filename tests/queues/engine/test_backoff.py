@@ -9,7 +9,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from queues.engine import keys, maintenance_commands, producer_commands, worker_commands
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
 BASE_MS, CAP_MS = 1_000, 60_000
 
@@ -20,14 +20,14 @@ def client(valkey: Valkey) -> Iterator[redis.Redis]:
         yield client
 
 
-def world_with(client: redis.Redis, policy: str) -> World:
+def make_world(client: redis.Redis, policy: str) -> World:
     return World(client, clock=Clock(), partitions=1, backoff=policy, backoff_base_ms=BASE_MS, backoff_cap_ms=CAP_MS)
 
 
-def delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
+def measure_delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
     """Return the delays after the n-th failure of each task, as one list per n."""
     producer_commands.enqueue(
-        world.engine, TID, "acme", [new(max_attempts=100)] * tasks, retention_ms=DAY_MS
+        world.engine, TID, "acme", [build_task(max_attempts=100)] * tasks, retention_ms=DAY_MS
     ).run_sync()
     delays_by_failure = []
     for _ in range(failures):
@@ -58,7 +58,7 @@ def delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
     ],
 )
 def test_policy_without_jitter_has_exact_delays(client: redis.Redis, policy: str, expected: list[int]) -> None:
-    assert [one for [one] in delays(world_with(client, policy), 9)] == expected
+    assert [delay for [delay] in measure_delays(make_world(client, policy), 9)] == expected
 
 
 @pytest.mark.spec("RET-1", "Jitter is random within its bounds, for each task anew")
@@ -67,7 +67,7 @@ def test_policy_without_jitter_has_exact_delays(client: redis.Redis, policy: str
 )
 def test_jitter_spreads_over_its_bounds(client: redis.Redis, policy: str, min_share: float) -> None:
     tasks = 200
-    for n, values in enumerate(delays(world_with(client, policy), 8, tasks)):
+    for n, values in enumerate(measure_delays(make_world(client, policy), 8, tasks)):
         full = min(BASE_MS * 2**n, CAP_MS)
         assert min_share * full <= min(values)
         assert max(values) < full
@@ -83,11 +83,11 @@ def test_jitter_spreads_over_its_bounds(client: redis.Redis, policy: str, min_sh
 @pytest.mark.spec("RET-1", "Tasks whose leases end in one reaping do not come back all at once")
 @pytest.mark.parametrize("by", ["reap", "claim"])
 def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
-    world = world_with(client, "exp_full_jitter")
-    found = []
+    world = make_world(client, "exp_full_jitter")
+    scores_by_run = []
     for _ in range(2):
         client.flushall()
-        producer_commands.enqueue(world.engine, TID, "acme", [new()] * 100, retention_ms=DAY_MS).run_sync()
+        producer_commands.enqueue(world.engine, TID, "acme", [build_task()] * 100, retention_ms=DAY_MS).run_sync()
         worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=100).run_sync()
         world.engine.clock.advance(0.001)  # type: ignore[union-attr]
         if by == "reap":
@@ -95,23 +95,25 @@ def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
         else:
             worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=1).run_sync()
         delayed = client.zrange(keys.of_queue("codeq:{0}:", TID, "send").delayed, 0, -1, withscores=True)
-        found.append([int(score) for _, score in delayed])
-    for scores in found:
+        scores_by_run.append([int(score) for _, score in delayed])
+    for scores in scores_by_run:
         assert len(set(scores)) > 50
-    assert found[0] != found[1]  # each script run is seeded anew
+    assert scores_by_run[0] != scores_by_run[1]  # each run of a script has its own seed
 
 
 @pytest.mark.spec("RET-1", "A queue's own policy wins over the installation's")
 def test_queue_policy_wins_over_the_default(client: redis.Redis) -> None:
-    world = world_with(client, "exponential")
+    world = make_world(client, "exponential")
     client.hset(keys.of_tenant("codeq:{0}:", TID).policies, "send", "linear 7 20")
-    assert [one for [one] in delays(world, 4)] == [7, 14, 20, 20]
+    assert [delay for [delay] in measure_delays(world, 4)] == [7, 14, 20, 20]
 
 
 @pytest.mark.spec("RET-1", "Thousands of failures do not overflow the delay")
 def test_delay_after_thousands_of_attempts_is_the_cap(client: redis.Redis) -> None:
-    world = world_with(client, "exponential")
-    producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=5_000)], retention_ms=DAY_MS).run_sync()
+    world = make_world(client, "exponential")
+    producer_commands.enqueue(
+        world.engine, TID, "acme", [build_task(max_attempts=5_000)], retention_ms=DAY_MS
+    ).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks
     client.hset(keys.task("codeq:{0}:", task.id), "attempts", 4_000)  # 2^4000 is infinite
     returned = worker_commands.nack(

@@ -12,7 +12,7 @@ from codeq_site.devserver.embedded import Valkey
 from core import errors
 from queues.domain import Task
 from queues.engine import dead_letter_commands, maintenance_commands, producer_commands, worker_commands
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
 FAILURES = ("nack", "abandon", "expire", "expire in a claim")
 
@@ -51,7 +51,7 @@ def test_task_is_delivered_max_attempts_times(world: World, clock: Clock, max_at
     for failures in product(FAILURES, repeat=max_attempts):
         world.client.flushall()
         [made] = producer_commands.enqueue(
-            world.engine, TID, "acme", [new(max_attempts=max_attempts)], retention_ms=DAY_MS
+            world.engine, TID, "acme", [build_task(max_attempts=max_attempts)], retention_ms=DAY_MS
         ).run_sync()
         assert not isinstance(made, Exception)
         for delivered, how in enumerate(failures):
@@ -71,7 +71,9 @@ def test_task_is_delivered_max_attempts_times(world: World, clock: Clock, max_at
 
 @pytest.mark.spec("RET-4", "A replayed dead letter has all its attempts again, and its history keeps counting")
 def test_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) -> None:
-    [made] = producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=2)], retention_ms=DAY_MS).run_sync()
+    [made] = producer_commands.enqueue(
+        world.engine, TID, "acme", [build_task(max_attempts=2)], retention_ms=DAY_MS
+    ).run_sync()
     assert not isinstance(made, Exception)
     for life in range(3):
         for _ in range(2):
@@ -87,9 +89,9 @@ def test_replayed_task_has_all_its_attempts_again(world: World, clock: Clock) ->
 @pytest.mark.spec("CLM-4", "A claim that skips ghosts repairs at most its limit of leases, over all its scripts")
 def test_claim_past_ghosts_repairs_at_most_its_limit(valkey: Valkey, clock: Clock) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        world = World(client, clock=clock, partitions=1, inspect_limit=3, backoff="fixed", backoff_base_ms=60_000)
+        world = World(client, clock=clock, partitions=1, repair_limit=3, backoff="fixed", backoff_base_ms=60_000)
         engine = world.engine
-        made = producer_commands.enqueue(engine, TID, "acme", [new()] * 5, retention_ms=DAY_MS).run_sync()
+        made = producer_commands.enqueue(engine, TID, "acme", [build_task()] * 5, retention_ms=DAY_MS).run_sync()
         worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1_000, limit=4).run_sync()
         last = made[-1]
         assert not isinstance(last, Exception)
@@ -134,7 +136,7 @@ def claim_again(world: World, clock: Clock, worker: str) -> None:
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("verb", LATE)
 def test_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile: str) -> None:
-    producer_commands.enqueue(world.engine, TID, "acme", [new(max_attempts=9)], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(world.engine, TID, "acme", [build_task(max_attempts=9)], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(10)  # to the millisecond at which the lease expires
     MEANWHILE[meanwhile](world, clock)
@@ -145,7 +147,7 @@ def test_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile
 
 
 def test_holder_is_accepted_one_millisecond_before_the_deadline(world: World, clock: Clock) -> None:
-    producer_commands.enqueue(world.engine, TID, "acme", [new()], retention_ms=DAY_MS).run_sync()
+    producer_commands.enqueue(world.engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(9.999)
     LATE["heartbeat"](world, task)

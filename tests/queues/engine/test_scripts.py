@@ -19,10 +19,11 @@ from queues.engine import (
     worker_commands,
 )
 from queues.engine.options import CHUNK
-from queues.engine.script_loader import DIRECTORIES, SECTIONS, Script, ScriptError, parse
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, new
+from queues.engine.script_header import REQUIRED_SECTIONS, ScriptError
+from queues.engine.script_loader import DIRECTORIES, Script, build
+from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
-ALL = script_loader.everything()
+ALL = script_loader.load_all()
 BUILT_IN = {
     *("redis", "KEYS", "ARGV", "math", "string", "table"),
     *("tonumber", "tostring", "ipairs", "pairs", "unpack", "pcall", "type"),
@@ -80,7 +81,11 @@ def unknown_names(source: str) -> set[str]:
 @every_script
 def test_script_uses_every_name_of_its_header(script: Script) -> None:
     used = words_of(script.source)
-    for name in [*script.names, "keys_from" * bool(script.keys.repeated), "args_from" * bool(script.args.repeated)]:
+    for name in [
+        *script.names,
+        "keys_from" * bool(script.header.keys.repeated),
+        "args_from" * bool(script.header.args.repeated),
+    ]:
         assert not name or used.count(name) > 1, f"{name} is declared and not used"
 
 
@@ -90,7 +95,7 @@ def test_script_uses_no_undeclared_name(script: Script) -> None:
 
 
 def test_undeclared_names_are_detected() -> None:
-    script = parse(
+    script = build(
         HEADER + "local function f(a)\n  return a + b\nend\nreturn { f(now), c = ready[1].d, worker, inprog }"
     )
     assert unknown_names(script.source) == {"b"}
@@ -103,9 +108,9 @@ def test_undeclared_names_are_detected() -> None:
 
 @every_script
 def test_header_is_complete_and_only_enqueue_needs_memory(script: Script) -> None:
-    assert set(SECTIONS) <= script.sections.keys()
-    assert script.summary
-    flags = script.sections.get("FLAGS")
+    assert set(REQUIRED_SECTIONS) <= script.header.sections.keys()
+    assert script.header.summary
+    flags = script.header.sections.get("FLAGS")
     # A full server must be able to drain: it may refuse only scripts that add tasks.
     assert (flags is None) == (script.name in ("enqueue", "ranked_enqueue"))
     assert flags in (None, "allow-oom", "no-writes")
@@ -140,7 +145,7 @@ def test_every_library_function_is_used() -> None:
         for directory in DIRECTORIES
         for key_scripts in (directory / "lib").glob("*.lua")
     ]
-    written = {name for text in [*texts, keys.LUA] for name in re.findall(r"^local function (\w+)", text, re.M)}
+    written = {name for text in [*texts, keys.LUA_LIBRARY] for name in re.findall(r"^local function (\w+)", text, re.M)}
     assert written <= shipped
 
 
@@ -151,13 +156,13 @@ def test_sha_equals_that_of_the_server(valkey: Valkey) -> None:
 
 
 def test_bind_maps_names_to_positions() -> None:
-    script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from] }")
+    script = build(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from] }")
     bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
     assert bound == (script.sha, 4, "r0", "r1", "p", "k", "w", 7, "a", "b")
 
 
 def test_script_receives_the_bound_values(valkey: Valkey) -> None:
-    script = parse(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from + 1] }")
+    script = build(HEADER + "return { ready[2], inprog, worker, now, KEYS[keys_from], ARGV[args_from + 1] }")
     bound = script.bind(ready=["r0", "r1"], inprog="p", worker="w", now=7, keys=["k"], args=["a", "b"])
     with redis.Redis.from_url(valkey.url, decode_responses=True) as client:
         assert client.execute_command("EVAL", script.source, *bound[1:]) == ["r1", "p", "w", "7", "k", "b"]
@@ -167,7 +172,7 @@ def test_script_receives_the_bound_values(valkey: Valkey) -> None:
     "named", [{}, {"inprog": "p", "worker": "w", "now": 1}, {"typo": 1}], ids=["none", "few", "typo"]
 )
 def test_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
-    script = parse(HEADER + "return { ready, inprog, worker, now }")
+    script = build(HEADER + "return { ready, inprog, worker, now }")
     right = {"ready": ["a", "b"], "inprog": "p", "worker": "w", "now": 1}
     with pytest.raises(TypeError):
         script.bind(**named)
@@ -191,12 +196,12 @@ def test_wrong_name_is_a_type_error(named: dict[str, object]) -> None:
 )
 def test_invalid_header_is_an_error(text: str) -> None:
     with pytest.raises(ScriptError):
-        parse(text + "return 1")
+        build(text + "return 1")
 
 
 def test_unknown_library_is_an_error() -> None:
     with pytest.raises(ScriptError, match="nothing_of_that_name"):
-        parse(HEADER + "--@ include nothing_of_that_name\nreturn 1")
+        build(HEADER + "--@ include nothing_of_that_name\nreturn 1")
 
 
 def test_header_must_have_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +216,7 @@ def test_header_must_have_the_name_of_the_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_change_of_one_byte_changes_the_sha() -> None:
-    one, other = parse(HEADER + "return 1"), parse(HEADER + "return  1")
+    one, other = build(HEADER + "return 1"), build(HEADER + "return  1")
     assert one.sha != other.sha
 
 
@@ -221,7 +226,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         world = World(client, clock=Clock(), backoff="fixed")
         engine = world.engine
         made = producer_commands.enqueue(
-            engine, TID, "acme", [new(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
+            engine, TID, "acme", [build_task(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
         ).run_sync()
         assert len(made) == CHUNK
         claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
@@ -235,7 +240,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
         world.check()
 
-        delayed = [new(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
+        delayed = [build_task(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
         producer_commands.enqueue(engine, TID, "acme", delayed, retention_ms=DAY_MS).run_sync()
         assert all(producer_commands.find_by_idempotency_key(engine, TID, delayed).run_sync())
         world.engine.clock.advance(1)  # type: ignore[union-attr]

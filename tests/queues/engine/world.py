@@ -1,6 +1,6 @@
-"""An engine on a real Valkey, and a checker that reads its whole keyspace.
+"""An engine on a real Valkey, and a consistency check of its whole keyspace.
 
-The checker relies on the keys documented in `queues.engine.keys`, but not on how the scripts work.
+The check relies on the keys that `queues.engine.keys` documents, but not on how the scripts work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
 DAY_MS = 86_400_000
 TID, OTHER_TID = "acme0001", "zeta0002"
 
-# A snapshot, taken by one script. It has no `#!lua`, with which every key would have to be declared.
+# Reads all keys in one script. It has no `#!lua`, with which every key would have to be declared.
 _DUMP = """
 local dump = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -45,13 +45,13 @@ Fields = dict[str, bytes]
 Event = dict[str, str]
 
 
-def _fields(flat: list[bytes]) -> Fields:
+def _pair_fields(flat: list[bytes]) -> Fields:
     return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def _decoded(kind: str, value: Any) -> Any:
+def _decode_value(kind: str, value: Any) -> Any:
     if kind == "hash":
-        return _fields(value)
+        return _pair_fields(value)
     if kind == "list":
         return [item.decode() for item in value]
     if kind == "zset":
@@ -59,7 +59,9 @@ def _decoded(kind: str, value: Any) -> Any:
     if kind == "set":
         return {item.decode() for item in value}
     if kind == "stream":
-        return [{name: text.decode("utf-8", "replace") for name, text in _fields(flat).items()} for _, flat in value]
+        return [
+            {name: text.decode("utf-8", "replace") for name, text in _pair_fields(flat).items()} for _, flat in value
+        ]
     return value
 
 
@@ -74,18 +76,21 @@ def dump(client: redis.Redis) -> dict[str, Any]:
         name = key.decode()
         assert name not in keyspace, f"{name} is on two nodes"
         if kind != b"stream" or value:
-            keyspace[name] = _decoded(kind.decode(), value)
+            keyspace[name] = _decode_value(kind.decode(), value)
     return keyspace
 
 
-def lasting(keyspace: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyspace without the keys that are hints: `woken`, `waiting` and `tenants`."""
+def without_hints(keyspace: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyspace without `woken`, `waiting` and `tenants`.
+
+    Scripts do not roll these keys back, because wrong entries in them are harmless.
+    """
     return {name: value for name, value in keyspace.items() if not name.endswith(("}:woken", "}:waiting", "}:tenants"))}
 
 
 @dataclass
-class Places:
-    """The contents of a keyspace: the places of each task, and the inconsistencies."""
+class Snapshot:
+    """The tasks of a keyspace, the places of each task, and the inconsistencies."""
 
     keyspace: dict[str, Any]
     tasks: dict[str, Fields] = field(default_factory=dict)
@@ -102,8 +107,8 @@ class Places:
     def status(self, task_id: str) -> str:
         return self.tasks[task_id]["status"].decode() if task_id in self.tasks else "GONE"
 
-    def kinds(self, kind: str) -> list[tuple[list[str], Any]]:
-        """Return the words after the kind, and the value, of every key of one kind."""
+    def keys_of_kind(self, kind: str) -> list[tuple[list[str], Any]]:
+        """Return all keys of one kind: the parts of the name after the kind, and the value."""
         if not self._by_kind:
             for name, value in self.keyspace.items():
                 first, *words = name.partition("}:")[2].split(":")
@@ -111,13 +116,13 @@ class Places:
         return self._by_kind.get(kind, [])
 
 
-def places(client: redis.Redis) -> Places:
-    """Read the keyspace and check its consistency."""
-    snapshot = Places(dump(client))
+def read_snapshot(client: redis.Redis) -> Snapshot:
+    """Read the keyspace and list its inconsistencies."""
+    snapshot = Snapshot(dump(client))
     snapshot.problems += [
-        f"{name} is not a documented key" for name in snapshot.keyspace if not keys.LEGEND.fullmatch(name)
+        f"{name} is not a documented key" for name in snapshot.keyspace if not keys.KEY_PATTERN.fullmatch(name)
     ]
-    for (task_id,), task in snapshot.kinds("task"):
+    for (task_id,), task in snapshot.keys_of_kind("task"):
         snapshot.tasks[task_id] = task
     _read_indexes(snapshot)
     _check_tasks(snapshot)
@@ -129,8 +134,8 @@ def places(client: redis.Redis) -> Places:
     return snapshot
 
 
-def _read_indexes(snapshot: Places) -> None:
-    for (tid, command, part, *rest), value in snapshot.kinds("q"):
+def _read_indexes(snapshot: Snapshot) -> None:
+    for (tid, command, part, *rest), value in snapshot.keys_of_kind("q"):
         queue = f"{tid}:{command}"
         if part == "ready":
             ready = snapshot.ready[tid, command, int(rest[0])] = []
@@ -156,34 +161,34 @@ def _read_indexes(snapshot: Places) -> None:
                 snapshot.problems.append(f"{task_id} is in {part} of {queue}, which is not its queue")
 
 
-def _check_tasks(snapshot: Places) -> None:
-    queues = {(tid, command) for (tid,), hash_ in snapshot.kinds("queues") for command in hash_}
-    listed = {tid for _, tids in snapshot.kinds("tenants") for tid in tids}
+def _check_tasks(snapshot: Snapshot) -> None:
+    queues = {(tid, command) for (tid,), hash_ in snapshot.keys_of_kind("queues") for command in hash_}
+    listed = {tid for _, tids in snapshot.keys_of_kind("tenants") for tid in tids}
     snapshot.problems += [f"tenant {tid} has a queue and is not listed" for tid in {tid for tid, _ in queues} - listed]
     for task_id, task in snapshot.tasks.items():
-        where, status = snapshot.places[task_id], task["status"].decode()
-        if status in TERMINAL and not where:
-            where["terminal"] += 1
-        if where.total() != 1:
-            snapshot.problems.append(f"{task_id} ({status}) is in {dict(where)}")
+        places, status = snapshot.places[task_id], task["status"].decode()
+        if status in TERMINAL and not places:
+            places["terminal"] += 1
+        if places.total() != 1:
+            snapshot.problems.append(f"{task_id} ({status}) is in {dict(places)}")
         allowed = {
-            "PENDING": where.keys() <= {"delayed", f"ready {int(task['priority'])}"},
-            "IN_PROGRESS": where.keys() <= {"inprog"},
-            "FAILED": where.keys() <= {"dlq", "terminal"},
-        }.get(status, where.keys() <= {"terminal"})
+            "PENDING": places.keys() <= {"delayed", f"ready {int(task['priority'])}"},
+            "IN_PROGRESS": places.keys() <= {"inprog"},
+            "FAILED": places.keys() <= {"dlq", "terminal"},
+        }.get(status, places.keys() <= {"terminal"})
         if not allowed:
-            snapshot.problems.append(f"{task_id} is {status} and in {dict(where)}")
+            snapshot.problems.append(f"{task_id} is {status} and in {dict(places)}")
         attempts, max_attempts = int(task.get("attempts", 0)), int(task["max"])
-        if not 0 <= attempts <= max_attempts or ("dlq" in where and attempts != max_attempts):
-            snapshot.problems.append(f"{task_id} ({dict(where)}) has had {attempts} of {max_attempts} attempts")
+        if not 0 <= attempts <= max_attempts or ("dlq" in places and attempts != max_attempts):
+            snapshot.problems.append(f"{task_id} ({dict(places)}) has had {attempts} of {max_attempts} attempts")
         tid, _, command = task["queue"].decode().partition(":")
         if (tid, command) not in queues:
             snapshot.problems.append(f"{task_id} is of {tid}:{command}, which is not among the queues")
 
 
-def _check_ghosts(snapshot: Places) -> None:
+def _check_ghosts(snapshot: Snapshot) -> None:
     counted: Counter[tuple[str, str, int]] = Counter()
-    for (tid,), hash_ in snapshot.kinds("ghosts"):
+    for (tid,), hash_ in snapshot.keys_of_kind("ghosts"):
         for name, count in hash_.items():
             command, _, priority = name.partition(":")
             counted[tid, command, int(priority)] = int(count)
@@ -191,12 +196,12 @@ def _check_ghosts(snapshot: Places) -> None:
         snapshot.problems.append(f"ghosts: counted {dict(counted)}, there are {dict(snapshot.ghosts)}")
 
 
-def _check_expiry(snapshot: Places) -> None:
-    entries = Counter(task_id for _, zset in snapshot.kinds("expiry") for task_id in zset)
+def _check_expiry(snapshot: Snapshot) -> None:
+    entries = Counter(task_id for _, zset in snapshot.keys_of_kind("expiry") for task_id in zset)
     ended = Counter(task_id for task_id, task in snapshot.tasks.items() if task["status"].decode() in TERMINAL)
     if entries != ended:
         snapshot.problems.append(f"expiry has {entries - ended} too much and lacks {ended - entries}")
-    for (tid,), zset in snapshot.kinds("expiry"):
+    for (tid,), zset in snapshot.keys_of_kind("expiry"):
         snapshot.expiry.update(zset)
         for task_id in zset:
             task = snapshot.tasks.get(task_id)
@@ -204,17 +209,17 @@ def _check_expiry(snapshot: Places) -> None:
                 snapshot.problems.append(f"{task_id} is in the expiry of {tid}, which is not its tenant")
 
 
-def _check_due(snapshot: Places) -> None:
-    due = {queue: moment for _, zset in snapshot.kinds("due") for queue, moment in zset.items()}
-    for (tid, command, part, *_), value in snapshot.kinds("q"):
+def _check_due(snapshot: Snapshot) -> None:
+    due = {queue: moment for _, zset in snapshot.keys_of_kind("due") for queue, moment in zset.items()}
+    for (tid, command, part, *_), value in snapshot.keys_of_kind("q"):
         if part in ("delayed", "inprog"):
             queue, first = f"{tid}:{command}", min(value.values())
             if queue not in due or due[queue] > first:
                 snapshot.problems.append(f"due says {due.get(queue)} for {queue}, whose first {part} is at {first}")
 
 
-def _check_idempotency(snapshot: Places) -> None:
-    for (tid, digest), task_id in snapshot.kinds("idem"):
+def _check_idempotency(snapshot: Snapshot) -> None:
+    for (tid, digest), task_id in snapshot.keys_of_kind("idem"):
         snapshot.idem[tid, digest] = task_id.decode()
         task = snapshot.tasks.get(task_id.decode())
         if task is None:
@@ -223,9 +228,9 @@ def _check_idempotency(snapshot: Places) -> None:
             snapshot.problems.append(f"idempotency key {digest} of {tid} maps to {task_id!r}, which has another key")
 
 
-def _check_events(snapshot: Places) -> None:
-    """Check for one entry per ended attempt, without gaps; the last one has the task's status."""
-    for _, entries in snapshot.kinds("events"):
+def _check_events(snapshot: Snapshot) -> None:
+    """Check that each ended attempt has one event, and the last one the task's status."""
+    for _, entries in snapshot.keys_of_kind("events"):
         for entry in entries:
             snapshot.events[entry["id"]].append(entry)
     for task_id, entries in snapshot.events.items():
@@ -247,17 +252,19 @@ def _check_events(snapshot: Places) -> None:
             snapshot.problems.append(f"{task_id} is {status} and its last entry is {entries[-1:]}")
 
 
-def stats_of(snapshot: Places, tid: str, command: str) -> QueueStats:
+def expected_stats(snapshot: Snapshot, tid: str, command: str) -> QueueStats:
     """Return the expected `stats` of a queue, from the places of its tasks."""
     queue = f"{tid}:{command}"
     counts = Counter(
         place
-        for task_id, where in snapshot.places.items()
-        for place in where
+        for task_id, places in snapshot.places.items()
+        for place in places
         if task_id in snapshot.tasks and snapshot.tasks[task_id]["queue"].decode() == queue
     )
     by_priority = [counts[f"ready {priority}"] for priority in keys.PRIORITIES]
-    states = {(name, command): state for (name,), hash_ in snapshot.kinds("queues") for command, state in hash_.items()}
+    states = {
+        (name, command): state for (name,), hash_ in snapshot.keys_of_kind("queues") for command, state in hash_.items()
+    }
     return QueueStats(
         command=command,
         ready=sum(by_priority),
@@ -269,25 +276,23 @@ def stats_of(snapshot: Places, tid: str, command: str) -> QueueStats:
     )
 
 
-def checked(client: redis.Redis, engine: Engine) -> Places:
-    """Return the places, after asserting that they are consistent and that `stats` is correct."""
-    snapshot = places(client)
-    for (tid,), hash_ in snapshot.kinds("queues"):
+def check_consistency(client: redis.Redis, engine: Engine) -> Snapshot:
+    """Return a snapshot. Fail if it is inconsistent, or if the engine's `stats` differ from it."""
+    snapshot = read_snapshot(client)
+    for (tid,), hash_ in snapshot.keys_of_kind("queues"):
         stats_by_command = {stats.command: stats for stats in queries.stats(engine, tid).run_sync()}
         for command in hash_:
-            expected, answer = stats_of(snapshot, tid, command), stats_by_command.pop(command, None)
-            # The age of the oldest task is not compared: it is that of the first id, which may be a ghost.
-            if answer is None or _counts(answer) != _counts(expected):
-                snapshot.problems.append(f"stats of {tid}:{command}: {answer}, expected {expected}")
+            expected, stats = expected_stats(snapshot, tid, command), stats_by_command.pop(command, None)
+            # The age of the oldest task is not compared, because it is that of the first id, which may be a ghost.
+            if stats is None or _select_counts(stats) != _select_counts(expected):
+                snapshot.problems.append(f"stats of {tid}:{command}: {stats}, expected {expected}")
         snapshot.problems += [f"stats of {tid} contain {command}, which does not exist" for command in stats_by_command]
     assert not snapshot.problems, "\n".join(snapshot.problems)
     return snapshot
 
 
-def _counts(stats: QueueStats) -> tuple[Any, ...]:
-    return (
-        stats.ready, stats.delayed, stats.in_progress, stats.dlq, stats.is_paused, stats.ready_by_priority,
-    )  # fmt: skip
+def _select_counts(stats: QueueStats) -> tuple[Any, ...]:
+    return stats.ready, stats.delayed, stats.in_progress, stats.dlq, stats.is_paused, stats.ready_by_priority
 
 
 class World:
@@ -306,15 +311,15 @@ class World:
             runner = ClusterRunner(client) if isinstance(client, ClusterClient) else SyncRunner(client)
         self.engine = Engine(runner, Options(**options), clock)
 
-    def check(self) -> Places:
-        return checked(self.client, self.engine)
+    def check(self) -> Snapshot:
+        return check_consistency(self.client, self.engine)
 
 
-def new(command: str = "send", payload: str = "{}", **fields: Any) -> NewTask:
+def build_task(command: str = "send", payload: str = "{}", **fields: Any) -> NewTask:
     return NewTask(command=command, payload=payload, **fields)
 
 
 __all__ = [
-    "DAY_MS", "LONG", "OTHER_TID", "TID", "Clock", "Location", "Places", "World", "checked", "dump", "lasting", "new",
-    "places", "stats_of",
+    "DAY_MS", "LONG", "OTHER_TID", "TID", "Clock", "Location", "Snapshot", "World", "build_task", "check_consistency",
+    "dump", "expected_stats", "read_snapshot", "without_hints",
 ]  # fmt: skip

@@ -6,9 +6,10 @@ local function reap_expired(queue, now, limit)
   for i = 1, #entries, 2 do
     local id, deadline = entries[i], entries[i + 1]
     local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
-    if task[1] == 'IN_PROGRESS' and task[11] == queue then
+    local status, queue_of_task = task[1], task[11]
+    if status == 'IN_PROGRESS' and queue_of_task == queue then
       if end_attempt(id, task, deadline, now, 'EXPIRED', '') == 'FAILED' then dead = dead + 1 end
-    else
+    else -- only the id of a task that has ended or moved
       table.insert(changes_of(queue).ended, deadline)
       table.insert(changes_of(queue).ended, id)
     end

@@ -1,0 +1,91 @@
+"""The Lua source that Redis runs, from the code of a script and its libraries.
+
+The source contains only what the script uses: in Redis, the creation of an unused function costs 65 ns per run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from queues.engine.script_header import Header, LazyFactory, Parameters
+
+_COMMENT = re.compile(r"--.*")
+_FUNCTION = re.compile(r"^local function (\w+)\((?:[^\n]* end|.*?^end)$\n?", re.M | re.S)
+# The library that reverts the writes of a failed script. A script that includes `write` runs inside it.
+ROLLBACK = "rollback"
+ROLLBACK_PLACEHOLDER = "--@ script"
+
+ReadLibrary = Callable[[str], str]
+
+
+def assemble(header: Header, code: str, read_library: ReadLibrary) -> str:
+    """Return the complete source of a script.
+
+    `read_library` returns the text of a library by its name.
+    """
+    included = _join_libraries(header.includes, read_library)
+    library = _select_used_functions(included, code)
+    lazy_factories = [
+        _write_lazy_factory(lazy, included, library, header, read_library) for lazy in header.lazy_factories
+    ]
+    main = "\n".join([_declare_parameters(header, library + code), library, *lazy_factories, code])
+    if "write" in header.includes:
+        main = read_library(ROLLBACK).replace(ROLLBACK_PLACEHOLDER, main)
+    flags = header.sections.get("FLAGS", "")
+    return "\n".join([f"#!lua flags={flags}" if flags else "#!lua", "local call = redis.call", main])
+
+
+def _join_libraries(names: Iterable[str], read_library: ReadLibrary) -> str:
+    return "\n".join(map(read_library, names))
+
+
+def _write_lazy_factory(
+    lazy: LazyFactory, included: str, library: str, header: Header, read_library: ReadLibrary
+) -> str:
+    """Return a Lua function that creates other functions on demand.
+
+    Most runs then do not pay for them. Functions of the `included` libraries that only they use, and that are
+    therefore not in the script's `library`, are created with them. So are the locals for the parameters they use: a
+    local of the script that an inner function refers to costs 50 ns per run, used or not.
+    """
+    returned = f"return {lazy.functions}"
+    functions = _select_used_functions(_join_libraries(lazy.libraries, read_library), returned)
+    only_here = "".join(match[0] for match in _FUNCTION.finditer(included) if match[0] not in library)
+    functions = _select_used_functions(only_here, functions) + functions
+    parameters = _declare_parameters(header, functions)
+    return f"local function {lazy.name}()\n{parameters}\n{functions}\n{returned}\nend"
+
+
+def _select_used_functions(library: str, code: str) -> str:
+    """Return the library without functions that neither it nor the code uses."""
+    for match in reversed(list(_FUNCTION.finditer(library))):
+        rest = library[match.end() :]
+        if not re.search(rf"\b{match[1]}\b", rest + code):
+            library = library[: match.start()] + rest
+    return library
+
+
+def _declare_parameters(header: Header, text: str) -> str:
+    """Return Lua locals for the names of KEYS and ARGV that the text uses."""
+    code = _COMMENT.sub("", text)
+    return "\n".join(
+        [
+            *_declare_locals(header.keys, "KEYS", "keys_from", code),
+            *_declare_locals(header.args, "ARGV", "args_from", code),
+        ]
+    )
+
+
+def _declare_locals(parameters: Parameters, table: str, first_repeated: str, code: str) -> Iterator[str]:
+    position = 1
+    for name, length in parameters.fixed:
+        if re.search(rf"\b{name}\b", code):
+            if length is None:
+                yield f"local {name} = {table}[{position}]"
+            else:
+                values = ", ".join(f"{table}[{position + offset}]" for offset in range(length))
+                yield f"local {name} = {{{values}}}"
+        position += length or 1
+    if parameters.repeated and first_repeated in code:
+        yield f"local {first_repeated} = {position}"
