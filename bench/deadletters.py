@@ -59,8 +59,9 @@ def measure_lists(tid: str, count: int) -> None:
         for start in range(0, count, 50_000):
             cursor.execute(INSERT, [tid, MESSAGES, MESSAGES, start + 1, min(start + 50_000, count)])
         cursor.execute("ANALYZE queues_auditedresult")
-    newest = pagination.keys(queries.which([tid], Filter())).found[0]
-    middle = pagination.to_text(pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0)))
+    newest = pagination.read_keys(queries.to_row_filter([tid], Filter())).keys[0]
+    middle_key = pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0))
+    middle = pagination.encode_cursor(middle_key)
     for state in ("not vacuumed", "vacuumed"):
         if state == "vacuumed":
             with connection.cursor() as cursor:

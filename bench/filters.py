@@ -32,9 +32,9 @@ def measure(client: redis.Redis) -> None:
     from queues import filters, services
     from queues.current_engine import engine
     from queues.domain import NewResult, NewTask, Status
-    from tenants.tenant import Tenant
+    from tenants.domain import TenantSnapshot
 
-    tenant = Tenant(tid="bench001", slug="bench")
+    tenant = TenantSnapshot(tid="bench001", slug="bench")
     payload = '"' + "x" * 4096 + '"'
     on, off = filters.Filters(), filters.NoFilters()
 

@@ -255,11 +255,11 @@ def main() -> None:
         start_web("codeq_site.web") as (port, process),
         start_web("bench.plain") as (plain_port, _),
     ):
+        from tenants.domain import CallerRole
         from tenants.services import issue_token
-        from tenants.tenant import Role
 
-        producer = issue_token("bench", Role.PRODUCER)
-        worker = issue_token("bench", Role.WORKER, "worker-1")
+        producer = issue_token("bench", CallerRole.PRODUCER)
+        worker = issue_token("bench", CallerRole.WORKER, "worker-1")
         uvloop.run(measure_rates(port, plain_port, seconds, producer, worker))
         uvloop.run(measure_long_polls(port, process, producer, worker))
 

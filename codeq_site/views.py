@@ -10,7 +10,7 @@ from core.http.api_view import ApiView
 from core.http.operation import Operation
 from ranked import metrics as _ranked_metrics  # noqa: F401 - registers gauges that a scrape reads
 from tenants.auth.authentication import BearerAuthentication
-from tenants.tenant import Role
+from tenants.domain import CallerRole
 from webhooks import metrics as _webhook_metrics  # noqa: F401
 
 
@@ -28,7 +28,7 @@ class MetricsView(ApiView):
         who = conf().web.metrics
         if who == "operator" or (who == "auto" and conf().production):
             caller = await BearerAuthentication().authenticate_async(self.request.header(b"authorization"))
-            if Role.OPERATOR not in caller.roles:
+            if CallerRole.OPERATOR not in caller.roles:
                 raise errors.Forbidden("This needs a platform operator's token.")
         metrics.flush()
         return HttpResponse(await threadpool.run_db(metrics.scrape), content_type=metrics.CONTENT_TYPE)

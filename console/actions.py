@@ -17,9 +17,9 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from console.page import Guarded, tenant_of
 from core import errors
 from core.admin.reasons import reason_in
-from tenants.models import Tenant as TenantRow
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 
 class Act(Guarded):
@@ -30,7 +30,7 @@ class Act(Guarded):
     # Where the person goes afterwards, unless the form says another page of this site.
     back = "console:overview"
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         raise NotImplementedError
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -57,12 +57,12 @@ class Act(Guarded):
 
 
 @contextmanager
-def recorded(request: HttpRequest, tenant: Tenant, what: str, reason: str) -> Iterator[None]:
+def recorded(request: HttpRequest, tenant: TenantSnapshot, what: str, reason: str) -> Iterator[None]:
     """Do the block with its record: what fails leaves none, and what cannot be recorded is not done."""
     with transaction.atomic():
         LogEntry.objects.create(
             user_id=request.user.pk or 0,
-            content_type_id=ContentType.objects.get_for_model(TenantRow).pk,
+            content_type_id=ContentType.objects.get_for_model(Tenant).pk,
             object_id=tenant.tid,
             object_repr=tenant.slug[:200],
             action_flag=CHANGE,

@@ -98,7 +98,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(LogEntry)
-class LogEntryAdmin(scoping.OffersFilters, ReadOnly, ModelAdmin):
+class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnly, ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
     list_display = ("when", "who", "what", "whose", "kind")

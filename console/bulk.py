@@ -23,8 +23,8 @@ from queues.deadletters.bulk_jobs import Canary
 from queues.models import BulkItem, BulkJob
 from queues.search import pagination
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 PAGE = 50
 ITEMS = 50
@@ -121,7 +121,7 @@ class JobsPage(Page):
     template_name = "console/bulk_list.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        jobs = bulk_jobs.of(scoping.tids_of(self.request.user)).select_related("tenant")
+        jobs = bulk_jobs.list_jobs(scoping.tids_of(self.request.user)).select_related("tenant")
         if before := self.request.GET.get("before"):
             try:
                 jobs = jobs.filter(created_at__lt=pagination.in_utc(datetime.fromisoformat(before)))
@@ -167,7 +167,7 @@ class JobData(Guarded):
 class CancelBulk(Act):
     back = "console:bulk"
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         job_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
             bulk_jobs.cancel([tenant.tid], job_id)

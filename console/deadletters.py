@@ -21,9 +21,9 @@ from core.failure_fingerprint import normalise
 from queues.deadletters import exports, failure_groups, queries
 from queues.deadletters.queries import Filter
 from tenants import scoping
-from tenants.models import Tenant as TenantRow
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 # More tenants than these are no list to choose from: a name has to be written.
 TENANTS = 200
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     """The dead letters that a page or an act is about."""
 
     tids: list[str] | None
-    tenant: Tenant | None
+    tenant: TenantSnapshot | None
     filter: Filter
     query: dict[str, str]  # the same as a page's query says it
 
@@ -72,7 +72,7 @@ class GroupsPage(Page):
         return super().get_context_data(
             groups=groups,
             total=sum(group.count for group in found),
-            is_cut=len(found) == failure_groups.GROUPS,
+            is_cut=len(found) == failure_groups.MAX_GROUPS,
             **form(self.request, asked),
             **extra,
         )
@@ -165,14 +165,14 @@ class SelectedAct(Act):
 
     verb = ""
 
-    def do(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         raise NotImplementedError
 
 
 class ReplaySelected(SelectedAct):
     verb = "Replayed"
 
-    def do(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         answers = queries.replay(tenant, task_ids)
         return [answer if isinstance(answer, errors.CodeqError) else None for answer in answers]
 
@@ -180,7 +180,7 @@ class ReplaySelected(SelectedAct):
 class DeleteSelected(SelectedAct):
     verb = "Deleted"
 
-    def do(self, tenant: Tenant, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         return queries.delete(tenant, task_ids)
 
 
@@ -234,4 +234,4 @@ def asked_url(name: str, asked: Asked, keep: Iterable[str]) -> str:
 
 
 def slugs_of(tids: Iterable[str]) -> dict[str, str]:
-    return dict(TenantRow.objects.filter(tid__in=set(tids)).values_list("tid", "slug"))
+    return dict(Tenant.objects.filter(tid__in=set(tids)).values_list("tid", "slug"))

@@ -113,7 +113,7 @@ def signs(request: HttpRequest, now: datetime) -> list[Shown]:
 
 def deliveries(request: HttpRequest, now: datetime) -> Sign:
     """Callbacks that wait longer than they should, and those that were given up today."""
-    rows = scoping.visible(Delivery.objects.all(), request.user)
+    rows = scoping.filter_visible(Delivery.objects.all(), request.user)
     overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE)[: COUNTED + 1].count()
     given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNTED + 1].count()
     words = [f"{_many(overdue)} overdue"] if overdue else []

@@ -15,8 +15,8 @@ from django.views.generic import TemplateView, View
 from core import errors
 from tenants import scoping
 from tenants.cache import tenant_cache
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 
 def inside(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
@@ -48,16 +48,16 @@ class Page(Guarded, TemplateView):
         return {**context, **super().get_context_data(**extra)}
 
 
-def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> Tenant:
+def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> TenantSnapshot:
     """The tenant a request is about, by its id, or by its name as people write it. One the person may not see is a
     404, as one that does not exist; one they may see and not act on is a 403."""
     # PostgreSQL takes no NUL, and what it refuses would look as if it were away.
     if "\0" in named:
         raise Http404("No such tenant.")
-    tenant = tenant_cache.find_tid(named) if named and scoping.has_role(request.user, named) else None
+    tenant = tenant_cache.find_by_tid(named) if named and scoping.has_role(request.user, named) else None
     if tenant is None and named:
         tid = scoping.tenants_of(request.user).filter(slug=named.lower()).values_list("tid", flat=True).first()
-        tenant = tenant_cache.find_tid(tid) if tid else None
+        tenant = tenant_cache.find_by_tid(tid) if tid else None
     if tenant is None:
         raise Http404("No such tenant.")
     if not scoping.has_role(request.user, tenant.tid, least):

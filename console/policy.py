@@ -11,8 +11,8 @@ from core import errors
 from core.conf import BackoffPolicy, conf
 from queues import policies
 from queues.policies import Policy
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 BACKOFFS = get_args(BackoffPolicy)
 
@@ -20,7 +20,7 @@ BACKOFFS = get_args(BackoffPolicy)
 class PutPolicy(Act):
     least = Role.ADMIN
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with recorded(self.request, tenant, f"Set the policy of queue {command}", reason):
             row, _ = policies.put(tenant, command, read(self.request), actor=self.request.user.get_username())
@@ -30,14 +30,14 @@ class PutPolicy(Act):
 class DeletePolicy(Act):
     least = Role.ADMIN
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with recorded(self.request, tenant, f"Removed the policy of queue {command}", reason):
             policies.delete(tenant, command)
         return "What holds everywhere holds for this queue again."
 
 
-def shown(tenant: Tenant, command: str) -> dict[str, Any]:
+def shown(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
     """What a page says of the policy: what holds, from where, and the form's values."""
     try:
         row = policies.find(tenant, command)

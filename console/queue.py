@@ -19,8 +19,8 @@ from queues.domain import QueuePeek, QueueStats
 from queues.engine.keys import COMMAND
 from queues.stats import charts
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 
 SHOWN = 10
 
@@ -83,7 +83,7 @@ class QueueCourse(Guarded):
 
 
 class PauseQueue(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with recorded(self.request, tenant, f"Paused queue {command}", reason):
             services.pause(tenant, command).run_sync()
@@ -91,14 +91,14 @@ class PauseQueue(Act):
 
 
 class ResumeQueue(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
         with recorded(self.request, tenant, f"Resumed queue {command}", reason):
             services.resume(tenant, command).run_sync()
         return f"{command} goes on."
 
 
-def asked(request: HttpRequest) -> tuple[Tenant, str]:
+def asked(request: HttpRequest) -> tuple[TenantSnapshot, str]:
     """The queue a request names, of a tenant the person may see."""
     command = request.GET.get("command", "")
     if re.fullmatch(COMMAND, command) is None:
@@ -106,7 +106,7 @@ def asked(request: HttpRequest) -> tuple[Tenant, str]:
     return tenant_of(request, request.GET.get("tenant", "")), command
 
 
-def live(tenant: Tenant, command: str) -> Live:
+def live(tenant: TenantSnapshot, command: str) -> Live:
     return Live(
         now_ms=round(datetime.now(UTC).timestamp() * 1000),
         stats=selectors.queue_stats(tenant, command).run_sync(),

@@ -24,7 +24,7 @@ from queues.search import platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants import scoping
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 CHARS = 500
 PAGE = 50
@@ -67,7 +67,7 @@ class SearchPage(Page):
         request = self.request
         query = {name: request.GET.get(name, "").strip()[:CHARS] for name in ("q", "tenant", "command", "status")}
         mine = scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")
-        slugs = dict(mine[: platform_search.TENANTS + 1])
+        slugs = dict(mine[: platform_search.MAX_TENANTS + 1])
         tenant = tenant_of(request, query["tenant"]) if query["tenant"] else None
         answer, problem = Answer(), ""
         if any(query.values()):
@@ -104,7 +104,11 @@ def owner(request: HttpRequest, q: str) -> str | None:
 
 
 def _search(
-    request: HttpRequest, tenant: Tenant | None, query: dict[str, str], slugs: dict[str, str], cursor: str | None
+    request: HttpRequest,
+    tenant: TenantSnapshot | None,
+    query: dict[str, str],
+    slugs: dict[str, str],
+    cursor: str | None,
 ) -> Answer:
     """A page of one tenant's tasks; or of all tenants' where there is a word to look for; or the first of each."""
     asked = _asked(query)
@@ -112,7 +116,7 @@ def _search(
         return _of_one(tenant or tenant_of(request, next(iter(slugs))), asked, cursor)
     if asked.q is not None:
         return _of_all(scoping.tids_of(request.user), slugs, asked, cursor)
-    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_tid(tid))]
+    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
     return Answer(
         found=[
             Found(tenant.tid, tenant.slug, task)
@@ -124,7 +128,7 @@ def _search(
     )
 
 
-def _of_one(tenant: Tenant, asked: TaskQuery, cursor: str | None) -> Answer:
+def _of_one(tenant: TenantSnapshot, asked: TaskQuery, cursor: str | None) -> Answer:
     page = tenant_search.page(tenant, asked, cursor=cursor, limit=PAGE)
     return Answer(found=[Found(tenant.tid, tenant.slug, task) for task in page.tasks], cursor=page.cursor)
 
@@ -132,19 +136,19 @@ def _of_one(tenant: Tenant, asked: TaskQuery, cursor: str | None) -> Answer:
 def _of_all(tids: list[str] | None, slugs: dict[str, str], asked: TaskQuery, cursor: str | None) -> Answer:
     page = platform_search.page(tids, list(slugs), asked, cursor=cursor, limit=PAGE)
     # An ended task may be of a tenant beyond those, or of one that has gone.
-    others = deadletters.slugs_of({each.tid for each in page.found} - slugs.keys())
+    others = deadletters.slugs_of({each.tid for each in page.results} - slugs.keys())
     looked = f"Looked among the live tasks of {_tenants(len(slugs), of=len(slugs))} for this key and this worker"
     looked += ", but not at all of them: choose a tenant to see the rest" if page.is_cut else ""
     return Answer(
-        found=[Found(tid, slugs.get(tid) or others.get(tid, tid), task) for tid, task in page.found],
+        found=[Found(tid, slugs.get(tid) or others.get(tid, tid), task) for tid, task in page.results],
         cursor=page.cursor,
         looked_into=f"{looked}; and among all that have ended for these words.",
     )
 
 
 def _tenants(count: int, *, of: int) -> str:
-    if of > platform_search.TENANTS:
-        return f"the first {min(count, platform_search.TENANTS):,} of your tenants"
+    if of > platform_search.MAX_TENANTS:
+        return f"the first {min(count, platform_search.MAX_TENANTS):,} of your tenants"
     return f"your {count:,} tenants" if count == of else f"the first {count:,} of your {of:,} tenants"
 
 

@@ -23,8 +23,8 @@ from queues.diagnosis import why
 from queues.domain import Answer, Location, Outcome, Status, Task
 from queues.models import Attempt, AuditedResult
 from tenants import scoping
+from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
-from tenants.tenant import Tenant
 from webhooks.models import Delivery
 
 TONES = {
@@ -92,7 +92,7 @@ class Artifact(Guarded):
 
 
 class CancelTask(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Cancelled task {task_id}", reason):
             services.cancel(tenant, task_id).run_sync()
@@ -102,7 +102,7 @@ class CancelTask(Act):
 class ReplayTask(Act):
     """Bring one dead letter back in line, perhaps with another payload."""
 
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id, payload = self.request.POST.get("id", ""), self.request.POST.get("payload")
         changed = {task_id: payload} if payload is not None else {}
         what = "Replayed with another payload" if changed else "Replayed"
@@ -112,7 +112,7 @@ class ReplayTask(Act):
 
 
 class DeleteTask(Act):
-    def act(self, tenant: Tenant, reason: str) -> str:
+    def act(self, tenant: TenantSnapshot, reason: str) -> str:
         task_id = self.request.POST.get("id", "")
         with recorded(self.request, tenant, f"Deleted dead letter {task_id}", reason):
             raise_first(queries.delete(tenant, [task_id]))
@@ -126,7 +126,7 @@ def raise_first(answers: Sequence[object]) -> None:
             raise answer
 
 
-def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
+def find(tenant: TenantSnapshot, task_id: str) -> tuple[Shown, Task | None]:
     """The task as it is in Redis, else as the audit remembers it."""
     try:
         task, answer = selectors.answered(tenant, task_id).run_sync()
@@ -135,7 +135,7 @@ def find(tenant: Tenant, task_id: str) -> tuple[Shown, Task | None]:
     return _from_redis(tenant, task, answer or Answer()), task
 
 
-def reasons(tenant: Tenant, live: Task | None) -> list[str]:
+def reasons(tenant: TenantSnapshot, live: Task | None) -> list[str]:
     if live is None:
         return ["It has ended, and Redis has let it go: this is what the audit remembers."]
     try:
@@ -152,7 +152,7 @@ def readable(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> Shown:
+def _from_redis(tenant: TenantSnapshot, task: Task, answer: Answer) -> Shown:
     return Shown(
         id=task.id,
         command=task.spec.command,
@@ -174,7 +174,7 @@ def _from_redis(tenant: Tenant, task: Task, answer: Answer) -> Shown:
     )
 
 
-def _from_audit(tenant: Tenant, task_id: str) -> Shown:
+def _from_audit(tenant: TenantSnapshot, task_id: str) -> Shown:
     row = AuditedResult.objects.filter(pk=_uuid(task_id), tenant_id=tenant.tid).first()
     if row is None:
         raise Http404("No such task.")
@@ -199,7 +199,7 @@ def _from_audit(tenant: Tenant, task_id: str) -> Shown:
     )
 
 
-def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
+def _attempts(tenant: TenantSnapshot, task_id: str) -> list[dict[str, Any]]:
     rows = Attempt.objects.filter(task_id=_uuid(task_id), tenant_id=tenant.tid).order_by("number")
     return [
         {
@@ -212,7 +212,7 @@ def _attempts(tenant: Tenant, task_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _deliveries(tenant: Tenant, task_id: str) -> QuerySet[Delivery]:
+def _deliveries(tenant: TenantSnapshot, task_id: str) -> QuerySet[Delivery]:
     return Delivery.objects.filter(task_id=_uuid(task_id), tenant_id=tenant.tid).order_by("created_at")[:50]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Problem(Exception):
-    """An error answer of the service. Compare `code`, not the text."""
+    """An error response of the service. Branch on `code`, not on the text."""
 
     def __init__(self, problem: dict[str, Any]) -> None:
         self.status: int = problem["status"]
@@ -29,7 +29,7 @@ class Client:
         self.token = token
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send a request and return the JSON of the answer, or None for a 204. Raises Problem."""
+        """Send a request and return the JSON of the response, or None for a 204. Raises Problem."""
         request = urllib.request.Request(  # noqa: S310 - the user chooses the address
             self.base + path,
             method=method,
@@ -84,8 +84,8 @@ def main(base: str, producer_token: str, worker_token: str) -> None:
     numbers = json.loads(claimed["payload"])["numbers"]
     worker.complete(claimed, {"sum": sum(numbers)})
 
-    answer = producer.result(task["id"], wait_seconds=5)
-    print(f"result    {task['id']} {answer['result']['status']} {json.dumps(answer['result']['result'])}")
+    response = producer.result(task["id"], wait_seconds=5)
+    print(f"result    {task['id']} {response['result']['status']} {json.dumps(response['result']['result'])}")
 
     print(f"task      {task['id']} {producer.task(task['id'])['status']}")
 

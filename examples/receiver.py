@@ -39,13 +39,13 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MAX_BYTES:
-            self.answer(413)
+            self.respond(413)
             return
         body = self.rfile.read(int(length))
         headers = {name.lower(): value for name, value in self.headers.items()}  # a proxy may change the case
         if not is_genuine(headers, body, os.environ["SECRET"], time.time()):
             print("forged, or signed with another secret", flush=True)
-            self.answer(401)
+            self.respond(401)
             return
         # Delivery is at least once: the same request can arrive again with the same id.
         if headers["webhook-id"] not in seen:
@@ -54,9 +54,9 @@ class Receiver(BaseHTTPRequestHandler):
             print(
                 "genuine:", callback["taskId"], callback["status"], callback["result"] or callback["error"], flush=True
             )
-        self.answer(204)
+        self.respond(204)
 
-    def answer(self, status: int) -> None:
+    def respond(self, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -1,4 +1,4 @@
 """The data pipeline: the marts of a tenant's history, and their API.
 
-`pipeline.spark` computes them and imports nothing of the other modules but `core.failure_fingerprint`.
+`pipeline.spark` computes the marts. Of the other packages, it imports only `core.failure_fingerprint`.
 """

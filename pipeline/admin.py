@@ -1,6 +1,6 @@
-"""The runs of the pipeline and the marts' rows in the console.
+"""The admin pages of pipeline runs and marts.
 
-Written by the pipeline alone: here they are read.
+They are read-only, because only the pipeline writes these rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATE_COLOURS = {
 
 @admin.register(RunLog)
 class RunLogAdmin(ReadOnly, ModelAdmin):
-    """Runs are the installation's, not a tenant's: their numbers add up all tenants."""
+    """Pipeline runs, for platform operators only: the numbers are sums over all tenants."""
 
     list_display = (
         "started_at", "job", "state_label", "stage", "seconds", "rows_in", "rows_out", "quarantined", "late_dropped",
@@ -59,10 +59,10 @@ class MartAdmin(ReadOnly, TenantScopedAdmin):
     nothing = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
-    search_help_text = "A command, by its beginning."
+    search_help_text = "Beginning of a command"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # Not by a join: history may outlive its tenant, and a join would hide it then.
+        # A join would hide the history of a deleted tenant.
         slug = Tenant.objects.filter(pk=OuterRef("tenant_id")).values("slug")
         rows: QuerySet[Any] = super().get_queryset(request).annotate(slug=Subquery(slug))
         return rows
@@ -72,12 +72,12 @@ class MartAdmin(ReadOnly, TenantScopedAdmin):
         return str(row.slug or row.tenant_id)
 
 
-class OfCommandAdmin(MartAdmin):
+class CommandMartAdmin(MartAdmin):
     search_fields = ("command__startswith",)
 
 
 @admin.register(Throughput)
-class ThroughputAdmin(OfCommandAdmin):
+class ThroughputAdmin(CommandMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
         "hour", "tenant_slug", "command", "attempts", "completed", "failed", "nacked", "abandoned", "expired",
@@ -86,7 +86,7 @@ class ThroughputAdmin(OfCommandAdmin):
 
 
 @admin.register(Latency)
-class LatencyAdmin(OfCommandAdmin):
+class LatencyAdmin(CommandMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
         "hour", "tenant_slug", "command", "attempts", "wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "wait_max_ms",
@@ -95,7 +95,7 @@ class LatencyAdmin(OfCommandAdmin):
 
 
 @admin.register(Failure)
-class FailureAdmin(OfCommandAdmin):
+class FailureAdmin(CommandMartAdmin):
     ordering = ("-date", "-attempts")
     list_display = ("date", "tenant_slug", "fingerprint", "attempts", "dead", "first_at", "last_at", "example")
 
@@ -108,7 +108,7 @@ class UsageAdmin(MartAdmin):
 
 
 @admin.register(Capacity)
-class CapacityAdmin(OfCommandAdmin):
+class CapacityAdmin(CommandMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
         "hour", "tenant_slug", "command", "arrivals", "service_mean_ms", "load", "wait_mean_ms", "workers_1s",
@@ -117,7 +117,7 @@ class CapacityAdmin(OfCommandAdmin):
 
 
 @admin.register(LeaseAdvice)
-class LeaseAdviceAdmin(OfCommandAdmin):
+class LeaseAdviceAdmin(CommandMartAdmin):
     list_display = (
         "date", "tenant_slug", "command", "attempts", "expired", "run_p50_ms", "run_p99_ms", "duplicate_ms",
         "lease_advice_seconds", "max_attempts_advice",
@@ -128,7 +128,7 @@ class LeaseAdviceAdmin(OfCommandAdmin):
 class WebhookHealthAdmin(MartAdmin):
     ordering = ("-date", "-hour")
     search_fields = ("endpoint__startswith",)
-    search_help_text = "An endpoint, by its beginning."
+    search_help_text = "Beginning of an endpoint address"
     list_display = (
         "hour", "tenant_slug", "endpoint", "attempts", "delivered", "refused", "unreachable", "latency_p50_ms",
         "latency_p95_ms", "latency_p99_ms",

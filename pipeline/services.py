@@ -64,10 +64,9 @@ def start_spark(settings: dict[str, str] | None = None) -> SparkSession:
 def acquire_run_lock() -> Iterator[None]:
     """Hold the lock that allows one run at a time.
 
-    Raise AlreadyRunning if another process holds it.
-
-    PostgreSQL releases this advisory lock when the process ends, even if it is killed. The lock only avoids doing
-    work twice: the lake itself keeps two concurrent runs from overwriting each other.
+    Raise AlreadyRunning if another process holds it. PostgreSQL releases this advisory lock when the process ends, even
+    if it is killed. The lock only avoids doing work twice: the lake itself keeps two concurrent runs from overwriting
+    each other.
     """
     with psycopg.connect(dsn(), autocommit=True) as lock_connection:
         row = lock_connection.execute("SELECT pg_try_advisory_lock(hashtextextended('codeq:pipeline', 0))").fetchone()

@@ -15,5 +15,5 @@ class QueuesConfig(AppConfig):
         from queues.readiness import redis_problem
         from tenants.cache import tenant_cache
 
-        tenant_cache.keep("policies", policies.load)
+        tenant_cache.register_loader("policies", policies.load)
         readiness.register(redis_problem)

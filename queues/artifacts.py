@@ -26,7 +26,7 @@ from core.errors import ConfigError
 from queues import selectors, validation
 from queues.audit import audit_reader
 from queues.models import AuditedResult
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def _remove_all(directory: str) -> None:
         storage().delete(directory)
 
 
-def open_artifact(tenant: Tenant, task_id: str, artifact_id: str) -> tuple[StoredArtifact, BinaryIO]:
+def open_artifact(tenant: TenantSnapshot, task_id: str, artifact_id: str) -> tuple[StoredArtifact, BinaryIO]:
     """An artifact of a task's result, to be read. NotFound unless the result of that task names it."""
     try:
         _, result = selectors.result(tenant, task_id).run_sync()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from queues.domain import Location, QueuePosition, Status, Task
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 
-def why(tenant: Tenant, task: Task, place: QueuePosition) -> list[str]:
+def why(tenant: TenantSnapshot, task: Task, place: QueuePosition) -> list[str]:
     """What keeps the task from being worked on, the first thing first; or what it is doing instead."""
     if task.status is Status.IN_PROGRESS:
         return _held(task, place)
     if task.status is not Status.PENDING:
         return _ended(task)
     found = []
-    if tenant.suspended:
+    if tenant.is_suspended:
         found.append(f"Tenant {tenant.slug} is suspended: none of its workers gets a task.")
     if place.is_paused:
         found.append(f"Queue {task.spec.command} is paused: workers get nothing from it until it is resumed.")

@@ -99,7 +99,7 @@ def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) ->
 def _dead_retention_ms(tid: str) -> int | None:
     """How long the tenant's dead letters stay; None (the default) where PostgreSQL cannot tell now."""
     try:
-        tenant = tenant_cache.find_tid(tid)
+        tenant = tenant_cache.find_by_tid(tid)
     except Unavailable:
         return None
     return tenant.dead_retention_ms if tenant else None

@@ -12,7 +12,7 @@ from core.periodic_lock import PeriodicTaskLock
 from queues import maintenance, metrics, policies
 from queues.audit import drain as audit_drain
 from queues.audit import stream
-from queues.audit.events import Blobs, Entry
+from queues.audit.events import Blobs, StreamEntry
 from queues.deadletters import bulk_runner
 from queues.periodic import periodic_task
 from queues.stats import sampler
@@ -74,7 +74,7 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
     """
     states = stream.survey()
     _warn_of_length(states.values())
-    after = {partition: stream.FIRST for partition, state in states.items() if state.waiting}
+    after = {partition: stream.UNACKNOWLEDGED for partition, state in states.items() if state.waiting}
     until = time.monotonic() + seconds
     stored = refused = 0
     while after and time.monotonic() < until:
@@ -97,13 +97,13 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
     return stored, refused
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[tuple[Entry, Blobs]]]:
+def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:
     """Entries with their blobs, in pieces that fit in memory whatever the payloads are."""
-    batch: list[tuple[Entry, Blobs]] = []
+    batch: list[tuple[StreamEntry, Blobs]] = []
     size = 0
     for at in range(0, len(entries), FETCH):
         part = entries[at : at + FETCH]
-        for entry, blobs in zip(part, stream.blobs(part), strict=True):
+        for entry, blobs in zip(part, stream.read_blobs(part), strict=True):
             batch.append((entry, blobs))
             size += len(blobs.spec or b"") + len(blobs.answer or b"")
         if size >= CHUNK_BYTES:
@@ -113,7 +113,7 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[tuple[Entry, Blobs]]]:
         yield batch
 
 
-def _warn_of_length(states: Iterable[stream.State]) -> None:
+def _warn_of_length(states: Iterable[stream.StreamState]) -> None:
     longest = max((state.length for state in states), default=0)
     if longest > conf().queues.events_alarm:
         log.error("an events stream holds %d entries: is the drain running, and PostgreSQL up?", longest)

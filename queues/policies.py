@@ -24,7 +24,7 @@ from queues.engine import admin_commands
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import QueuePolicy
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 CONSUMERS_LIMIT = 100_000
 RETENTION_LIMIT = 10 * 366 * 86_400
@@ -48,13 +48,13 @@ Policies = Mapping[str, Policy]
 NONE: Policies = {}
 
 
-def of(tenant: Tenant) -> Policies:
+def of(tenant: TenantSnapshot) -> Policies:
     """The policies of a tenant's queues, by command: from the snapshot, for the hot path."""
-    found: Policies | None = tenant_cache.kept("policies", tenant)
+    found: Policies | None = tenant_cache.get_related("policies", tenant)
     return NONE if found is None else found
 
 
-def find(tenant: Tenant, command: str) -> QueuePolicy:
+def find(tenant: TenantSnapshot, command: str) -> QueuePolicy:
     """The row. NotFound where there is none."""
     # What cannot be a name is not asked for: PostgreSQL would stumble over a NUL in it.
     is_name = COMMAND.fullmatch(command) is not None
@@ -64,11 +64,11 @@ def find(tenant: Tenant, command: str) -> QueuePolicy:
     return row
 
 
-def listed(tenant: Tenant) -> QuerySet[QueuePolicy]:
+def listed(tenant: TenantSnapshot) -> QuerySet[QueuePolicy]:
     return QueuePolicy.objects.filter(tenant_id=tenant.tid).order_by("command")
 
 
-def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
+def put(tenant: TenantSnapshot, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
     """Have this policy, and nothing of the one before, hold for a queue: the row, and whether it is new.
 
     The version grows with every change, and with nothing else. InvalidRequest says what is wrong with it.
@@ -102,7 +102,7 @@ def put(tenant: Tenant, command: str, policy: Policy, *, actor: str) -> tuple[Qu
     return row, is_new
 
 
-def delete(tenant: Tenant, command: str) -> None:
+def delete(tenant: TenantSnapshot, command: str) -> None:
     """Have what holds everywhere hold for a queue again. Its tasks stay. NotFound where there is no policy."""
     row = find(tenant, command)
     # First: a row without its words in Redis gets them again from beat, but nobody would look for words without a row.

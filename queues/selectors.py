@@ -14,18 +14,18 @@ from queues.current_engine import engine
 from queues.domain import Answer, QueuePeek, QueuePosition, QueueStats, Result, Status, Task
 from queues.engine import queries
 from queues.filters import filters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 # Queues counted in one round trip, give or take: two milliseconds of Redis' time.
 QUEUES_AT_ONCE = 100
 
 
-def task(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
+def task(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
     """A live task. TaskNotFound for one that is gone, never was, or is another tenant's."""
     return _read(tenant, task_id, watch=False).and_then(lambda found: found[0])
 
 
-def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
+def result(tenant: TenantSnapshot, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
     """An ended task with its answer. `watch`: if it has not ended, have its end announced (`queues.long_poll`)."""
 
     def answered(found: tuple[Task, Answer | None]) -> tuple[Task, Result]:
@@ -46,17 +46,17 @@ def result(tenant: Tenant, task_id: str, *, watch: bool = False) -> ScriptCall[t
     return _read(tenant, task_id, watch=watch).and_then(answered)
 
 
-def queue_stats(tenant: Tenant, command: str) -> ScriptCall[QueueStats]:
+def queue_stats(tenant: TenantSnapshot, command: str) -> ScriptCall[QueueStats]:
     validation.check_command(command)
     return queries.stats(engine(), tenant.tid, [command]).and_then(lambda queues: queues[0])
 
 
-def queues(tenant: Tenant) -> ScriptCall[list[QueueStats]]:
+def queues(tenant: TenantSnapshot) -> ScriptCall[list[QueueStats]]:
     """Every queue the tenant has, by name."""
     return queues_of([tenant.tid]).and_then(lambda found: found[tenant.tid])
 
 
-def names(tenant: Tenant) -> ScriptCall[list[str]]:
+def names(tenant: TenantSnapshot) -> ScriptCall[list[str]]:
     """The names alone of the tenant's queues."""
     return queries.list_queues(engine(), tenant.tid)
 
@@ -97,13 +97,13 @@ def _count(
     )
 
 
-def peek(tenant: Tenant, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
+def peek(tenant: TenantSnapshot, command: str, limit: int = 25) -> ScriptCall[QueuePeek]:
     """A look at a queue: at most `limit` tasks that are next, in progress, and delayed."""
     validation.check_command(command)
     return queries.peek(engine(), tenant.tid, command, limit)
 
 
-def answered(tenant: Tenant, task_id: str) -> ScriptCall[tuple[Task, Answer | None]]:
+def answered(tenant: TenantSnapshot, task_id: str) -> ScriptCall[tuple[Task, Answer | None]]:
     """A live task with what its worker said of it, if it has."""
     return _read(tenant, task_id, watch=False)
 
@@ -115,13 +115,13 @@ def owner(task_id: str) -> ScriptCall[str | None]:
     return queries.find_tenant(engine(), task_id, reachable_partitions())
 
 
-def place(tenant: Tenant, task_id: str) -> ScriptCall[QueuePosition]:
+def place(tenant: TenantSnapshot, task_id: str) -> ScriptCall[QueuePosition]:
     """Where a live task stands in its queue."""
     validation.check_id(task_id)
     return queries.queue_position(engine(), tenant.tid, task_id)
 
 
-def _read(tenant: Tenant, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, Answer | None]]:
+def _read(tenant: TenantSnapshot, task_id: str, *, watch: bool) -> ScriptCall[tuple[Task, Answer | None]]:
     validation.check_id(task_id)
     return filters().unless_deleted(
         tenant.tid, task_id, lambda: queries.task(engine(), tenant.tid, task_id, watch=watch)

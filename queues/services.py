@@ -21,7 +21,7 @@ from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseO
 from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
 from queues.filters import filters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -29,13 +29,13 @@ REASON_CHARS = 4096
 
 
 def enqueue(
-    tenant: Tenant, tasks: Sequence[NewTask], *, by: str = ""
+    tenant: TenantSnapshot, tasks: Sequence[NewTask], *, by: str = ""
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
     """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before.
 
     `by` is the fingerprint of the token that asks, where the rate of one token is limited.
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     known = policies.of(tenant)
     if known:
@@ -64,7 +64,7 @@ def enqueue(
 
 
 def claim(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     commands: Sequence[str],
     worker: str,
     *,
@@ -79,7 +79,7 @@ def claim(
     `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.long_poll`); when it looks
     again after one, that is not another request (`is_counted`).
     """
-    if tenant.suspended:
+    if tenant.is_suspended:
         raise errors.TenantSuspended
     limits = conf().queues
     seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
@@ -101,13 +101,13 @@ def claim(
     )
 
 
-def admit(tenant: Tenant, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
+def admit(tenant: TenantSnapshot, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
     """Count a request that is neither an enqueue nor a claim against the tenant's rate; TooMany when it is reached."""
     return admin_commands.admit(engine(), tenant.tid, _limits(what, per_second, by))
 
 
 def heartbeat(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     task_id: str,
     worker: str,
     *,
@@ -130,7 +130,9 @@ def heartbeat(
     )
 
 
-def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptCall[list[Result | errors.CodeqError]]:
+def submit(
+    tenant: TenantSnapshot, worker: str, results: Sequence[NewResult]
+) -> ScriptCall[list[Result | errors.CodeqError]]:
     """End tasks with their results. Sending the same result again is harmless and answers the same."""
 
     def check(new: NewResult) -> None:
@@ -162,7 +164,7 @@ def submit(tenant: Tenant, worker: str, results: Sequence[NewResult]) -> ScriptC
 
 
 def nack(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     task_id: str,
     worker: str,
     *,
@@ -192,7 +194,9 @@ def nack(
     )
 
 
-def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = None) -> ScriptCall[ReleaseOutcome]:
+def abandon(
+    tenant: TenantSnapshot, task_id: str, worker: str, *, token: str | None = None
+) -> ScriptCall[ReleaseOutcome]:
     """Let go of a task: it is back in line at once, and the attempt counts."""
     validation.check_id(task_id)
     validation.check_token(tenant, token)
@@ -205,7 +209,7 @@ def abandon(tenant: Tenant, task_id: str, worker: str, *, token: str | None = No
     )
 
 
-def cancel(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
+def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
     """Withdraw a task that has not ended. Cancelling it again answers the same."""
     validation.check_id(task_id)
     return producer_commands.cancel(
@@ -218,7 +222,7 @@ def cancel(tenant: Tenant, task_id: str) -> ScriptCall[Task]:
 
 
 def replay(
-    tenant: Tenant, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
+    tenant: TenantSnapshot, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
     """Bring dead letters back in line with fresh attempts; `specs` replaces what the producer asked, item by item."""
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
@@ -231,19 +235,19 @@ def replay(
     )
 
 
-def replay_for(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
+def replay_for(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Bring dead letters back in line for a job: each once, however often the job asks. What was wrong with each."""
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return dead_letter_commands.replay_for(engine(), tenant.tid, task_ids, job)
 
 
-def recall(tenant: Tenant, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
+def recall(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
     """Take back what that job has replayed and nobody has claimed since; Conflict for what is on its way."""
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
-def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
+def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
     """Delete dead letters, and nothing that is none any more. What was wrong with each."""
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
 
@@ -254,7 +258,7 @@ def purge_dead(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[list[error
     return maintenance_commands.purge_dead(engine(), tenant.tid, task_ids).and_then(note)
 
 
-def purge(tenant: Tenant, task_ids: Sequence[str]) -> ScriptCall[int]:
+def purge(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[int]:
     """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     for task_id in task_ids:
@@ -294,13 +298,13 @@ def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
     return sum(went)
 
 
-def pause(tenant: Tenant, command: str) -> ScriptCall[None]:
+def pause(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
     """Claims take nothing from the queue any more; enqueues, results and retries go on."""
     validation.check_command(command)
     return admin_commands.pause(engine(), tenant.tid, command)
 
 
-def resume(tenant: Tenant, command: str) -> ScriptCall[None]:
+def resume(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
     validation.check_command(command)
     return admin_commands.resume(engine(), tenant.tid, command)
 

@@ -9,7 +9,7 @@ from core import errors
 from core.conf import conf
 from queues.domain import NewTask
 from queues.engine.keys import COMMAND, PRIORITIES
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 # Unix milliseconds that a date can still be written for: the year 9999 ends there.
 LATEST_MS = 253_402_300_799_000
@@ -41,11 +41,11 @@ def is_idempotency_key(text: str) -> bool:
     return IDEMPOTENCY_KEY.fullmatch(text) is not None
 
 
-def check_token(tenant: Tenant, token: str | None) -> None:
+def check_token(tenant: TenantSnapshot, token: str | None) -> None:
     require(bool(token) or not tenant.is_lease_token_required, "leaseToken: this tenant requires it")
 
 
-def check_payload(tenant: Tenant, payload: str) -> None:
+def check_payload(tenant: TenantSnapshot, payload: str) -> None:
     """InvalidRequest for what is no text, PayloadTooLarge for what is longer than the tenant may send."""
     try:
         size = len(payload.encode())
@@ -55,7 +55,7 @@ def check_payload(tenant: Tenant, payload: str) -> None:
         raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
 
 
-def check_task(tenant: Tenant, task: NewTask, tiers: Sequence[int] | None) -> None:
+def check_task(tenant: TenantSnapshot, task: NewTask, tiers: Sequence[int] | None) -> None:
     """`tiers`: the priorities that the queue's policy knows, if it names any."""
     limits = conf().queues
     check_command(task.command)

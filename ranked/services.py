@@ -28,7 +28,7 @@ from queues.current_engine import engine
 from queues.engine.options import CHUNK
 from ranked import engine as ranked_engine
 from ranked.models import RankedEntry
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RankedQueue:
     Unavailable if Redis does not answer.
     """
 
-    def __init__(self, tenant: Tenant, name: str, *, lock_seconds: int = LOCK_SECONDS) -> None:
+    def __init__(self, tenant: TenantSnapshot, name: str, *, lock_seconds: int = LOCK_SECONDS) -> None:
         validation.check_command(name, "name")
         if not 1 <= lock_seconds <= LOCK_LIMIT_SECONDS:
             raise errors.InvalidRequest(f"lock_seconds: 1 to {LOCK_LIMIT_SECONDS}")

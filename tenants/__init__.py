@@ -1,1 +1,1 @@
-"""Who is asking, and how much they may: tenants, tokens, rights. Knows nothing of queues or webhooks."""
+"""Tenants, tokens and permissions."""

@@ -1,4 +1,7 @@
-"""Tenants in the console: limits and suspension for superusers, issuers and secrets for a tenant's own admins."""
+"""Admin pages of tenants, memberships, token issuers and signing secrets.
+
+Superusers set limits and suspend tenants. A tenant's own administrators manage its issuers and its secrets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin
 
 
-def dialog(title: str, description: str, submit: str) -> dict[str, Any]:
+def reason_dialog(title: str, description: str, submit: str) -> dict[str, Any]:
+    """Return the dialog of an action that asks for a reason."""
     return {
         "title": title, "description": description, "form_class": ReasonForm, "form_submit_text": submit,
     }  # fmt: skip
@@ -30,34 +34,34 @@ def dialog(title: str, description: str, submit: str) -> dict[str, Any]:
 
 @admin.register(Tenant)
 class TenantAdmin(TenantScopedAdmin):
-    show_full_result_count = True  # there are not so many
+    show_full_result_count = True  # the table is small
     tenant_path = "pk"
     change_role = None
     list_display = ("slug", "name", "status_label", "tid", "created_at")
     list_filter = ("status",)
     search_fields = ("slug", "name", "=tid")
-    search_help_text = "A tenant's name, or its id in full."
+    search_help_text = "A tenant's name or its full id."
     readonly_fields = ("tid", "status", "created_at", "updated_at")
     actions = None
     actions_detail = ("suspend", "resume", "rotate_secret")
     fieldsets = (
         (None, {"fields": ("slug", "name", "status", "tid")}),
-        ("Limits (empty: the installation's)", {"fields": (
+        ("Limits (empty: installation default)", {"fields": (
             "payload_bytes", "result_bytes", "depth",
             "create_per_second", "claim_per_second", "admin_per_second", "webhook_per_second",
         )}),
         ("Retention and strictness", {"fields": (
             "retention_seconds", "dead_retention_seconds", "is_idempotency_strict", "is_lease_token_required",
         )}),
-        ("Record", {"fields": ("created_at", "updated_at")}),
+        ("Dates", {"fields": ("created_at", "updated_at")}),
     )  # fmt: skip
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(field, forms.NullBooleanField):
             field.label = str(db_field.verbose_name).removeprefix("is ").capitalize()
-            (nothing, _), *others = field.widget.choices
-            field.widget.choices = [(nothing, "as the installation says"), *others]
+            (empty, _), *others = field.widget.choices
+            field.widget.choices = [(empty, "installation default"), *others]
         return field
 
     @display(description="Status", label={"active": "success", "suspended": "danger"}, ordering="status")
@@ -65,11 +69,11 @@ class TenantAdmin(TenantScopedAdmin):
         return tenant.status
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False  # a tenant is suspended; deleting the row would strand its tasks and its audit
+        return False  # suspend the tenant instead: deleting the row would orphan its tasks and its audit
 
     def save_model(self, request: HttpRequest, obj: Tenant, form: ModelForm[Tenant], change: bool) -> None:
         if change:
-            # Only what was edited: a suspension made while the form was being sent must not be undone by it.
+            # Save only the edited fields, so that the form does not undo a suspension made since it was opened.
             obj.save(update_fields=[*form.changed_data, "updated_at"])
         else:
             super().save_model(request, obj, form, change)
@@ -89,30 +93,32 @@ class TenantAdmin(TenantScopedAdmin):
 
     @action(
         description="Suspend", url_path="suspend", icon="block", permissions=["suspend"], variant=ActionVariant.DANGER,
-        dialog=dialog("Suspend", "New work is refused at once; what workers have claimed they may finish.", "Suspend"),
+        dialog=reason_dialog(
+            "Suspend", "New tasks are refused at once. Workers can still finish the tasks they have claimed.", "Suspend"
+        ),
     )  # fmt: skip
     def suspend(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         with transaction.atomic():
             tenant = services.suspend(Tenant.objects.get(pk=object_id).slug)
             self.log_change(request, tenant, f"Suspended: {form.cleaned_data['reason']}")
-        return self._done(request, tenant, f"{tenant} is suspended.")
+        return self._redirect(request, tenant, f"{tenant} is suspended.")
 
     @action(
         description="Resume", url_path="resume", icon="play_arrow", permissions=["resume"],
-        dialog=dialog("Resume", "The tenant's new work is accepted again.", "Resume"),
+        dialog=reason_dialog("Resume", "The tenant can create and claim tasks again.", "Resume"),
     )  # fmt: skip
     def resume(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         with transaction.atomic():
             tenant = services.resume(Tenant.objects.get(pk=object_id).slug)
             self.log_change(request, tenant, f"Resumed: {form.cleaned_data['reason']}")
-        return self._done(request, tenant, f"{tenant} is active.")
+        return self._redirect(request, tenant, f"{tenant} is active.")
 
     @action(
         description="New signing secret", url_path="rotate-secret", icon="key", permissions=["secrets"],
-        dialog=dialog(
+        dialog=reason_dialog(
             "New signing secret",
-            "It is shown once. The present secret signs beside it for 24 hours; any older one ends now.",
-            "Make it",
+            "The new secret is shown once. The current secret signs beside it for 24 hours; older secrets stop now.",
+            "Create secret",
         ),
     )  # fmt: skip
     def rotate_secret(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
@@ -120,25 +126,25 @@ class TenantAdmin(TenantScopedAdmin):
             tenant = Tenant.objects.get(pk=object_id)
             row = services.rotate_signing_secret(tenant.slug)
             self.log_change(request, tenant, f"New signing secret {row}: {form.cleaned_data['reason']}")
-        # In the answer to this one request, and not as a message: those are kept in a cookie or the session.
-        answer = HttpResponse(
+        # Not as a message: Django stores messages in a cookie or the session.
+        response = HttpResponse(
             format_html(
-                '<div id="dialog-form" class="my-6"><p class="mb-2">Copy it now, it is not shown again:</p>'
+                '<div id="dialog-form" class="my-6"><p class="mb-2">Copy the secret now. It is not shown again.</p>'
                 '<code class="break-all select-all">{}</code></div>',
                 row.reveal(),
             )
         )
-        answer["Cache-Control"] = "no-store"
-        return answer
+        response["Cache-Control"] = "no-store"
+        return response
 
-    def _done(self, request: HttpRequest, tenant: Tenant, text: str) -> HttpResponse:
+    def _redirect(self, request: HttpRequest, tenant: Tenant, text: str) -> HttpResponse:
         messages.success(request, text)
         return HttpResponse(headers={"HX-Redirect": reverse("admin:tenants_tenant_change", args=[tenant.pk])})
 
 
 @admin.register(TenantMembership)
 class TenantMembershipAdmin(TenantScopedAdmin):
-    show_full_result_count = True  # there are not so many
+    show_full_result_count = True  # the table is small
     change_role = None
     list_display = ("user", "tenant", "role", "created_at")
     list_filter = (TenantFilter, "role")
@@ -147,12 +153,12 @@ class TenantMembershipAdmin(TenantScopedAdmin):
     autocomplete_fields = ("user", "tenant")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
-        return super().get_queryset(request).select_related("user", "tenant")  # its name is made of theirs
+        return super().get_queryset(request).select_related("user", "tenant")  # for __str__
 
 
 @admin.register(TenantIssuer)
 class TenantIssuerAdmin(TenantScopedAdmin):
-    show_full_result_count = True  # there are not so many
+    show_full_result_count = True  # the table is small
     list_display = ("issuer", "tenant", "jwks_url")
     list_filter = (TenantFilter,)
     list_select_related = ("tenant",)
@@ -165,13 +171,13 @@ class TenantIssuerAdmin(TenantScopedAdmin):
         return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        # The servers fetch that URL from inside the network, so only the operator of the network may name it.
+        # The servers fetch this URL from inside the network, so only superusers may set it.
         return () if scoping.is_unlimited(request.user) else ("jwks_url",)
 
 
 @admin.register(SigningSecret)
 class SigningSecretAdmin(TenantScopedAdmin):
-    """The secrets in force, masked. New ones are made on the tenant's page."""
+    """Signing secrets, masked. New secrets are created on the tenant's page."""
 
     show_full_result_count = True
     view_role = Role.ADMIN

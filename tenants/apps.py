@@ -1,4 +1,4 @@
-"""The app of tenants, tokens and rights."""
+"""The Django app of tenants, tokens and permissions."""
 
 from __future__ import annotations
 

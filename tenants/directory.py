@@ -1,4 +1,7 @@
-"""The former address of `tenants.cache`. It works for one release, with a warning."""
+"""The former name of `tenants.cache`, for code that uses ranked queues.
+
+It works for one release and raises a DeprecationWarning.
+"""
 
 from __future__ import annotations
 

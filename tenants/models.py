@@ -1,4 +1,4 @@
-"""Tenants, who may look after them, who signs their tokens, and the secrets kept for them."""
+"""Tenants with their issuers, memberships and signing secrets; the installation's keys."""
 
 from __future__ import annotations
 
@@ -16,83 +16,84 @@ from core.conf import conf
 from tenants import http_fetch, secret_encryption
 from tenants.auth import jwks
 
-# ASCII only: two names that look the same are the same. A name is compared exactly and never part of a key.
+# ASCII only, so that two names that look the same are the same. Names are compared exactly, and never used in keys.
 SLUG_PATTERN = r"^[A-Za-z0-9_.:@|/+=-]{1,128}\Z"
 
 
 def mint_tid() -> str:
+    """Return a random id for a new tenant."""
     return base64.b32encode(os.urandom(5)).decode("ascii").lower()
 
 
 class Tenant(models.Model):
-    """One tenant and its limits. An empty limit means the installation's default."""
+    """A tenant and its limits. An empty limit means the installation's default."""
 
     class Status(models.TextChoices):
         ACTIVE = "active", "active"
         SUSPENDED = "suspended", "suspended"
 
-    # The primary key, so that a foreign key and a Redis key name a tenant by the same word.
+    # The primary key, so that foreign keys and Redis keys name a tenant by the same id.
     tid = models.CharField("id", max_length=8, primary_key=True, default=mint_tid, editable=False)
     slug = models.CharField(
         max_length=128,
         unique=True,
-        validators=[RegexValidator(SLUG_PATTERN, "Letters, digits and _.:@|/+=- only, 128 at most.")],
-        help_text="What the tokens' tenant claim says.",
+        validators=[RegexValidator(SLUG_PATTERN, "Use 1 to 128 letters, digits and the characters _.:@|/+=-.")],
+        help_text="The value of the tenant claim in tokens.",
     )
     name = models.CharField(max_length=200, blank=True)
     status = models.CharField(max_length=10, choices=Status, default=Status.ACTIVE)
 
     payload_bytes = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Largest payload of a task."
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum payload size of a task."
     )
     result_bytes = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Largest result."
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum result size of a task."
     )
     depth = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Tasks that may wait in its queues; 0 = as many as fit."
+        null=True, blank=True, help_text="Maximum number of waiting tasks in all queues; 0 = no limit."
     )
     create_per_second = models.FloatField(
         null=True,
         blank=True,
         validators=[MinValueValidator(0)],
-        help_text="Tasks created a second; 0 = no limit.",
+        help_text="Maximum tasks created per second; 0 = no limit.",
     )
     claim_per_second = models.FloatField(
-        null=True, blank=True, validators=[MinValueValidator(0)], help_text="Claims a second; 0 = no limit."
+        null=True, blank=True, validators=[MinValueValidator(0)], help_text="Maximum claims per second; 0 = no limit."
     )
     admin_per_second = models.FloatField(
         null=True,
         blank=True,
         validators=[MinValueValidator(0)],
-        help_text="Admin calls a second; 0 = no limit.",
+        help_text="Maximum admin requests per second; 0 = no limit.",
     )
     webhook_per_second = models.FloatField(
         null=True,
         blank=True,
         validators=[MinValueValidator(0)],
-        help_text="Callbacks sent a second; 0 = no limit.",
+        help_text="Maximum callbacks sent per second; 0 = no limit.",
     )
     retention_seconds = models.PositiveIntegerField(
         null=True,
         blank=True,
         validators=[MinValueValidator(60)],
-        help_text="How long an ended task stays live.",
+        help_text="How long the live data of an ended task is kept.",
     )
     dead_retention_seconds = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(60)], help_text="How long a dead letter stays."
+        null=True, blank=True, validators=[MinValueValidator(60)], help_text="How long a dead letter is kept."
     )
     is_idempotency_strict = models.BooleanField(
-        null=True, blank=True, help_text="A repeated key with another body is refused (409)."
+        null=True, blank=True, help_text="Refuse a repeated idempotency key with another body (409)."
     )
     is_lease_token_required = models.BooleanField(
-        null=True, blank=True, help_text="Heartbeat, result, nack and abandon must send the lease token."
+        null=True, blank=True, help_text="Heartbeat, result, nack and abandon require the lease token."
     )
 
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
-    # Both are set by a trigger at every change of the row or of its issuers, whoever makes it, and are what
-    # directory.py follows: the transaction that made the change (a clock would miss one that commits after a
-    # later one was seen), and how many changes there were.
+    # A trigger sets both at every change of the row or of its issuers, including changes made in SQL, and `TenantCache`
+    # polls them: the transaction that made the change, and the number of changes. A time instead of the transaction
+    # would miss a change that commits late.
     changed = models.BigIntegerField(default=0, editable=False, db_index=True)
     version = models.BigIntegerField(default=0, editable=False)
 
@@ -108,22 +109,22 @@ class Tenant(models.Model):
 
 
 class TenantIssuer(models.Model):
-    """Somebody whose tokens speak for one tenant, and for no other whatever they claim."""
+    """A token issuer of one tenant. Its tokens are not valid for any other tenant."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="issuers")
-    issuer = models.CharField(max_length=255, help_text="`iss` of its tokens.")
-    jwks_url = models.CharField("JWKS URL", max_length=500, blank=True, help_text="Where its public keys are.")
+    issuer = models.CharField(max_length=255, help_text="The `iss` claim of its tokens.")
+    jwks_url = models.CharField("JWKS URL", max_length=500, blank=True, help_text="URL of its public keys.")
     jwks = models.JSONField(
         "JWKS",
         null=True,
         blank=True,
-        help_text='Its public keys themselves: {"keys": […]}, instead of a URL.',
+        help_text='Its public keys, instead of a URL: {"keys": […]}.',
     )
     producer_audience = models.CharField(
-        max_length=255, blank=True, help_text="`aud` of its producers' tokens. Empty = the installation's."
+        max_length=255, blank=True, help_text="The `aud` claim of its producers' tokens. Empty: installation default."
     )
     worker_audience = models.CharField(
-        max_length=255, blank=True, help_text="`aud` of its workers' tokens. Empty = the installation's."
+        max_length=255, blank=True, help_text="The `aud` claim of its workers' tokens. Empty: installation default."
     )
 
     class Meta:
@@ -136,24 +137,24 @@ class TenantIssuer(models.Model):
 
     def clean(self) -> None:
         if self.issuer == conf().auth.issuer:
-            raise ValidationError({"issuer": "This is the installation's own issuer."})
+            raise ValidationError({"issuer": "This issuer belongs to the installation. Enter the tenant's own issuer."})
         if bool(self.jwks_url) == bool(self.jwks):
-            raise ValidationError("Give either the keys or the URL where they are.")
-        if self.jwks and not jwks.keys_of(self.jwks):
-            raise ValidationError({"jwks": "No usable public key (RSA ≥ 2048 bit, P-256 or Ed25519) in it."})
+            raise ValidationError("Enter either the keys or their URL.")
+        if self.jwks and not jwks.parse_keys(self.jwks):
+            raise ValidationError({"jwks": "No usable public key. Use RSA with 2048 bits or more, P-256 or Ed25519."})
         if self.jwks_url and not http_fetch.is_url(self.jwks_url):
-            raise ValidationError({"jwks_url": "Not an http(s) URL."})
+            raise ValidationError({"jwks_url": "Enter an http or https URL."})
         if self.jwks_url and conf().production and not self.jwks_url.lower().startswith("https://"):
-            raise ValidationError({"jwks_url": "Keys are fetched over https only."})
+            raise ValidationError({"jwks_url": "Enter an https URL: in production, keys are fetched over https only."})
 
 
 class TenantMembership(models.Model):
-    """A member of staff and what they may do for one tenant in the console."""
+    """A user's role for one tenant in the console."""
 
     class Role(models.TextChoices):
-        VIEWER = "viewer", "viewer: sees"
-        OPERATOR = "operator", "operator: sees and acts on tasks"
-        ADMIN = "admin", "admin: the tenant's issuers and secrets too"
+        VIEWER = "viewer", "viewer: read only"
+        OPERATOR = "operator", "operator: read and act on tasks"
+        ADMIN = "admin", "admin: also manage issuers and secrets"
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="memberships")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tenant_memberships")
@@ -170,11 +171,11 @@ class TenantMembership(models.Model):
 
 
 class SigningSecret(models.Model):
-    """The secret that signs a tenant's webhooks. Two are in force while one replaces the other."""
+    """A secret that signs a tenant's webhooks. During a rotation, two secrets are active."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="signing_secrets")
     sealed = models.TextField(editable=False)
-    hint = models.CharField(max_length=4, editable=False, help_text="Its last characters, to tell two apart.")
+    hint = models.CharField(max_length=4, editable=False, help_text="Last characters of the secret, to identify it.")
     created_at = models.DateTimeField(auto_now_add=True)
     retires_at = models.DateTimeField(null=True, blank=True, editable=False)
 
@@ -190,12 +191,12 @@ class SigningSecret(models.Model):
         return self.retires_at is None or self.retires_at > timezone.now()
 
     def reveal(self) -> str:
-        """The secret in clear, as its owner was shown it once."""
+        """Return the decrypted secret."""
         return secret_encryption.decrypt(self.sealed).decode("ascii")
 
 
 class InstallationKey(models.Model):
-    """A key pair this installation signs its own tokens with, shared by its machines through this row."""
+    """A key pair that signs this installation's tokens, shared by all its machines."""
 
     kid = models.CharField(max_length=64, primary_key=True)
     sealed = models.TextField(editable=False)

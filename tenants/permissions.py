@@ -1,4 +1,4 @@
-"""Permissions of the API: by role, by scope, by command."""
+"""Permission classes of the API, by role and by scope, and the commands of a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rest_framework.permissions import BasePermission
 
 from core.errors import Forbidden, TenantSuspended
-from tenants.tenant import ANY_COMMAND, Caller, Role
+from tenants.domain import ANY_COMMAND, Caller, CallerRole
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class HasRole(BasePermission):
     """Require one of `roles` in the token."""
 
-    roles: ClassVar[frozenset[Role]]
+    roles: ClassVar[frozenset[CallerRole]]
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         caller: object = request.user
@@ -27,47 +27,51 @@ class HasRole(BasePermission):
 
 
 class IsProducer(HasRole):
-    message = "This needs a producer's token."
-    roles = frozenset({Role.PRODUCER})
+    message = "This operation requires a producer's token."
+    roles = frozenset({CallerRole.PRODUCER})
 
 
 class IsWorker(HasRole):
-    message = "This needs a worker's token."
-    roles = frozenset({Role.WORKER})
+    message = "This operation requires a worker's token."
+    roles = frozenset({CallerRole.WORKER})
 
 
 class IsEither(HasRole):
-    message = "This needs a producer's or a worker's token."
-    roles = frozenset({Role.PRODUCER, Role.WORKER})
+    message = "This operation requires a producer's or a worker's token."
+    roles = frozenset({CallerRole.PRODUCER, CallerRole.WORKER})
 
 
 class IsAdmin(HasRole):
-    message = "This needs an administrator's token."
-    roles = frozenset({Role.ADMIN, Role.OPERATOR})
+    message = "This operation requires an administrator's token."
+    roles = frozenset({CallerRole.ADMIN, CallerRole.OPERATOR})
 
 
 @cache
 def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the permission class it returns
-    """Return the permission class that requires a scope in a worker's token. Scopes of other tokens do not count."""
+    """Return the permission class that requires a scope in a worker's token.
+
+    Scopes of other tokens do not count.
+    """
 
     class ScopePermission(BasePermission):
-        message = f"The token lacks the scope {scope}."
+        message = f"The token does not have the scope {scope}."
 
         def has_permission(self, request: Request, view: APIView) -> bool:
             caller: object = request.user
-            return isinstance(caller, Caller) and scope in caller.scopes and Role.WORKER in caller.roles
+            return isinstance(caller, Caller) and scope in caller.scopes and CallerRole.WORKER in caller.roles
 
     return ScopePermission
 
 
 def commands_for(caller: Caller, requested: Sequence[str] | None) -> list[str]:
-    """Return the commands of a worker's call: the requested ones, or all that the token allows.
+    """Return the requested commands, or without a request all commands of the token.
 
-    `["*"]` stands for every queue of the tenant; only a token with `*` gets it. Raises Forbidden.
+    `["*"]` stands for every queue of the tenant and requires a token with `*`. Raises Forbidden for a command that the
+    token does not allow.
     """
     if not requested:
         if not caller.commands:
-            raise Forbidden("The token allows no command: it has no `eventTypes`.")
+            raise Forbidden("The token allows no command, because it has no `eventTypes`.")
         return [ANY_COMMAND] if ANY_COMMAND in caller.commands else sorted(caller.commands)
     if ANY_COMMAND not in caller.commands:
         for command in requested:
@@ -77,6 +81,9 @@ def commands_for(caller: Caller, requested: Sequence[str] | None) -> list[str]:
 
 
 def refuse_new_work(caller: Caller) -> None:
-    """Raise TenantSuspended if the tenant may not start new work: exchange is open to it for results only."""
-    if caller.tenant.suspended:
+    """Raise TenantSuspended if the tenant is suspended.
+
+    A suspended tenant may only finish tasks that its workers have claimed.
+    """
+    if caller.tenant.is_suspended:
         raise TenantSuspended()

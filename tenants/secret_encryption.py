@@ -1,4 +1,7 @@
-"""Secrets at rest, sealed with a key derived from SECRET_KEY: a copy of the database alone opens nothing."""
+"""Encryption of stored secrets with a key derived from SECRET_KEY.
+
+A copy of the database alone does not reveal the secrets.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from core.errors import ConfigError
 
 
 def encrypt(secret: bytes) -> str:
-    return _box(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).encrypt(secret).decode("ascii")
+    return _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).encrypt(secret).decode("ascii")
 
 
 def decrypt(sealed: str) -> bytes:
-    """The secret, or a ConfigError when it was sealed under a SECRET_KEY that is not configured any more."""
+    """Return the secret. Raises ConfigError if no configured key encrypted it."""
     try:
-        return _box(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).decrypt(sealed.encode("ascii"))
+        return _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).decrypt(sealed.encode("ascii"))
     except InvalidToken as error:
         raise ConfigError(
-            "A stored secret was sealed under another SECRET_KEY: add the former one to SECRET_KEY_FALLBACKS."
+            "A stored secret was encrypted with another SECRET_KEY. Add that key to SECRET_KEY_FALLBACKS."
         ) from error
 
 
-def columns() -> list[tuple[type[Model], str]]:
-    """Where sealed secrets are kept: every column of that name, in whatever app."""
+def encrypted_columns() -> list[tuple[type[Model], str]]:
+    """Return the columns with encrypted secrets: those of any app whose name ends in `sealed`."""
     return [
         (model, field.name)
         for model in apps.get_models()
@@ -41,26 +44,29 @@ def columns() -> list[tuple[type[Model], str]]:
 
 
 def reencrypt() -> Iterator[tuple[str, bool]]:
-    """Seal every secret under the SECRET_KEY of now. Each gives its column, and whether it could be opened."""
-    box = _box(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS))
-    for model, name in columns():
+    """Encrypt every stored secret with the current SECRET_KEY.
+
+    Yields the column of each secret, and whether a configured key could decrypt it.
+    """
+    fernet = _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS))
+    for model, name in encrypted_columns():
         for key, sealed in model._default_manager.exclude(**{name: ""}).values_list("pk", name).iterator():
             try:
-                anew = box.rotate(sealed.encode("ascii")).decode("ascii")
+                renewed = fernet.rotate(sealed.encode("ascii")).decode("ascii")
             except InvalidToken:
                 yield f"{model._meta.label}.{name}", False
                 continue
-            # One that was replaced meanwhile is new anyway, and stays.
-            model._default_manager.filter(pk=key, **{name: sealed}).update(**{name: anew})
+            # The condition on the old value leaves a secret alone that was replaced in the meantime.
+            model._default_manager.filter(pk=key, **{name: sealed}).update(**{name: renewed})
             yield f"{model._meta.label}.{name}", True
 
 
 @cache
-def _box(key: str, former: tuple[str, ...]) -> MultiFernet:
-    return MultiFernet([_fernet(each) for each in (key, *former)])
+def _fernet(key: str, fallbacks: tuple[str, ...]) -> MultiFernet:
+    return MultiFernet([_derive_fernet(secret_key) for secret_key in (key, *fallbacks)])
 
 
-def _fernet(secret_key: str) -> Fernet:
-    # The label keeps this key apart from every other use of SECRET_KEY (sessions, reset links).
+def _derive_fernet(secret_key: str) -> Fernet:
+    # The label makes this key different from those of other uses of SECRET_KEY (sessions, password reset links).
     derived = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"codeq: secrets at rest")
     return Fernet(base64.urlsafe_b64encode(derived.derive(secret_key.encode())))

@@ -1,4 +1,4 @@
-"""The public keys of this installation's tokens: `/.well-known/jwks.json`."""
+"""The route `/.well-known/jwks.json`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tenants.auth import installation_keys
 @require_safe
 @cache_control(public=True, max_age=60)
 def jwks(request: HttpRequest) -> JsonResponse:
-    """The public keys of the tokens that this installation issues, for `/.well-known/jwks.json`."""
+    """Return the public keys that verify the tokens of this installation."""
     return JsonResponse(installation_keys.document(), content_type="application/jwk-set+json")
 
 
 class KeySet(msgspec.Struct):
-    """RFC 7517: public keys."""
+    """A JSON Web Key Set (RFC 7517)."""
 
     keys: list[dict[str, Any]]
 
@@ -38,5 +38,5 @@ class JwksView(ApiView):
         errors=(errors.Unavailable,),
     )
     async def get(self) -> HttpResponse:
-        """RFC 7517."""
+        """Return a JSON Web Key Set (RFC 7517)."""
         return await threadpool.run_db(jwks, self.request)

@@ -1,4 +1,4 @@
-"""Webhooks in the console: what was sent and what came back, to be replayed; endpoints in trouble; subscriptions."""
+"""Admin pages of deliveries, endpoints, subscriptions and circuits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATUS_COLOURS = {"delivered": "success", "pending": "info", "given up": "danger
 class RecoverForm(ReasonForm):
     since = forms.SplitDateTimeField(
         widget=UnfoldAdminSplitDateTimeWidget,
-        help_text="What it missed since then is sent. As 2026-10-01 and 14:30:00, UTC.",
+        help_text="Deliveries missed since this time are sent. Enter it in UTC, as in 2026-10-01 and 14:30:00.",
     )
 
 
@@ -50,25 +50,27 @@ class AttemptInline(TabularInline):
     show_change_link = False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return True  # whoever sees the delivery sees what came of it
+        return True  # a user who may see the delivery may see its attempts
 
 
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     list_display = (
-        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_answer",
+        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_response",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
     search_fields = ("id",)
-    search_help_text = "A delivery's or a task's id, or an endpoint's address without its query, in full."
+    search_help_text = (
+        "The full id of a delivery or a task, or the full address of an endpoint without its query string."
+    )
     exclude = ("reservation", "task_id")
     readonly_fields = ("task",)
     inlines = (AttemptInline,)
     actions = ("replay",)
-    nothing = "No delivery yet. One is opened when a task that names a webhook has ended."
+    nothing = "No deliveries yet. A delivery is created when a task with a webhook ends."
     action_form = ReasonedActions
 
     def get_search_results(
@@ -78,11 +80,11 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
         if not term:
             return queryset, False
         try:
-            found = Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
+            condition = Q(pk=uuid.UUID(term)) | Q(task_id=uuid.UUID(term))
         except ValueError:
-            # An index knows addresses by their tenant.
-            found = Q(tenant__in=tenants_of(request.user).values("pk"), address=term)
-        return queryset.filter(found), False
+            # The index of addresses starts with the tenant.
+            condition = Q(tenant__in=tenants_of(request.user).values("pk"), address=term)
+        return queryset.filter(condition), False
 
     @display(description="Id", ordering="pk")
     def shown_id(self, row: Delivery) -> SafeString:
@@ -103,9 +105,9 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     def status_label(self, row: Delivery) -> str:
         return row.status
 
-    @display(description="Last answer")
-    def last_answer(self, row: Delivery) -> str:
-        return " ".join(str(each) for each in (row.last_status, row.last_error[:80]) if each)
+    @display(description="Last response")
+    def last_response(self, row: Delivery) -> str:
+        return " ".join(str(part) for part in (row.last_status, row.last_error[:80]) if part)
 
     def has_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return has_role(request.user, self.tid_of(obj), Role.OPERATOR)
@@ -114,24 +116,24 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     def replay(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
         reason = reason_in(request)
         if not reason:
-            self.message_user(request, "Nothing was sent: give a reason.", messages.ERROR)
+            self.message_user(request, "Nothing was sent. Enter a reason.", messages.ERROR)
             return
-        # Seeing a tenant is not yet acting for it: rows of tenants where one only looks are left out.
+        # The list also has rows of tenants for which the user is only a viewer. Do not replay those.
         tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
         allowed = {tid for tid in tids if has_role(request.user, tid, Role.OPERATOR)}
         with transaction.atomic():
-            asked, sent = queryset.count(), 0
+            selected, sent = queryset.count(), 0
             for tenant in Tenant.objects.filter(pk__in=allowed):
                 count = services.replay(queryset.filter(tenant_id=tenant.pk), utc_now())
-                _log(request, tenant, f"Sent {count} deliveries again: {reason}")
+                _log_change(request, tenant, f"Sent {count} deliveries again: {reason}")
                 sent += count
-        skipped = f", {asked - sent} skipped: under way, refused, or not yours to send" if asked > sent else ""
+        skipped = f", {selected - sent} skipped (pending, refused or not permitted)" if selected > sent else ""
         self.message_user(request, f"{sent} will be sent again{skipped}.", messages.SUCCESS)
 
 
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnly, TenantScopedAdmin):
-    nothing = "No endpoint has failed for longer than its first few tries."
+    nothing = "No endpoints. An endpoint is listed if it has its own secret, fails or is disabled."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
     list_filter = ("is_enabled", TenantFilter)
@@ -163,7 +165,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
         description="Enable and recover", url_path="recover", icon="play_arrow", permissions=["operate"],
         dialog={
             "title": "Enable and recover",
-            "description": "The endpoint is called again, and what it did not take since then is sent.",
+            "description": "The endpoint receives callbacks again. Deliveries missed since the given time are sent.",
             "form_class": RecoverForm, "form_submit_text": "Recover",
         },
     )  # fmt: skip
@@ -173,12 +175,13 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
             count = services.recover(endpoint, form.cleaned_data["since"], utc_now())
             since = form.cleaned_data["since"].isoformat(timespec="seconds")
             self.log_change(request, endpoint, f"Recovered since {since}, {count} sent: {form.cleaned_data['reason']}")
-        return self._done(request, endpoint, f"{endpoint} is called again; {count} will be sent.")
+        return self._redirect(request, endpoint, f"{endpoint} is enabled; {count} deliveries will be sent.")
 
     @action(
         description="Disable", url_path="disable", icon="block", permissions=["operate"], variant=ActionVariant.DANGER,
         dialog={
-            "title": "Disable", "description": "It is called no more; its deliveries are held until it is enabled.",
+            "title": "Disable",
+            "description": "Nothing is sent to the endpoint. Its deliveries are held until it is enabled.",
             "form_class": ReasonForm, "form_submit_text": "Disable",
         },
     )  # fmt: skip
@@ -187,14 +190,14 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
             endpoint = Endpoint.objects.get(pk=object_id)
             held = disable_endpoint(endpoint.tenant_id, endpoint.address, form.cleaned_data["reason"], utc_now())
             self.log_change(request, endpoint, f"Disabled, {held} held: {form.cleaned_data['reason']}")
-        return self._done(request, endpoint, f"{endpoint} is disabled; {held} deliveries are held.")
+        return self._redirect(request, endpoint, f"{endpoint} is disabled; {held} deliveries are held.")
 
     @action(
         description="New secret", url_path="new-secret", icon="key", permissions=["secrets"],
         dialog={
-            "title": "New secret of its own",
-            "description": "It is shown once and signs in place of the tenant's; a present one signs on for a day.",
-            "form_class": ReasonForm, "form_submit_text": "Make it",
+            "title": "New endpoint secret",
+            "description": "It is shown once and replaces the tenant's secret. A former secret signs for another day.",
+            "form_class": ReasonForm, "form_submit_text": "Create secret",
         },
     )  # fmt: skip
     def new_secret(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
@@ -202,25 +205,25 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
             endpoint = Endpoint.objects.get(pk=object_id)
             secret = services.rotate(endpoint, utc_now())
             self.log_change(request, endpoint, f"New secret: {form.cleaned_data['reason']}")
-        # In the answer to this one request, and not as a message: those are kept in a cookie or the session.
-        answer = HttpResponse(
+        # Not as a message: Django stores messages in a cookie or the session.
+        response = HttpResponse(
             format_html(
-                '<div id="dialog-form" class="my-6"><p class="mb-2">Copy it now, it is not shown again:</p>'
+                '<div id="dialog-form" class="my-6"><p class="mb-2">Copy the secret now. It is not shown again.</p>'
                 '<code class="break-all select-all">{}</code></div>',
                 secret,
             )
         )
-        answer["Cache-Control"] = "no-store"
-        return answer
+        response["Cache-Control"] = "no-store"
+        return response
 
-    def _done(self, request: HttpRequest, endpoint: Endpoint, text: str) -> HttpResponse:
+    def _redirect(self, request: HttpRequest, endpoint: Endpoint, text: str) -> HttpResponse:
         messages.success(request, text)
         return HttpResponse(headers={"HX-Redirect": reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])})
 
 
 @admin.register(Subscription)
 class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
-    nothing = "No worker has asked to be told of new work. They poll."
+    nothing = "No subscriptions. Workers learn of new tasks by polling."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
     list_filter = ("mode", TenantFilter)
@@ -235,16 +238,16 @@ class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
 
 @admin.register(Circuit)
 class CircuitAdmin(ReadOnly, TenantScopedAdmin):
-    """Hosts that fail: how often in a row, and until when they are left alone."""
+    """Failing hosts, their consecutive failures, and the time until which they are paused."""
 
-    nothing = "No host fails."
+    nothing = "No failing hosts."
     list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
     list_select_related = ("tenant",)
     list_filter = (TenantFilter,)
     ordering = ("-failures",)
 
 
-def _log(request: HttpRequest, tenant: Tenant, message: str) -> None:
+def _log_change(request: HttpRequest, tenant: Tenant, message: str) -> None:
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
         content_type=ContentType.objects.get_for_model(Tenant),

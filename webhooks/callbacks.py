@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from core import pg_copy, url_check
-from queues.audit.events import Ended, text
+from queues.audit.events import AuditRecord, storable_text
 from webhooks.models import Delivery, Endpoint
 
 # A delivery's id is derived from its event, so that reading the event again yields the same id.
@@ -39,7 +39,7 @@ class Callback(msgspec.Struct, rename="camel"):
     delivery_id: str
 
 
-def open_deliveries(ended: Sequence[Ended]) -> None:
+def open_deliveries(ended: Sequence[AuditRecord]) -> None:
     """Create a delivery for each ended task that has a webhook. Idempotent for the same event."""
     rows = [_row(item) for item in ended if item.spec and item.spec.webhook]
     if not rows:
@@ -52,7 +52,7 @@ def open_deliveries(ended: Sequence[Ended]) -> None:
     pg_copy.copy_rows("webhooks_delivery", COLUMNS, values, "ON CONFLICT (id) DO NOTHING")
 
 
-def _row(item: Ended) -> dict[str, Any]:
+def _row(item: AuditRecord) -> dict[str, Any]:
     event, spec = item.event, item.spec
     assert spec is not None
     assert spec.webhook is not None
@@ -60,8 +60,9 @@ def _row(item: Ended) -> dict[str, Any]:
     delivery_id = uuid.uuid5(NAMESPACE, f"{event.task_id}/{event.partition}/{event.stream_id}")
     row: dict[str, Any] = {
         "id": delivery_id, "tenant_id": event.tid, "task_id": event.task_id, "command": event.command,
-        "url": text(spec.webhook), "address": "", "host": "", "body": text(encode_callback(item, delivery_id)),
-        "trace_parent": text(spec.trace_parent or ""), "trace_state": text(spec.trace_state or ""),
+        "url": storable_text(spec.webhook), "address": "", "host": "",
+        "body": storable_text(encode_callback(item, delivery_id)),
+        "trace_parent": storable_text(spec.trace_parent or ""), "trace_state": storable_text(spec.trace_state or ""),
         "status": Delivery.Status.PENDING.value, "tries": 0, "attempts": 0, "due_at": ended_at, "last_error": "",
         "created_at": ended_at, "ended_at": None,
     }  # fmt: skip
@@ -74,7 +75,7 @@ def _row(item: Ended) -> dict[str, Any]:
     return row | {"address": target.endpoint_url, "host": target.host_and_port}
 
 
-def encode_callback(item: Ended, delivery_id: uuid.UUID) -> bytes:
+def encode_callback(item: AuditRecord, delivery_id: uuid.UUID) -> bytes:
     """Encode the body of the callback about an ended task."""
     event = item.event
     ended_at = datetime.fromtimestamp(event.ended_ms / 1000, UTC)
@@ -104,7 +105,7 @@ def _raw_json(value: bytes | None) -> msgspec.Raw | None:
         # Not msgspec: it rejects an escaped lone surrogate, which JSON allows.
         json.loads(value)
     except (ValueError, RecursionError):
-        return msgspec.Raw(msgspec.json.encode(text(value)))
+        return msgspec.Raw(msgspec.json.encode(storable_text(value)))
     return msgspec.Raw(value)
 
 

@@ -13,12 +13,12 @@ import msgspec
 from django.db import connection, transaction
 
 from core.conf import conf
-from queues.audit.events import text
+from queues.audit.events import storable_text
 from tenants.models import Tenant
 from webhooks.due_deliveries import ReservedDelivery
-from webhooks.http import Posted
+from webhooks.http import PostResult
 from webhooks.models import Delivery, DeliveryAttempt, Endpoint
-from webhooks.schedule import RetryDecision, Verdict
+from webhooks.retry_schedule import RetryDecision, Verdict
 
 ANSWER_BYTES = 2048
 
@@ -28,7 +28,7 @@ class DeliveryResult(msgspec.Struct, frozen=True):
 
     delivery: ReservedDelivery
     started_at: datetime
-    posted: Posted
+    posted: PostResult
     decision: RetryDecision
 
 
@@ -59,8 +59,8 @@ def _record_attempts(results: Sequence[DeliveryResult]) -> None:
             started_at=result.started_at,
             duration_ms=result.posted.duration_ms,
             status_code=result.posted.status,
-            error=text(result.posted.error),
-            answer=text(result.posted.answer[:ANSWER_BYTES]),
+            error=storable_text(result.posted.error),
+            answer=storable_text(result.posted.answer[:ANSWER_BYTES]),
         )
         for result in results
     )
@@ -84,7 +84,7 @@ def _record_deliveries(token: uuid.UUID, results: Sequence[DeliveryResult], now:
                 [STATUS_AFTER[result.decision.verdict].value for result in results],
                 [result.decision.due_at for result in results],
                 [result.posted.status for result in results],
-                [text(result.posted.error) for result in results],
+                [storable_text(result.posted.error) for result in results],
                 token,
             ],
         )
@@ -139,13 +139,13 @@ def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
 
     An endpoint counts as failing when a delivery has used up its quick attempts.
     """
-    succeeded, failing, gone = set(), set(), set()
+    succeeded, failing, removed = set(), set(), set()
     for result in results:
         endpoint = (result.delivery.tid, result.delivery.address)
         if result.decision.verdict is Verdict.DELIVERED:
             succeeded.add(endpoint)
         elif result.decision.verdict is Verdict.GONE:
-            gone.add(endpoint)
+            removed.add(endpoint)
         elif result.delivery.tries + 1 >= conf().webhooks.tries:
             failing.add(endpoint)
     with connection.cursor() as cursor:
@@ -155,9 +155,9 @@ def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
                 " AND (tenant_id, address) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
                 _columns(succeeded),
             )
-    for tid, address in (failing | gone) - succeeded:
+    for tid, address in (failing | removed) - succeeded:
         _mark_failing(tid, address, now)
-    for tid, address in gone:
+    for tid, address in removed:
         disable_endpoint(tid, address, "The endpoint answered 410 Gone.", now)
 
 

@@ -1,8 +1,8 @@
-"""The one way out: a POST to an address that a tenant chose.
+"""Send one POST request to an address that a tenant chose.
 
-The call goes to exactly the address that was judged (`core.url_check`), so that a name which changes its mind
-between the look and the call (DNS rebinding) gains nothing. No redirect is followed, no proxy asked, one deadline
-covers everything from the resolver to the last byte, and only a little of the answer is read.
+The request goes to the address that `core.url_check` has checked. A host name that resolves to another address after
+the check (DNS rebinding) has no effect. Redirects are not followed and proxies are not used. One deadline covers name
+resolution, the request and the response, and only the start of the response body is read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from core.url_check import Address, AddressRefused, UrlTarget, check_resolved, p
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 HEADER_BYTES = 16 * 2**10
-CONNECT_SECONDS = 4.0  # for one address, so that a dead first one leaves time for the second
+CONNECT_SECONDS = 4.0  # for one address, so that there is time for the second if the first is unreachable
 RESOLVER_THREADS = 32
 
 
-class Posted(msgspec.Struct, frozen=True):
-    """What came of one attempt: a status, or why there is none."""
+class PostResult(msgspec.Struct, frozen=True):
+    """The result of a request: the status and the start of the body, or an error."""
 
     status: int | None
     error: str
@@ -46,7 +46,7 @@ class Posted(msgspec.Struct, frozen=True):
 
 
 class Unreachable(Exception):
-    """Nobody answered, or not in HTTP."""
+    """There is no connection, or no HTTP response."""
 
 
 async def post(
@@ -57,64 +57,66 @@ async def post(
     deadline_seconds: float | None = None,
     resolve: Resolve | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Posted:
-    """POST a body, once. Whatever happens is in the answer; nothing is raised but cancellation."""
+) -> PostResult:
+    """Send a body once, and return the result. Raises no error except cancellation."""
     seconds = conf().webhooks.deadline_seconds if deadline_seconds is None else deadline_seconds
     started = time.monotonic()
 
-    def took() -> int:
+    def elapsed_ms() -> int:
         return round((time.monotonic() - started) * 1000)
 
     try:
         async with asyncio.timeout(seconds):
             target = parse(url)
-            addresses = await _addresses(target, resolve or system_resolve)
+            addresses = await _resolve_addresses(target, resolve or system_resolve)
             reader, writer = await _connect(target, addresses, tls)
             try:
                 status, answer, retry_after = await _exchange(target, headers, body, reader, writer, started + seconds)
             finally:
-                # Not closed in order: a peer that does not read must not be waited for.
+                # Abort instead of a clean close, which would wait for an endpoint that does not read.
                 writer.transport.abort()
     except AddressRefused as error:
-        return Posted(None, f"refused: {error}", took())
+        return PostResult(None, f"refused: {error}", elapsed_ms())
     except Unreachable as error:
-        return Posted(None, str(error), took())
+        return PostResult(None, str(error), elapsed_ms())
     except TimeoutError:
-        return Posted(None, f"no answer within {seconds:g} s", took())
-    return Posted(status, "" if 200 <= status < 300 else f"HTTP {status}", took(), answer, retry_after)
+        return PostResult(None, f"no response within {seconds:g} s", elapsed_ms())
+    return PostResult(status, "" if 200 <= status < 300 else f"HTTP {status}", elapsed_ms(), answer, retry_after)
 
 
-async def _addresses(target: UrlTarget, resolve: Resolve) -> list[Address]:
+async def _resolve_addresses(target: UrlTarget, resolve: Resolve) -> list[Address]:
     if target.literal is not None:
         return check_resolved(target, [target.literal])
     try:
         texts = await resolve(target.host, target.port)
-        found = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
+        addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
     except (OSError, UnicodeError, ValueError) as error:
-        # Not knowing is not being allowed: a resolver that fails is a failed attempt, never a skipped check.
+        # If the name does not resolve, the attempt fails. The check is never skipped.
         raise Unreachable(f"the name does not resolve: {_reason(error)}") from error
-    if not found:
+    if not addresses:
         raise Unreachable("the name does not resolve: no address")
-    return check_resolved(target, found)
+    return check_resolved(target, addresses)
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """The system's resolver, in threads of its own. Those who ask for one name at once share the question, so that a
-    name whose servers hang holds one thread and no more."""
+    """Resolve a name with the system's resolver, in a thread.
+
+    Concurrent calls for the same name share one lookup, so that a name whose servers hang occupies one thread only.
+    """
     loop = asyncio.get_running_loop()
-    asked = _asked.setdefault(loop, {})
-    question = asked.get(host)
-    if question is None:
-        question = asked[host] = loop.run_in_executor(_resolver(), _getaddrinfo, host, port)
-        question.add_done_callback(lambda done: asked.pop(host, None) and (done.cancelled() or done.exception()))
-    return await asyncio.shield(question)
+    lookups = _lookups.setdefault(loop, {})
+    lookup = lookups.get(host)
+    if lookup is None:
+        lookup = lookups[host] = loop.run_in_executor(_resolver(), _getaddrinfo, host, port)
+        lookup.add_done_callback(lambda done: lookups.pop(host, None) and (done.cancelled() or done.exception()))
+    return await asyncio.shield(lookup)
 
 
-_asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Future[list[str]]]] = WeakKeyDictionary()
+_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Future[list[str]]]] = WeakKeyDictionary()
 
 
 def _getaddrinfo(host: str, port: int) -> list[str]:
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 @cache
@@ -130,9 +132,9 @@ def _tls() -> ssl.SSLContext:
 async def _connect(
     target: UrlTarget, addresses: Sequence[Address], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To one of the checked addresses, as the host the URL names: the certificate must be the name's."""
+    """Connect to one of the checked addresses. The certificate must match the URL's host name."""
     context = (tls or _tls()) if target.scheme == "https" else None
-    problem: Exception | None = None
+    last_error: Exception | None = None
     for address in addresses:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -146,8 +148,8 @@ async def _connect(
         except ssl.SSLError as error:
             raise Unreachable(f"TLS: {_reason(error)}") from error
         except (OSError, TimeoutError) as error:
-            problem = error
-    raise Unreachable(f"no connection: {_reason(problem)}") from problem
+            last_error = error
+    raise Unreachable(f"no connection: {_reason(last_error)}") from last_error
 
 
 async def _exchange(
@@ -156,9 +158,12 @@ async def _exchange(
     body: bytes,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    until: float,
+    deadline: float,
 ) -> tuple[int, bytes, str]:
-    """One request, one answer. Once the status is there it counts: the rest of the answer is only for the record."""
+    """Send the request and read the response: the status, the body and `Retry-After`.
+
+    When the status has arrived, errors and delays of the body no longer matter: the body is only recorded.
+    """
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEADER_BYTES)
     sent = [("Host", target.authority), ("Connection", "close"), ("Content-Length", str(len(body))), *headers.items()]
     try:
@@ -166,7 +171,7 @@ async def _exchange(
         content = http.send(h11.Data(body))
         http.send(h11.EndOfMessage())
         writer.write((head or b"") + (content or b""))
-        # Sending and reading go side by side: a receiver may answer before it has read everything.
+        # Send and read concurrently, because an endpoint may respond before it has read the whole request.
         sending = asyncio.ensure_future(writer.drain())
         try:
             status, retry_after = await _read_head(http, reader)
@@ -175,12 +180,12 @@ async def _exchange(
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await sending
     except h11.ProtocolError as error:
-        raise Unreachable(f"not HTTP: {_reason(error)}") from error
+        raise Unreachable(f"invalid HTTP response: {_reason(error)}") from error
     except OSError as error:
-        raise Unreachable(f"the connection broke: {_reason(error)}") from error
+        raise Unreachable(f"the connection was lost: {_reason(error)}") from error
     answer = bytearray()
     with contextlib.suppress(h11.ProtocolError, OSError, TimeoutError):
-        async with asyncio.timeout(min(2.0, max(0.0, until - time.monotonic() - 0.1))):
+        async with asyncio.timeout(min(2.0, max(0.0, deadline - time.monotonic() - 0.1))):
             await _read_body(http, reader, answer)
     return status, bytes(answer[: conf().webhooks.answer_bytes]), retry_after
 
@@ -192,14 +197,14 @@ async def _read_head(http: h11.Connection, reader: asyncio.StreamReader) -> tupl
         if event is h11.NEED_DATA:
             data = await reader.read(HEADER_BYTES)
             received += len(data)
-            if received > 2 * HEADER_BYTES:  # 1xx answers without end
-                raise Unreachable("the answer's head is too long")
+            if received > 2 * HEADER_BYTES:  # for example an endless sequence of 1xx responses
+                raise Unreachable("the response headers are too long")
             http.receive_data(data)
         elif isinstance(event, h11.Response):
-            named = {name: value for name, value in event.headers if name == b"retry-after"}
-            return event.status_code, named.get(b"retry-after", b"").decode("ascii", "replace")
+            retry_after = dict(event.headers).get(b"retry-after", b"")
+            return event.status_code, retry_after.decode("ascii", "replace")
         elif not isinstance(event, h11.InformationalResponse):
-            raise Unreachable("the connection was closed without an answer")
+            raise Unreachable("the connection was closed without a response")
 
 
 async def _read_body(http: h11.Connection, reader: asyncio.StreamReader, answer: bytearray) -> None:
@@ -214,5 +219,5 @@ async def _read_body(http: h11.Connection, reader: asyncio.StreamReader, answer:
 
 
 def _reason(error: BaseException | None) -> str:
-    """One line for the record, without what the peer may have put into it at length."""
+    """Return an error as one short line, because the endpoint may control its text."""
     return " ".join(f"{type(error).__name__} {error}".split())[:200]

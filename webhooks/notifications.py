@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from core import tracing
 from core.conf import conf
 from webhooks import http, metrics, nonempty_queues, signing, subscriptions
-from webhooks.http import Posted
+from webhooks.http import PostResult
 from webhooks.models import Subscription
 from webhooks.nonempty_queues import QueueRef, WaitingTasks
 from webhooks.sender import common_headers, utc_now
@@ -139,7 +139,7 @@ async def _send_all(
     now: datetime,
     resolve: http.Resolve | None,
     tls: ssl.SSLContext | None,
-) -> list[Posted]:
+) -> list[PostResult]:
     """Send the notifications concurrently; return the results in order.
 
     Like deliveries, they are limited by the slots and the slots of each host.
@@ -147,7 +147,7 @@ async def _send_all(
     slots = asyncio.Semaphore(conf().webhooks.slots)
     host_slots: dict[str, asyncio.Semaphore] = {}
 
-    async def send(request: NotificationRequest) -> Posted:
+    async def send(request: NotificationRequest) -> PostResult:
         url = request.subscription.callback_url
         host = host_slots.setdefault(url.split("/")[2], asyncio.Semaphore(conf().webhooks.slots_per_host))
         notification_id = str(uuid.uuid4())
@@ -170,7 +170,7 @@ async def _send_all(
     return await asyncio.gather(*(send(request) for request in requests))
 
 
-def _record_results(requests: list[NotificationRequest], results: list[Posted]) -> None:
+def _record_results(requests: list[NotificationRequest], results: list[PostResult]) -> None:
     for request, result in zip(requests, results, strict=True):
         metrics.count_post("queue_ready", request.queue.command, is_delivered=result.is_delivered)
         request.subscription.last_status, request.subscription.last_error = result.status, result.error

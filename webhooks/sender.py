@@ -29,8 +29,8 @@ from core.conf import conf
 from core.errors import TooMany, Unavailable
 from queues import services as queue_services
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
-from webhooks import delivery_results, due_deliveries, http, metrics, schedule, signing
+from tenants.domain import TenantSnapshot
+from webhooks import delivery_results, due_deliveries, http, metrics, retry_schedule, signing
 from webhooks.delivery_results import DeliveryResult
 from webhooks.due_deliveries import ReservedDelivery
 from webhooks.services import SigningSecrets
@@ -162,7 +162,7 @@ class Sender:
         limited: dict[str, tuple[float, list[uuid.UUID]]] = {}
         for delivery in reserved:
             if delivery.tid not in limited:
-                tenant = tenant_cache.find_tid(delivery.tid)
+                tenant = tenant_cache.find_by_tid(delivery.tid)
                 delay_seconds = _count_against_rate(tenant) if tenant else 0.0
                 if not delay_seconds:
                     allowed.append(delivery)
@@ -231,7 +231,7 @@ class Sender:
         with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
             headers = common_headers(*trace) | self._signature(delivery, started_at, body)
             posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
-        decision = schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
+        decision = retry_schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
         metrics.count_post("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
             self.delivered += 1
@@ -247,7 +247,7 @@ class Sender:
         return signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
 
 
-def _count_against_rate(tenant: Tenant) -> float:
+def _count_against_rate(tenant: TenantSnapshot) -> float:
     """Count one callback against the tenant's rate; return the seconds to wait, 0 for none."""
     if not tenant.rates.webhook:
         return 0.0

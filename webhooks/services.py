@@ -43,7 +43,7 @@ def enable(endpoint: Endpoint) -> None:
 
 @transaction.atomic
 def recover(endpoint: Endpoint, since: datetime, now: datetime) -> int:
-    """Enable an endpoint and replay the deliveries that it missed since a time; return how many."""
+    """Enable an endpoint and replay the deliveries it missed since a time; return how many."""
     enable(endpoint)
     missed = Delivery.objects.filter(tenant_id=endpoint.tenant_id, address=endpoint.address, created_at__gte=since)
     return replay(missed.exclude(status=Delivery.Status.DELIVERED), now)
@@ -113,7 +113,7 @@ class SigningSecrets:
         if tid not in self._by_tenant:
             secrets = tenant_services.signing_secrets(tid)
             slug = None if secrets else Tenant.objects.filter(pk=tid).values_list("slug", flat=True).first()
-            # A deleted tenant has no secret. Sign its remaining deliveries with a random one, which nobody can forge.
+            # A deleted tenant has no secret. Sign its remaining deliveries with a random one, which cannot be forged.
             self._by_tenant[tid] = secrets or [tenant_services.signing_secret(slug) if slug else _new_secret()]
         return self._by_tenant[tid]
 

@@ -13,7 +13,7 @@ from django.db.models import Q
 from core import url_check
 from core.conf import conf
 from core.errors import Forbidden, InvalidRequest, NotFound
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from webhooks.models import Subscription
 
 Mode = Subscription.Mode
@@ -24,7 +24,7 @@ GROUP_CHARS = 128
 
 
 def subscribe(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     worker: str,
     callback_url: str,
     event_types: Sequence[str],
@@ -82,7 +82,7 @@ def subscribe(
 
 
 def renew(
-    tenant: Tenant, worker: str, subscription_id: str, now: datetime, *, ttl_seconds: int | None = None
+    tenant: TenantSnapshot, worker: str, subscription_id: str, now: datetime, *, ttl_seconds: int | None = None
 ) -> Subscription:
     """Let a subscription expire `ttl_seconds` from now, by default its last value.
 
@@ -97,12 +97,12 @@ def renew(
     return subscription
 
 
-def unsubscribe(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> None:
+def unsubscribe(tenant: TenantSnapshot, worker: str, subscription_id: str, now: datetime) -> None:
     """Delete a subscription. Raises NotFound if it has expired or belongs to another worker."""
     _get_own(tenant, worker, subscription_id, now).delete()
 
 
-def list_own(tenant: Tenant, worker: str, now: datetime) -> list[Subscription]:
+def list_own(tenant: TenantSnapshot, worker: str, now: datetime) -> list[Subscription]:
     """Return the worker's live subscriptions, oldest first."""
     rows = Subscription.objects.filter(tenant_id=tenant.tid, worker=worker, expires_at__gt=now)
     return list(rows.order_by("created_at", "pk"))
@@ -171,7 +171,7 @@ def _weight(command: str, pk: uuid.UUID) -> bytes:
     return hashlib.blake2b(command.encode(), key=pk.bytes, digest_size=8).digest()
 
 
-def _get_own(tenant: Tenant, worker: str, subscription_id: str, now: datetime) -> Subscription:
+def _get_own(tenant: TenantSnapshot, worker: str, subscription_id: str, now: datetime) -> Subscription:
     try:
         pk = uuid.UUID(subscription_id)
     except ValueError:

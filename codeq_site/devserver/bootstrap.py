@@ -53,13 +53,13 @@ def bootstrap() -> BootstrapResult:
     if conf().production:
         return BootstrapResult()
     from tenants import services
-    from tenants.tenant import Role
+    from tenants.domain import CallerRole
 
     services.provision(TENANT)
     seeded = BootstrapResult(has_admin=True, password=_admin_password(conf().home_path / PASSWORD_FILE))
     if not conf().auth.jwks_url:
-        seeded.producer = services.issue_token(TENANT, Role.PRODUCER, ttl_seconds=TOKEN_SECONDS)
-        seeded.worker = services.issue_token(TENANT, Role.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS)
+        seeded.producer = services.issue_token(TENANT, CallerRole.PRODUCER, ttl_seconds=TOKEN_SECONDS)
+        seeded.worker = services.issue_token(TENANT, CallerRole.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS)
     return seeded
 
 

@@ -77,7 +77,7 @@ def _because(request: HttpRequest, message: Any) -> Any:
 class DeletedWithReason(ModelAdmin):
     """Rows are deleted, one or many, for a reason only; unfold/helpers/delete_submit_line.html asks for it."""
 
-    def told_to(self, row: Any) -> Model:
+    def deletion_subject(self, row: Any) -> Model:
         """In whose history it stays that this row was deleted."""
         found: Model = row
         return found
@@ -88,7 +88,7 @@ class DeletedWithReason(ModelAdmin):
         if not reason:
             raise NoReason
         for row in queryset:
-            subject = self.told_to(row)
+            subject = self.deletion_subject(row)
             LogEntry.objects.log_actions(
                 user_id=request.user.pk or 0,
                 queryset=[subject],

@@ -10,8 +10,8 @@ from core.http.operation import Operation
 from pipeline import selectors
 from pipeline.api import wire
 from pipeline.models import MARTS
+from tenants.domain import Caller
 from tenants.permissions import IsProducer
-from tenants.tenant import Caller
 
 
 class InsightsView(ApiView):

@@ -194,9 +194,8 @@ class Lake:
     def verify(self, manifest: Manifest, keys: Iterable[str], verified: set[str] | None = None) -> None:
         """Compare the files of these partitions with their checksums.
 
-        Raises DamagedFile for the first that differs.
-
-        Files in `verified` are skipped. The files of this call are added to it.
+        Raises DamagedFile for the first file that differs. Files in `verified` are skipped, and the files of this call
+        are added to it.
         """
         verified = set() if verified is None else verified
         expected = {
@@ -214,9 +213,7 @@ class Lake:
     def vacuum(self, keep: timedelta = timedelta(seconds=KEEP_SECONDS)) -> int:
         """Remove files that no kept root refers to and that are older than `keep`.
 
-        Return the number of removed items.
-
-        `keep` must exceed the duration of any run or read.
+        Return the number of removed items. `keep` must exceed the duration of any run or read.
         """
         before = f"{datetime.now(UTC) - keep:%Y%m%dT%H%M%S}"
         roots = self.store.list_names("_log")
@@ -271,10 +268,9 @@ def _get_run_id(manifest: str) -> str:
 def files(url: str, table: str, *, tenant: str | None = None, spark: Any = None, checked: bool = False) -> list[str]:
     """Return the Parquet files of a table's current version.
 
-    Any reader can use them: pandas, DuckDB, Polars, Spark.
-
-    `tenant` selects the files of one tenant from a table that is partitioned by tenant; a file of a mart contains all
-    tenants. With `checked`, each file is compared with its checksum, and DamagedFile names one that differs.
+    Any reader can use them: pandas, DuckDB, Polars, Spark. `tenant` selects the files of one tenant from a table that
+    is partitioned by tenant; a file of a mart contains all tenants. With `checked`, each file is compared with its
+    checksum, and DamagedFile names one that differs.
     """
     lake = Lake(url, spark)
     manifest = lake.manifest(table)

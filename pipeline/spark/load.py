@@ -70,9 +70,8 @@ class LoadResult:
 def read_dataset(spark: SparkSession, source: str, kind: str = "") -> DataFrame:
     """Return the dataset's columns and `payload`, the row as JSON text.
 
-    `payload` is null if the row could not be read.
-
-    A JSON line is used as the payload without any change, so that numbers keep all their digits.
+    `payload` is null if the row could not be read. A JSON line is used as the payload without any change, so that
+    numbers keep all their digits.
     """
     if not kind and re.fullmatch(TABLE_NAME, source) and spark.catalog.tableExists(source):
         return _add_payload(spark.table(source))
@@ -103,10 +102,8 @@ def _add_payload(rows: DataFrame) -> DataFrame:
 def add_idempotency_keys(rows: DataFrame, command: str, key: str) -> DataFrame:
     """Return `payload` and `idempotency_key` of each row.
 
-    The key is null if the row cannot be sent.
-
-    Without a key column, the key is computed from the row's content and the number of equal rows before it. So the
-    same dataset gives the same keys in any order of rows.
+    The key is null if the row cannot be sent. Without a key column, the key is computed from the row's content and the
+    number of equal rows before it. So the same dataset gives the same keys in any order of rows.
     """
     if key:
         value: Column = (

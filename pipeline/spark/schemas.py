@@ -80,9 +80,8 @@ class ContractBroken(ValueError):
 def check(table: TableContract, schema: StructType, location: str, *, ignore: Iterable[str] = ()) -> None:
     """Raise `ContractBroken` if a column is missing, unknown, or of an incompatible type.
 
-    A type is compatible if it can be read without loss.
-
-    Spark would read a missing column as nulls, and an unknown column may be a renamed one: both must be errors.
+    A type is compatible if it can be read without loss. Spark would read a missing column as nulls, and an unknown
+    column may be a renamed one: both must be errors.
     """
     types = {field.name: field.dataType.simpleString() for field in schema.fields if field.name not in set(ignore)}
     problems = []

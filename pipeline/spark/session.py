@@ -69,10 +69,9 @@ def is_loopback(master: str) -> bool:
 def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str] | None = None) -> SparkSession:
     """Return this process's session, started if necessary.
 
-    `conf` overrides the settings of this module.
-
-    The default of `master` is SPARK_MASTER, or this machine if that is not set. Besides env.py, this is the only
-    module that reads the environment, because it must run without Django's settings.
+    `conf` overrides the settings of this module. The default of `master` is SPARK_MASTER, or this machine if that is
+    not set. Besides codeq_site/env.py, this is the only module that reads the environment, because it must run without
+    Django's settings.
     """
     master = master or os.environ.get("SPARK_MASTER") or "local[*]"
     os.environ["JAVA_HOME"] = str(java.find_home())

@@ -158,9 +158,8 @@ def publish_mart(
 ) -> tuple[int, int]:
     """Update a mart in PostgreSQL to the lake's current version.
 
-    Return the numbers of changed keys and written rows.
-
-    A key is a day and tenant. Keys for which `must_rewrite` is true are written even if nothing has changed.
+    Return the numbers of changed keys and written rows. A key is a day and tenant. Keys for which `must_rewrite` is
+    true are written even if nothing has changed.
 
     The update is one transaction, which reads the lake's pointer while it holds the mart's lock. So a slower run
     cannot replace the rows of a later run, and readers never see a partial update.

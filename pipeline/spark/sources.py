@@ -29,10 +29,9 @@ def read(
 ) -> DataFrame:
     """Return the rows of the snapshot, in partitions of id ranges.
 
-    With `between`, only the rows of those days are read.
-
-    The second day is excluded. Evaluate the frame while the snapshot is held. `via="jdbc"` reads through PostgreSQL's
-    JDBC driver. It is the default if the driver is on the class path and supports every parameter of the DSN.
+    With `between`, only rows from the first day up to, but not including, the second day are read. Evaluate the frame
+    while the snapshot is held. `via="jdbc"` reads through PostgreSQL's JDBC driver. It is the default if the driver is
+    on the class path and supports every parameter of the DSN.
     """
     where = "true"
     if between:

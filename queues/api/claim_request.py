@@ -16,8 +16,8 @@ from queues.api import conversion
 from queues.api.schemas.leases import NewClaim
 from queues.domain import Claimed, Task
 from queues.engine.options import CLAIM_QUEUES
+from tenants.domain import ANY_COMMAND, Caller, TenantSnapshot
 from tenants.permissions import commands_for
-from tenants.tenant import ANY_COMMAND, Caller, Tenant
 
 # The tenants whose queue names are remembered, and for how long: a new queue must not starve behind a busy old one.
 REMEMBERED_TENANTS = 10_000
@@ -141,12 +141,12 @@ class QueueNames:
     def __init__(self) -> None:
         self._names: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
 
-    def get(self, tenant: Tenant) -> list[str]:
+    def get(self, tenant: TenantSnapshot) -> list[str]:
         """Return the remembered names, or an empty list."""
         expires_at, names = self._names.get(tenant.tid, (0.0, []))
         return names if time.monotonic() < expires_at else []
 
-    async def read(self, tenant: Tenant) -> list[str]:
+    async def read(self, tenant: TenantSnapshot) -> list[str]:
         """Read all names. If they are more than one claim can search, the fullest queues come first."""
         names = await selectors.names(tenant)
         if len(names) > CLAIM_QUEUES:

@@ -1,4 +1,4 @@
-"""Tasks that Redis has let go, as the audit remembers them."""
+"""Read ended tasks and their results from the audit, after Redis has removed them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from msgspec import Raw
 from core import errors
 from queues.domain import Location, Result, Spec, Status, Task
 from queues.models import AuditedResult
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 
-def audited_task(tenant: Tenant, task_id: str) -> Task:
-    """TaskNotFound for what was never audited, and for what is another tenant's."""
-    return task_of(_row(tenant, task_id), tenant)
+def audited_task(tenant: TenantSnapshot, task_id: str) -> Task:
+    """Return an ended task. Raises TaskNotFound if the audit has no such task of this tenant."""
+    return to_task(_find_row(tenant, task_id), tenant)
 
 
-def audited_result(tenant: Tenant, task_id: str) -> tuple[Task, Result]:
-    """With what its worker said. ResultNotFound for a task that ended without a word."""
-    row = _row(tenant, task_id)
+def audited_result(tenant: TenantSnapshot, task_id: str) -> tuple[Task, Result]:
+    """Return an ended task with its result.
+
+    Raises TaskNotFound like `audited_task`, and ResultNotFound if no worker has reported a result.
+    """
+    row = _find_row(tenant, task_id)
     if row.outcome not in (Status.COMPLETED, Status.FAILED):
         raise errors.ResultNotFound
-    return task_of(row, tenant), Result(
+    return to_task(row, tenant), Result(
         task_id=str(row.pk),
         status=Status(row.status),
         worker=row.worker,
@@ -35,7 +38,8 @@ def audited_result(tenant: Tenant, task_id: str) -> tuple[Task, Result]:
     )
 
 
-def task_of(row: AuditedResult, tenant: Tenant) -> Task:
+def to_task(row: AuditedResult, tenant: TenantSnapshot) -> Task:
+    """Convert a row of the audit to a task."""
     return Task(
         id=str(row.pk),
         spec=Spec(
@@ -59,7 +63,7 @@ def task_of(row: AuditedResult, tenant: Tenant) -> Task:
     )
 
 
-def _row(tenant: Tenant, task_id: str) -> AuditedResult:
+def _find_row(tenant: TenantSnapshot, task_id: str) -> AuditedResult:
     try:
         row = AuditedResult.objects.filter(pk=UUID(task_id), tenant_id=tenant.tid).first()
     except ValueError:

@@ -1,5 +1,7 @@
-"""Writes what ended to PostgreSQL: in bulk, once however often it is asked, and never stopped by one odd
-row.
+"""Write ended attempts and tasks to PostgreSQL, in bulk.
+
+Writing an entry again changes nothing. An entry that PostgreSQL rejects goes to quarantine and does not stop the
+others.
 """
 
 from __future__ import annotations
@@ -14,51 +16,51 @@ from django.db import DatabaseError, connection, transaction
 
 from core import pg_copy
 from queues.audit import events
-from queues.audit.events import Aftermath, Blobs, Ended, Entry, Event
+from queues.audit.events import AuditRecord, Blobs, DeadLetterChange, Event, StreamEntry
 from queues.failure_ids import failure_id
 from queues.models import Quarantine
 
 log = logging.getLogger(__name__)
 _decode_raw = msgspec.msgpack.Decoder(tuple[dict[bytes, bytes], Blobs]).decode
 
-# Columns and their types, in the order of the rows below.
-ATTEMPT = {
+# Columns and their types, in the order of the values in `_attempt_row` and `_result_row`.
+ATTEMPT_COLUMNS = {
     "task_id": "uuid", "number": "int4", "tenant_id": "text", "command": "text", "priority": "int2",
     "created_at": "timestamptz", "visible_at": "timestamptz", "claimed_at": "timestamptz",
     "ended_at": "timestamptz", "outcome": "text", "status": "text", "worker": "text", "error": "text",
     "payload_bytes": "int8", "result_bytes": "int8",
 }  # fmt: skip
-RESULT = {
+RESULT_COLUMNS = {
     "task_id": "uuid", "tenant_id": "text", "command": "text", "priority": "int2", "payload": "text",
     "status": "text", "outcome": "text", "is_dead": "bool", "error": "text", "result": "text",
     "artifacts": "text", "attempts": "int4", "deliveries": "int4", "max_attempts": "int4", "worker": "text",
     "webhook": "text", "trace_parent": "text", "trace_state": "text", "created_at": "timestamptz",
     "claimed_at": "timestamptz", "ended_at": "timestamptz", "position": "int8", "fingerprint": "int8",
 }  # fmt: skip
-ONCE = "ON CONFLICT (task_id, number) DO NOTHING"
-# The last ending is the truth, whichever run comes last. The same one again changes nothing.
-LAST = (
+KEEP_EXISTING = "ON CONFLICT (task_id, number) DO NOTHING"
+# Keep the ending with the highest position, regardless of the order in which drains write.
+KEEP_LAST = (
     "ON CONFLICT (task_id) DO UPDATE SET "
-    + ", ".join(f"{column} = excluded.{column}" for column in RESULT if column != "task_id")
+    + ", ".join(f"{column} = excluded.{column}" for column in RESULT_COLUMNS if column != "task_id")
     + " WHERE queues_auditedresult.position < excluded.position"
 )
-# Between two statements of a batch lie milliseconds.
-IDLE_MS = 15_000
-# SQLSTATE classes that are about the row: data exception, integrity, program limit, raised by a trigger.
-# All others are about the server or the schema, and would quarantine everything.
-POISON = frozenset({"22", "23", "54", "P0"})
+# The statements of a batch follow each other within milliseconds.
+IDLE_TIMEOUT_MS = 15_000
+# SQLSTATE classes of errors that one row causes: data exception, integrity violation, program limit, raised by a
+# trigger. Other errors concern the server or the schema: with them, every row would go to quarantine.
+ROW_ERROR_CLASSES = frozenset({"22", "23", "54", "P0"})
 
 
-class Stored(NamedTuple):
-    """What became of a batch: the events that could be read, and how many entries went to quarantine."""
+class StoreResult(NamedTuple):
+    """The events of a batch, and the number of entries that went to quarantine."""
 
     events: list[Event]
     refused: int
 
 
-def store(batch: Sequence[tuple[Entry, Blobs]]) -> Stored:
-    """Write a batch, in order. Entries that cannot be stored go to quarantine, one by one."""
-    readable: list[tuple[Entry, Blobs, Ended]] = []
+def store(batch: Sequence[tuple[StreamEntry, Blobs]]) -> StoreResult:
+    """Write a batch in order. Entries that cannot be stored go to quarantine, one by one."""
+    readable: list[tuple[StreamEntry, Blobs, AuditRecord]] = []
     refused = 0
     for entry, blobs in batch:
         try:
@@ -67,36 +69,40 @@ def store(batch: Sequence[tuple[Entry, Blobs]]) -> Stored:
             quarantine(entry, blobs, str(error))
             refused += 1
     refused += _store(readable)
-    return Stored([item.event for _, _, item in readable], refused)
+    return StoreResult([record.event for _, _, record in readable], refused)
 
 
-def quarantine(entry: Entry, blobs: Blobs, reason: str) -> None:
+def quarantine(entry: StreamEntry, blobs: Blobs, reason: str) -> None:
     raw = msgspec.msgpack.encode((dict(entry.fields), blobs))
-    row = Quarantine(partition=entry.partition, stream_id=entry.stream_id, reason=events.text(reason), raw=raw)
+    row = Quarantine(partition=entry.partition, stream_id=entry.stream_id, reason=events.storable_text(reason), raw=raw)
     Quarantine.objects.bulk_create([row], ignore_conflicts=True)
     log.error("audit: entry %s of partition %s is in quarantine", entry.stream_id, entry.partition)
 
 
 def retry(rows: Iterable[Quarantine]) -> int:
-    """Try quarantined entries again, after what was wrong with them was mended; how many are stored now."""
+    """Try to store quarantined entries again, and return the number of stored ones."""
     stored = 0
     for row in rows:
         fields, blobs = _decode_raw(bytes(row.raw))
-        if not store([(Entry(row.partition, row.stream_id, fields), blobs)]).refused:
+        if not store([(StreamEntry(row.partition, row.stream_id, fields), blobs)]).refused:
             row.delete()
             stored += 1
     return stored
 
 
-def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
+def _store(batch: Sequence[tuple[StreamEntry, Blobs, AuditRecord]]) -> int:
+    """Write the records in one transaction, and return the number of quarantined entries.
+
+    If a row causes an error, each half of the batch is tried again, down to the entry of that row.
+    """
     if not batch:
         return 0
     try:
         with transaction.atomic():
-            _let_go_of_us()
-            _write([item for _, _, item in batch])
+            _set_idle_timeout()
+            _write([record for _, _, record in batch])
     except DatabaseError as error:
-        if not is_about_the_row(error):
+        if not is_row_error(error):
             raise
         if len(batch) == 1:
             quarantine(*batch[0][:2], str(error))
@@ -107,64 +113,69 @@ def _store(batch: Sequence[tuple[Entry, Blobs, Ended]]) -> int:
     return _store(batch[:middle]) + _store(batch[middle:])
 
 
-def _let_go_of_us() -> None:
-    """A process that is frozen in here holds the rows it has inserted, and every other drain waits for them."""
+def _set_idle_timeout() -> None:
+    """Let PostgreSQL end the transaction of a frozen process.
+
+    It would hold locks on the rows that it has inserted, and every other drain would wait for them.
+    """
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_MS])
+        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_TIMEOUT_MS])
 
 
-def _write(batch: Sequence[Ended]) -> None:
-    pg_copy.copy_rows(
-        "queues_attempt", ATTEMPT, map(_attempt_row, (item for item in batch if item.event.attempt)), ONCE
-    )
-    over = [item for item in batch if item.event.is_terminal]
-    if over:
-        last = {item.event.task_id: item for item in over}
-        pg_copy.copy_rows("queues_auditedresult", RESULT, map(_result_row, last.values()), LAST)
-    if after := [item.event for item in batch if item.event.is_aftermath]:
-        _mark(after)
-    if over:
+def _write(batch: Sequence[AuditRecord]) -> None:
+    attempts = (record for record in batch if record.event.attempt)
+    pg_copy.copy_rows("queues_attempt", ATTEMPT_COLUMNS, map(_attempt_row, attempts), KEEP_EXISTING)
+    ended_tasks = [record for record in batch if record.event.is_terminal]
+    if ended_tasks:
+        last_endings = {record.event.task_id: record for record in ended_tasks}
+        pg_copy.copy_rows("queues_auditedresult", RESULT_COLUMNS, map(_result_row, last_endings.values()), KEEP_LAST)
+    if changes := [record.event for record in batch if record.event.is_dead_letter_change]:
+        _update_dead_flags(changes)
+    if ended_tasks:
         for handler in events.handlers:
-            handler(over)
+            handler(ended_tasks)
 
 
-def _mark(after: Sequence[Event]) -> None:
-    """These are dead letters no more, or again, unless something has become of them since."""
-    last = {event.task_id: event for event in after}.values()
+def _update_dead_flags(changes: Sequence[Event]) -> None:
+    """Set or clear the dead flag of tasks that were replayed, removed or recalled.
+
+    A row with a later event is not changed.
+    """
+    last_changes = {event.task_id: event for event in changes}.values()
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE queues_auditedresult AS audited SET is_dead = after.is_dead, position = after.position "
-            "FROM unnest(%s::uuid[], %s::bool[], %s::bigint[]) AS after (task_id, is_dead, position) "
-            "WHERE audited.task_id = after.task_id AND audited.position < after.position",
+            "UPDATE queues_auditedresult AS audited SET is_dead = change.is_dead, position = change.position "
+            "FROM unnest(%s::uuid[], %s::bool[], %s::bigint[]) AS change (task_id, is_dead, position) "
+            "WHERE audited.task_id = change.task_id AND audited.position < change.position",
             [
-                [event.task_id for event in last],
-                [event.outcome == Aftermath.RECALLED for event in last],
-                [event.position for event in last],
+                [event.task_id for event in last_changes],
+                [event.outcome == DeadLetterChange.RECALLED for event in last_changes],
+                [event.position for event in last_changes],
             ],
         )
 
 
-def _attempt_row(item: Ended) -> tuple[Any, ...]:
-    event = item.event
+def _attempt_row(record: AuditRecord) -> tuple[Any, ...]:
+    event = record.event
     return (
         event.task_id, event.attempt, event.tid, event.command, event.priority, _time(event.created_ms),
         _time(event.visible_ms), _time(event.claimed_ms), _time(event.ended_ms), event.outcome, event.status,
-        event.worker, event.error, len(item.payload.encode()), len(item.answer.result or b""),
+        event.worker, event.error, len(record.payload.encode()), len(record.answer.result or b""),
     )  # fmt: skip
 
 
-def _result_row(item: Ended) -> tuple[Any, ...]:
-    event, spec = item.event, item.spec
+def _result_row(record: AuditRecord) -> tuple[Any, ...]:
+    event, spec = record.event, record.spec
     webhook, trace_parent, trace_state = (
         (spec.webhook or "", spec.trace_parent or "", spec.trace_state or "") if spec else ("", "", "")
     )
     return (
-        event.task_id, event.tid, event.command, event.priority, item.payload, event.status, event.outcome,
-        event.is_dead, item.error, item.result, item.artifacts,
-        event.attempts, event.attempt, item.max_attempts, event.worker, events.text(webhook),
-        events.text(trace_parent), events.text(trace_state), _time(event.created_ms), _time(event.claimed_ms),
-        _time(event.ended_ms), event.position,
-        failure_id(event.command, item.error) if event.is_dead else None,
+        event.task_id, event.tid, event.command, event.priority, record.payload, event.status, event.outcome,
+        event.is_dead, record.error, record.result, record.artifacts,
+        event.attempts, event.attempt, record.max_attempts, event.worker, events.storable_text(webhook),
+        events.storable_text(trace_parent), events.storable_text(trace_state), _time(event.created_ms),
+        _time(event.claimed_ms), _time(event.ended_ms), event.position,
+        failure_id(event.command, record.error) if event.is_dead else None,
     )  # fmt: skip
 
 
@@ -172,6 +183,7 @@ def _time(ms: int | None) -> datetime | None:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def is_about_the_row(error: DatabaseError) -> bool:
+def is_row_error(error: DatabaseError) -> bool:
+    """Return whether one row caused the error, and not the server or the schema."""
     state = getattr(error.__cause__, "sqlstate", None)
-    return state is not None and state[:2] in POISON
+    return state is not None and state[:2] in ROW_ERROR_CLASSES

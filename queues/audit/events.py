@@ -1,7 +1,7 @@
-"""The events stream, entry by entry: what ended, as a typed value, and who else wants to hear of it.
+"""Entries of the events stream as typed values, and the handlers of ended tasks.
 
-Other apps learn of tasks here and nowhere else: `on_ended` registers what is to happen, in the transaction
-that stores them, with the tasks that ended.
+This is the only way in which other apps learn of ended tasks: they register a handler with `on_ended`. The handler
+runs in the transaction that stores the tasks.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import msgspec
 from queues.domain import TERMINAL, Answer, Outcome, Spec, Status
 from queues.engine.replies import decode_answer, decode_spec
 
-# 9999-12-31: what `datetime` and PostgreSQL can both hold.
-LAST_MS = 253_402_300_799_999
-LAST_INTEGER = 2**31 - 1
-LAST_PRIORITY = 2**15 - 1
-# Room for a million entries in one millisecond; the milliseconds then last until the year 2248.
+# 9999-12-31, the last day that both `datetime` and PostgreSQL support.
+MAX_MS = 253_402_300_799_999
+MAX_INTEGER = 2**31 - 1
+MAX_SMALL_INTEGER = 2**15 - 1
+# 20 bits count a million entries in one millisecond. The other bits hold milliseconds until the year 2248.
 SEQUENCE_BITS = 20
 
 
-class Aftermath(StrEnum):
-    """What else than an end the stream tells of: a dead letter is none any more, or is one again."""
+class DeadLetterChange(StrEnum):
+    """The outcomes of entries about dead letters, in addition to those of attempts."""
 
-    REPLAYED = "REPLAYED"
-    PURGED = "PURGED"
-    RECALLED = "RECALLED"
+    REPLAYED = "REPLAYED"  # no longer a dead letter
+    PURGED = "PURGED"  # no longer a dead letter
+    RECALLED = "RECALLED"  # a dead letter again
 
 
-AFTERMATHS = frozenset(Aftermath)
+DEAD_LETTER_CHANGES = frozenset(DeadLetterChange)
 
 
 class UnreadableError(ValueError):
-    """An entry that does not say what every entry must say."""
+    """The entry lacks a field that every entry has, or a field has an invalid value."""
 
 
-class Entry(NamedTuple):
-    """An entry as it was read."""
+class StreamEntry(NamedTuple):
+    """An entry of the events stream as read from Redis."""
 
     partition: int
     stream_id: str
@@ -48,15 +48,17 @@ class Entry(NamedTuple):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt ended, or a task did, or both; or something became of a dead letter. Times are Unix milliseconds of
-    Redis' clock."""
+    """The end of an attempt, of a task, or of both; or a change of a dead letter.
+
+    Times are Unix milliseconds of Redis' clock.
+    """
 
     partition: int
     stream_id: str
     task_id: UUID
     tid: str
     command: str
-    attempt: int  # over the whole life of the task; 0 = a waiting task was cancelled
+    attempt: int  # counted over the whole life of the task; 0: no attempt ended
     outcome: str
     status: str
     attempts: int
@@ -74,31 +76,34 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_dead(self) -> bool:
-        """A dead letter: failed without a worker's word. It may be replayed, and then end again."""
+        """Whether the task became a dead letter: it failed without a result from a worker."""
         return self.status == Status.FAILED and self.outcome != Outcome.FAILED
 
     @property
-    def is_aftermath(self) -> bool:
-        """A dead letter was replayed or removed, or the replay taken back."""
-        return self.outcome in AFTERMATHS
+    def is_dead_letter_change(self) -> bool:
+        """Whether a dead letter was replayed, removed or recalled."""
+        return self.outcome in DEAD_LETTER_CHANGES
 
     @property
     def position(self) -> int:
-        """The stream id as one number: grows within a partition, also when the clock goes back."""
+        """The stream id as one number. It grows within a partition, even if the clock moves back."""
         ms, _, sequence = self.stream_id.partition("-")
         return int(ms) << SEQUENCE_BITS | int(sequence)
 
 
 class Blobs(NamedTuple):
-    """What Redis still held of the task when its entry was read. Nothing, if an operator had purged it."""
+    """The task's data in Redis when its entry was read.
+
+    Every field is None if the task was purged before.
+    """
 
     spec: bytes | None = None
     max_attempts: bytes | None = None
     answer: bytes | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry together with what the task was and what the worker said."""
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An event with the producer's spec of the task and the worker's answer."""
 
     event: Event
     spec: Spec | None
@@ -107,45 +112,48 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result(self) -> str:
-        return text(self.answer.result or b"")
+        return storable_text(self.answer.result or b"")
 
     @property
     def artifacts(self) -> str:
-        return text(self.answer.artifacts or b"")
+        return storable_text(self.answer.artifacts or b"")
 
     @property
     def error(self) -> str:
-        """What the task died of. The event says what its last attempt did; given up without a word is said so."""
-        said = self.event.error or text(self.answer.error or "")
-        return said or ("MAX_ATTEMPTS" if self.event.is_dead else "")
+        """The error of the attempt or of the result; MAX_ATTEMPTS for a dead letter without one."""
+        message = self.event.error or storable_text(self.answer.error or "")
+        return message or ("MAX_ATTEMPTS" if self.event.is_dead else "")
 
     @property
     def payload(self) -> str:
-        return text(self.spec.payload) if self.spec else ""
+        return storable_text(self.spec.payload) if self.spec else ""
 
 
-def parse(entry: Entry) -> Event:
-    """Read an entry. Unknown fields are ignored, so that an older drain can run beside a newer engine."""
+def parse(entry: StreamEntry) -> Event:
+    """Parse the fields of an entry. Raises UnreadableError if a field is missing or invalid.
+
+    Unknown fields are ignored, so that an older drain can run beside a newer engine.
+    """
     fields = entry.fields
     try:
-        tid, _, command = text(fields[b"queue"]).partition(":")
+        tid, _, command = storable_text(fields[b"queue"]).partition(":")
         event = Event(
             partition=entry.partition,
             stream_id=entry.stream_id,
             task_id=UUID(fields[b"id"].decode()),
             tid=tid,
             command=command,
-            attempt=_number(fields[b"attempt"], LAST_INTEGER),
-            outcome=text(fields[b"outcome"]),
-            status=text(fields[b"status"]),
-            attempts=_number(fields[b"attempts"], LAST_INTEGER),
-            priority=_number(fields[b"priority"], LAST_PRIORITY),
-            worker=text(fields.get(b"worker", b"")),
-            created_ms=_number(fields[b"created"], LAST_MS),
-            visible_ms=_number(fields[b"visible"], LAST_MS),
-            claimed_ms=_number(fields[b"claimed"], LAST_MS) or None,
-            ended_ms=_number(fields[b"ended"], LAST_MS),
-            error=text(fields.get(b"error", b"")),
+            attempt=_number(fields[b"attempt"], MAX_INTEGER),
+            outcome=storable_text(fields[b"outcome"]),
+            status=storable_text(fields[b"status"]),
+            attempts=_number(fields[b"attempts"], MAX_INTEGER),
+            priority=_number(fields[b"priority"], MAX_SMALL_INTEGER),
+            worker=storable_text(fields.get(b"worker", b"")),
+            created_ms=_number(fields[b"created"], MAX_MS),
+            visible_ms=_number(fields[b"visible"], MAX_MS),
+            claimed_ms=_number(fields[b"claimed"], MAX_MS) or None,
+            ended_ms=_number(fields[b"ended"], MAX_MS),
+            error=storable_text(fields.get(b"error", b"")),
         )
     except KeyError as error:
         raise UnreadableError(f"no field {error}") from error
@@ -156,22 +164,26 @@ def parse(entry: Entry) -> Event:
     return event
 
 
-def read(entry: Entry, blobs: Blobs) -> Ended:
-    """An entry with its blobs. Only what a worker said itself has an answer: a dead letter that was
-    replayed in the meantime must not show the result of its next life."""
+def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
+    """Parse an entry and decode its blobs.
+
+    The answer is only used if a worker reported the result of this attempt. Otherwise a dead letter that was replayed
+    before the drain read its entry would get the result of a later attempt.
+    """
     event = parse(entry)
     is_answered = event.outcome in (Outcome.COMPLETED, Outcome.FAILED)
-    return Ended(
+    return AuditRecord(
         event=event,
         spec=decode_spec(blobs.spec) if blobs.spec else None,
-        max_attempts=_number(blobs.max_attempts or b"0", LAST_INTEGER),
+        max_attempts=_number(blobs.max_attempts or b"0", MAX_INTEGER),
         answer=decode_answer(blobs.answer) if blobs.answer and is_answered else Answer(),
     )
 
 
-def text(raw: bytes | str) -> str:
-    """Anything a worker may have sent, as text PostgreSQL stores: what it refuses is escaped, and so stays
-    visible.
+def storable_text(raw: bytes | str) -> str:
+    """Return any text or bytes as text that PostgreSQL can store.
+
+    NUL characters, lone surrogates and invalid UTF-8 are escaped, so that they remain visible.
     """
     if isinstance(raw, bytes):
         raw = raw.decode("utf-8", "backslashreplace")
@@ -180,22 +192,22 @@ def text(raw: bytes | str) -> str:
     return raw.replace("\0", "\\u0000") if "\0" in raw else raw
 
 
-def _number(raw: bytes, most: int) -> int:
+def _number(raw: bytes, maximum: int) -> int:
     number = int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
-    if not 0 <= number <= most:
+    if not 0 <= number <= maximum:
         raise UnreadableError(f"out of range: {number}")
     return number
 
 
-Handler = Callable[[Sequence[Ended]], None]
+Handler = Callable[[Sequence[AuditRecord]], None]
 handlers: list[Handler] = []
 
 
 def on_ended(handler: Handler) -> Handler:
-    """Have `handler` called with the tasks that ended, in the transaction that stores them.
+    """Register a handler, to be called with ended tasks in the transaction that stores them.
 
-    It may be called again with the same ones, and must then change nothing; what it raises from the
-    database about one task quarantines that task alone.
+    It may be called again with the same tasks, and must then change nothing. A database error about one task's row
+    puts only that task's entry in quarantine.
     """
     if handler not in handlers:
         handlers.append(handler)

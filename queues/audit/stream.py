@@ -1,7 +1,7 @@
-"""The outbox in Redis: reading the events stream, acknowledging what is stored, trimming behind it.
+"""The events stream in Redis: read entries, acknowledge stored ones, and trim the stream.
 
-One consumer name for all processes: what a dead worker had read and not acknowledged is then simply what
-the next run reads first, at once, without waiting for an idle time to pass.
+All processes use one consumer name. So the next run reads at once the entries that a killed process has read and not
+acknowledged, without waiting for an idle time.
 """
 
 from __future__ import annotations
@@ -13,74 +13,78 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from core.redis import connections
-from queues.audit.events import Blobs, Entry
+from queues.audit.events import Blobs, StreamEntry
 from queues.engine import keys
 
 GROUP = "audit"
 CONSUMER = "drain"
+# Select the entries to read: those that no process has read, or those that were read and not acknowledged.
 NEW = ">"
-FIRST = "0"
+UNACKNOWLEDGED = "0"
 
 
-class State(NamedTuple):
-    """Where the audit stands in one partition's stream."""
+class StreamState(NamedTuple):
+    """The length of one partition's stream, and how many of its entries are not stored."""
 
     waiting: int  # entries not yet stored
     length: int
 
 
-def survey() -> dict[int, State]:
-    """Every partition that is there and has a stream. A stream without the group gets it."""
-    found: dict[int, State] = {}
-    every = connections.reachable_partitions()
+def survey() -> dict[int, StreamState]:
+    """Return the state of each reachable partition that has a stream.
+
+    A stream without the consumer group gets it.
+    """
+    states: dict[int, StreamState] = {}
+    partitions = connections.reachable_partitions()
     with connections.client().pipeline(transaction=False) as pipe:
-        for partition in every:
+        for partition in partitions:
             pipe.xlen(_key(partition))
         lengths = pipe.execute()
-    for partition, groups, length in zip(every, _groups(every), lengths, strict=True):
-        ours = next((group for group in groups if group["name"] == GROUP.encode()), None)
-        if ours:
-            # Redis does not know the lag when entries it had not given out were deleted: then look.
-            lag = length if ours["lag"] is None else int(ours["lag"])
-            found[partition] = State(int(ours["pending"]) + lag, length)
+    for partition, groups, length in zip(partitions, _read_groups(partitions), lengths, strict=True):
+        audit_group = _find_audit_group(groups)
+        if audit_group:
+            # Redis reports no lag after unread entries were deleted. The length is then the upper bound.
+            unread = length if audit_group["lag"] is None else int(audit_group["lag"])
+            states[partition] = StreamState(int(audit_group["pending"]) + unread, length)
         elif length:
-            _join(partition)
-            found[partition] = State(length, length)
-    return found
+            _create_group(partition)
+            states[partition] = StreamState(length, length)
+    return states
 
 
 def lag() -> int:
-    """Entries that are not in PostgreSQL yet."""
+    """Return the number of entries that are not in PostgreSQL yet."""
     return sum(state.waiting for state in survey().values())
 
 
-def read(after: Mapping[int, str], count: int) -> list[Entry]:
-    """Up to `count` entries of each partition: NEW ones, or (FIRST) those read before and not stored."""
+def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
+    """Return up to `count` entries of each partition, either NEW or UNACKNOWLEDGED ones."""
     with connections.client().pipeline(transaction=False) as pipe:
         for partition, start in after.items():
             pipe.xreadgroup(GROUP, CONSUMER, {_key(partition): start}, count=count)
         replies = pipe.execute()
     return [
-        Entry(partition, stream_id.decode(), fields)
+        StreamEntry(partition, stream_id.decode(), fields)
         for partition, reply in zip(after, replies, strict=True)
         for _, entries in reply or ()
         for stream_id, fields in entries
     ]
 
 
-def blobs(entries: Sequence[Entry]) -> list[Blobs]:
-    """What Redis still has of the entries' tasks, in one round trip."""
+def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
+    """Return the data that Redis has of the entries' tasks, in one round trip."""
     with connections.client().pipeline(transaction=False) as pipe:
         for entry in entries:
-            # An odd id reads nothing; `events.parse` then says what is wrong with it.
+            # An invalid id reads nothing. `events.parse` raises the error later.
             root = keys.of_partition(entry.partition).root
             task_id = entry.fields.get(b"id", b"").decode("ascii", "replace")
             pipe.hmget(keys.task(root, task_id), "spec", "max", "answer")
-        return [Blobs(*found) for found in pipe.execute()]
+        return [Blobs(*fields) for fields in pipe.execute()]
 
 
-def acknowledge(entries: Iterable[Entry]) -> None:
-    """These are stored. Everything before the first entry that is not goes from the stream."""
+def acknowledge(entries: Iterable[StreamEntry]) -> None:
+    """Acknowledge stored entries, and trim the stream up to the first entry that is not stored."""
     ids: dict[int, list[str]] = {}
     for entry in entries:
         ids.setdefault(entry.partition, []).append(entry.stream_id)
@@ -94,62 +98,73 @@ def acknowledge(entries: Iterable[Entry]) -> None:
 
 
 def drained_until_ms(partition: int) -> int:
-    """Everything that ended before this moment is in PostgreSQL: cleanup must not pass it."""
+    """Return the time before which everything that ended is in PostgreSQL.
+
+    Cleanup must not remove tasks that ended later.
+    """
     client, key = connections.client(), _key(partition)
     seconds, micros = connections.partition_primary(partition).time()
     now_ms = int(seconds) * 1000 + int(micros) // 1000
-    # The state comes before the entries: one that is read or stored in between only makes the answer earlier.
-    ours = next((group for group in _groups([partition])[0] if group["name"] == GROUP.encode()), None)
-    oldest = _oldest_pending(key, ours) if ours else None
+    # Read the group before the entries: an entry that is read or stored in between only makes the result earlier.
+    audit_group = _find_audit_group(_read_groups([partition])[0])
+    oldest = _find_oldest_pending(key, audit_group) if audit_group else None
     if oldest is None:
-        start = "(" + ours["last-delivered-id"].decode() if ours else "-"
+        start = "(" + audit_group["last-delivered-id"].decode() if audit_group else "-"
         following: Any = client.xrange(key, min=start, count=1)
         oldest = following[0][0].decode() if following else None
     return now_ms if oldest is None else min(now_ms, int(oldest.split("-")[0]))
 
 
-def _trim(touched: Sequence[int]) -> None:
-    """Only what every group has acknowledged goes, so that another reader of the stream loses nothing."""
+def _trim(partitions: Sequence[int]) -> None:
+    """Remove the entries that every group has acknowledged.
+
+    So another reader of the stream, with a group of its own, loses no entry.
+    """
     with connections.client().pipeline(transaction=False) as pipe:
-        for partition, groups in zip(touched, _groups(touched), strict=True):
+        for partition, groups in zip(partitions, _read_groups(partitions), strict=True):
             key = _key(partition)
-            keep = [_oldest_pending(key, group) or _after(group) for group in groups]
-            pipe.xtrim(key, minid=min(keep, key=_order), approximate=False)
+            first_kept_ids = [_find_oldest_pending(key, group) or _next_id(group) for group in groups]
+            pipe.xtrim(key, minid=min(first_kept_ids, key=_sort_key), approximate=False)
         pipe.execute()
 
 
-def _groups(of: Sequence[int]) -> list[list[dict[str, Any]]]:
-    """The consumer groups of each partition's stream; none where there is no stream."""
+def _read_groups(partitions: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """Return the consumer groups of each partition's stream: an empty list without a stream."""
     with connections.client().pipeline(transaction=False) as pipe:
-        for partition in of:
+        for partition in partitions:
             pipe.xinfo_groups(_key(partition))
         replies = pipe.execute(raise_on_error=False)
     for reply in replies:
         if isinstance(reply, Exception) and not isinstance(reply, ResponseError):
             raise reply
-    # The only error of the command itself is "no such key": nothing ever ended in that partition.
+    # The only error of the command itself is "no such key": no task has ended in that partition.
     return [[] if isinstance(reply, Exception) else reply for reply in replies]
 
 
-def _oldest_pending(key: str, group: Mapping[str, Any]) -> str | None:
+def _find_audit_group(groups: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((group for group in groups if group["name"] == GROUP.encode()), None)
+
+
+def _find_oldest_pending(key: str, group: Mapping[str, Any]) -> str | None:
     if not group["pending"]:
         return None
     oldest: bytes | None = connections.client().xpending(key, group["name"])["min"]
     return oldest.decode() if oldest else None
 
 
-def _after(group: Mapping[str, Any]) -> str:
+def _next_id(group: Mapping[str, Any]) -> str:
+    """Return the lowest id after the last entry that the group has read."""
     ms, _, sequence = group["last-delivered-id"].decode().partition("-")
     return f"{ms}-{int(sequence) + 1}"
 
 
-def _order(stream_id: str) -> tuple[int, ...]:
+def _sort_key(stream_id: str) -> tuple[int, ...]:
     return tuple(map(int, stream_id.split("-")))
 
 
-def _join(partition: int) -> None:
-    with contextlib.suppress(ResponseError):  # somebody else was quicker
-        connections.client().xgroup_create(_key(partition), GROUP, id=FIRST)
+def _create_group(partition: int) -> None:
+    with contextlib.suppress(ResponseError):  # another process has created it
+        connections.client().xgroup_create(_key(partition), GROUP, id="0")
 
 
 def _key(partition: int) -> str:

@@ -1,4 +1,7 @@
-"""Bulk jobs: what operators have done to many dead letters at once. `queues.deadletters.bulk_runner` carries them on."""
+"""Bulk jobs: operators replay, delete or recall many dead letters at once.
+
+This module starts, reads and cancels the jobs. `queues.deadletters.bulk_runner` runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,25 @@ from core import errors
 from core.redis.connections import partition_primary
 from queues.current_engine import engine
 from queues.deadletters import queries
-from queues.deadletters.queries import DeadLetter, Filter, Tids
+from queues.deadletters.queries import DeadLetter, Filter, TenantIds
 from queues.models import BulkItem, BulkJob
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
-Kind, State = BulkJob.Kind, BulkJob.State
-IDS = 10_000  # that a job may be given one by one
-JOBS = 20  # that one tenant may have under way
-CANARIES = 1_000
-UNDO = timedelta(days=1)  # after its end a replay can be taken back for so long
-SAMPLE = 10
+Kind, JobState = BulkJob.Kind, BulkJob.State
+MAX_IDS = 10_000  # task ids in one job
+MAX_JOBS = 20  # unfinished jobs of one tenant
+MAX_CANARIES = 1_000
+UNDO_PERIOD = timedelta(days=1)  # a replay can be recalled for this time after its end
+SAMPLE_SIZE = 10
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
-    """So many first; the rest only if no more than `percent` of them have died again after `seconds`."""
+    """Replay `count` tasks first, and the others only if few of the first ones fail.
+
+    The job continues if at most `percent` of the first tasks are dead letters again after `seconds`.
+    """
 
     count: int
     percent: int = 10
@@ -38,100 +44,104 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job would be about. `count` is None if counting would take too long."""
+    """The dead letters that a job would process. `count` is None if counting takes too long."""
 
     count: int | None
     sample: list[DeadLetter]
 
 
-def dry_run(tenant: Tenant, asked: Filter) -> DryRun:
-    """How many dead letters a filter means now, and some of them. Nothing is changed."""
+def dry_run(tenant: TenantSnapshot, letter_filter: Filter) -> DryRun:
+    """Return the number of dead letters that match now, and some of them. Changes nothing."""
     return DryRun(
-        count=queries.count([tenant.tid], asked),
-        sample=queries.page([tenant.tid], asked, limit=SAMPLE).letters,
+        count=queries.count([tenant.tid], letter_filter),
+        sample=queries.page([tenant.tid], letter_filter, limit=SAMPLE_SIZE).letters,
     )
 
 
 def start(
-    tenant: Tenant,
+    tenant: TenantSnapshot,
     kind: str,
-    which: Filter | Sequence[str],
+    selection: Filter | Sequence[str],
     *,
     actor: str,
     reason: str = "",
     rate_per_second: int | None = None,
     canary: Canary | None = None,
 ) -> BulkJob:
-    """Have all dead letters that a filter means now, or those of these ids, replayed or deleted; beat does it.
+    """Start a job that replays or deletes dead letters, and return it. A periodic task runs it.
 
-    What dies after this moment is not part of it. InvalidRequest for a filter or ids that cannot be; TooMany when the
-    tenant has enough under way.
+    `selection` is a filter or a list of task ids. Tasks that become dead letters after the start are not included.
+    Raises InvalidRequest if an argument is not valid, and TooMany if the tenant has MAX_JOBS unfinished jobs.
     """
     canary = canary or Canary(count=0)
     if rate_per_second is not None and rate_per_second < 1:
-        raise errors.InvalidRequest("ratePerSecond: 1 or more")
-    if not 0 <= canary.count <= CANARIES or not 0 <= canary.percent <= 100 or not 0 <= canary.seconds <= 86_400:
-        raise errors.InvalidRequest(f"canary: count 0 to {CANARIES}, percent 0 to 100, seconds 0 to 86400")
+        raise errors.InvalidRequest("ratePerSecond: must be at least 1")
+    if not 0 <= canary.count <= MAX_CANARIES or not 0 <= canary.percent <= 100 or not 0 <= canary.seconds <= 86_400:
+        raise errors.InvalidRequest(f"canary: count must be 0 to {MAX_CANARIES}, percent 0 to 100, seconds 0 to 86400")
     if canary.count and kind != Kind.REPLAY:
-        raise errors.InvalidRequest("canary: only a replay has them")
+        raise errors.InvalidRequest("canary: only allowed for a replay")
     ids: list[UUID] = []
-    if isinstance(which, Filter):
-        queries.which([tenant.tid], which)  # says what is wrong with it
+    if isinstance(selection, Filter):
+        queries.to_row_filter([tenant.tid], selection)  # raises InvalidRequest if the filter is not valid
     else:
-        ids = _ids(which)
+        ids = _parse_ids(selection)
     job = BulkJob(
         id=UUID(str(uuid_utils.uuid7())),
         tenant_id=tenant.tid,
         kind=Kind(kind),
-        filter=msgspec.json.encode(which).decode() if isinstance(which, Filter) else "",
+        filter=msgspec.json.encode(selection).decode() if isinstance(selection, Filter) else "",
         actor=actor,
         reason=reason,
         rate_per_second=rate_per_second,
         canary=canary.count,
         canary_percent=canary.percent,
         canary_seconds=canary.seconds,
-        total=None if isinstance(which, Filter) else len(ids),
+        total=None if isinstance(selection, Filter) else len(ids),
         before=_redis_now(tenant),
         created_at=_now(),
     )
     with transaction.atomic():
-        if under_way([tenant.tid]).count() >= JOBS:
-            raise errors.TooMany(f"There are {JOBS} bulk jobs under way.", retry_after_seconds=60)
+        if list_unfinished([tenant.tid]).count() >= MAX_JOBS:
+            raise errors.TooMany(
+                f"The tenant already has {MAX_JOBS} unfinished bulk jobs. Wait until one ends.", retry_after_seconds=60
+            )
         job.save(force_insert=True)
         BulkItem.objects.bulk_create([BulkItem(job=job, task_id=task_id) for task_id in ids], batch_size=1000)
     return job
 
 
-def recall(tids: Tids, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
-    """Take back a replay that is over: what nobody has claimed since is a dead letter again. A job of its own.
+def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
+    """Start a job that reverses an ended replay, and return it.
 
-    Conflict for what is no replay, is still under way, or has been over for too long; asked again, the job that is
-    doing it already.
+    Replayed tasks that no worker has claimed since become dead letters again. If a recall of the replay is already
+    running, it is returned instead. Raises Conflict if the job is not a replay, has not ended, has replayed no task,
+    or ended more than UNDO_PERIOD ago.
     """
-    replayed = find(tids, job_id)
-    until = undo_until(replayed)
+    replay = find(tids, job_id)
+    until = undo_until(replay)
     if until is None:
-        raise errors.Conflict("Only a replay that is over, and has replayed something, can be taken back.")
+        raise errors.Conflict("Only a replay that has ended and has replayed at least one task can be recalled.")
     with transaction.atomic():
-        replayed = BulkJob.objects.select_for_update().get(pk=replayed.pk)
-        known = replayed.recalled_by.filter(ended_at=None).first()
-        if known is not None:
-            return known
+        replay = BulkJob.objects.select_for_update().get(pk=replay.pk)
+        running_recall = replay.recalled_by.filter(ended_at=None).first()
+        if running_recall is not None:
+            return running_recall
         if _now() > until:
-            raise errors.Conflict(f"It has been over for longer than {UNDO.total_seconds() / 3600:.0f} hours.")
+            hours = UNDO_PERIOD.total_seconds() / 3600
+            raise errors.Conflict(f"The replay cannot be recalled: it ended more than {hours:.0f} hours ago.")
         job = BulkJob.objects.create(
             id=UUID(str(uuid_utils.uuid7())),
-            tenant_id=replayed.tenant_id,
+            tenant_id=replay.tenant_id,
             kind=Kind.RECALL,
-            filter=replayed.filter,
-            recalls=replayed,
+            filter=replay.filter,
+            recalls=replay,
             actor=actor,
             reason=reason,
-            before=replayed.before,
+            before=replay.before,
             created_at=_now(),
         )
         if not job.filter:
-            done = replayed.items.filter(outcome=DONE).order_by("id").values_list("task_id", flat=True)
+            done = replay.items.filter(outcome=DONE).order_by("id").values_list("task_id", flat=True)
             BulkItem.objects.bulk_create([BulkItem(job=job, task_id=task_id) for task_id in done], batch_size=1000)
             job.total = len(done)
             job.save(update_fields=["total"])
@@ -139,71 +149,81 @@ def recall(tids: Tids, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
 
 
 def undo_until(job: BulkJob) -> datetime | None:
-    """Until when a job can be taken back; None if it is no replay, is still under way, or has replayed nothing."""
+    """Return the time until which a job can be recalled.
+
+    Return None if it is not a replay, has not ended, or has replayed no task.
+    """
     if job.kind != Kind.REPLAY or job.ended_at is None or not job.done:
         return None
-    return job.ended_at + UNDO
+    return job.ended_at + UNDO_PERIOD
 
 
-def find(tids: Tids, job_id: str) -> BulkJob:
-    """A job of these tenants. NotFound for any other."""
+def find(tids: TenantIds, job_id: str) -> BulkJob:
+    """Return a job of these tenants. Raises NotFound if they have no such job."""
     try:
-        job = of(tids).filter(pk=UUID(job_id)).first()
+        job = list_jobs(tids).filter(pk=UUID(job_id)).first()
     except ValueError:
         job = None
     if job is None:
-        raise errors.NotFound("There is no such bulk job.")
+        raise errors.NotFound("No such bulk job.")
     return job
 
 
-def of(tids: Tids) -> QuerySet[BulkJob]:
-    """The jobs of these tenants, the newest first."""
+def list_jobs(tids: TenantIds) -> QuerySet[BulkJob]:
+    """Return the jobs of these tenants, the newest first."""
     jobs = BulkJob.objects.order_by("-created_at")
     return jobs if tids is None else jobs.filter(tenant_id__in=list(tids))
 
 
-def under_way(tids: Tids) -> QuerySet[BulkJob]:
-    return of(tids).filter(ended_at=None)
+def list_unfinished(tids: TenantIds) -> QuerySet[BulkJob]:
+    return list_jobs(tids).filter(ended_at=None)
 
 
-def items(job: BulkJob, *, outcome: str | None = None) -> QuerySet[BulkItem]:
-    """What is noted of single tasks: those asked for by id, canaries, and the first that could not be done."""
-    noted = job.items.order_by("id")
-    return noted if outcome is None else noted.filter(outcome=outcome)
+def list_items(job: BulkJob, *, outcome: str | None = None) -> QuerySet[BulkItem]:
+    """Return the recorded tasks of a job.
+
+    These are the tasks selected by id, the canaries, and the first tasks that were skipped or failed.
+    """
+    items = job.items.order_by("id")
+    return items if outcome is None else items.filter(outcome=outcome)
 
 
-def cancel(tids: Tids, job_id: str) -> BulkJob:
-    """Choose no more of a job. What is done stays done, and a piece that may be on its way is still accounted for."""
+def cancel(tids: TenantIds, job_id: str) -> BulkJob:
+    """Cancel a job, and return it.
+
+    Completed changes are kept. A batch that is already being sent is still counted.
+    """
     job = find(tids, job_id)
     with transaction.atomic():
         job = BulkJob.objects.select_for_update().get(pk=job.pk)
         if job.ended_at is None:
-            job.state = State.CANCELLING
+            job.state = JobState.CANCELLING
             end_if_cancelled(job)
             job.save()
     return job
 
 
 def end_if_cancelled(job: BulkJob) -> None:
-    """Once nothing of it is on its way any more."""
-    if job.state == State.CANCELLING and not job.sending:
-        job.state, job.ended_at = State.CANCELLED, _now()
+    """End a cancelled job, unless a batch is being sent."""
+    if job.state == JobState.CANCELLING and not job.sending:
+        job.state, job.ended_at = JobState.CANCELLED, _now()
 
 
-def _ids(named: Sequence[str]) -> list[UUID]:
-    if not 1 <= len(named) <= IDS:
-        raise errors.InvalidRequest(f"ids: 1 to {IDS}")
+def _parse_ids(task_ids: Sequence[str]) -> list[UUID]:
+    """Return the ids in their order, without duplicates."""
+    if not 1 <= len(task_ids) <= MAX_IDS:
+        raise errors.InvalidRequest(f"ids: must be 1 to {MAX_IDS} ids")
     try:
-        return list(dict.fromkeys(UUID(task_id) for task_id in named))
+        return list(dict.fromkeys(UUID(task_id) for task_id in task_ids))
     except ValueError:
-        raise errors.InvalidRequest("ids: not a task's id") from None
+        raise errors.InvalidRequest("ids: each must be the id of a task") from None
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _redis_now(tenant: Tenant) -> datetime:
-    """The clock that says when a task of theirs died."""
+def _redis_now(tenant: TenantSnapshot) -> datetime:
+    """Return the time of the tenant's Redis. Its clock also sets the times of deaths."""
     seconds, micros = partition_primary(engine().partition_of(tenant.tid)).time()
     return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(micros))

@@ -1,8 +1,9 @@
-"""How bulk jobs are carried on: a piece at a time, and on from where they were after any crash.
+"""Run bulk jobs in batches, so that a job continues after a crash.
 
-A piece is chosen and written down before it is sent, and what became of it is written down with the choice of the next
-one. So a job that was killed sends its last piece again; the scripts know what this job has already replayed, and each
-task is done once and counted once. Any process may carry a job on; the number of the piece tells who was too late.
+A batch is recorded in the job before it is sent. Its outcome is recorded in the same transaction as the next batch. So
+after a crash, the last batch is sent again. The scripts recognise the tasks that this job has already replayed: each
+task is processed once and counted once. Any process may continue a job. A process that is too late notices it by the
+number of the batch (`BulkJob.piece`).
 """
 
 from __future__ import annotations
@@ -23,110 +24,111 @@ from queues import services
 from queues.audit import stream
 from queues.current_engine import engine
 from queues.deadletters import queries
-from queues.deadletters.bulk_jobs import DONE, FAILED, SKIPPED, Kind, State, end_if_cancelled
+from queues.deadletters.bulk_jobs import DONE, FAILED, SKIPPED, JobState, Kind, end_if_cancelled
 from queues.deadletters.queries import Filter
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
-# Tasks in one script: Redis answers nobody else for a quarter of a millisecond. And in what is written down at once.
-SCRIPT = 25
-PIECE = 250
-NOTED = 1_000  # items of a job that are kept because they could not be done
-TURN_SECONDS = 20.0
+# Tasks in one script, which blocks Redis for a quarter of a millisecond, and tasks in one batch.
+SCRIPT_SIZE = 25
+BATCH_SIZE = 250
+MAX_RECORDED_FAILURES = 1_000  # skipped and failed tasks of a job that are recorded
+RUN_SECONDS = 20.0
 IDLE_SECONDS = 0.2
 COUNT_MS = 3_000
 
-_read_filter = msgspec.json.Decoder(Filter).decode
+_decode_filter = msgspec.json.Decoder(Filter).decode
 
 
-def run(may_go_on: Callable[[], bool], *, seconds: float = TURN_SECONDS) -> int:
-    """Carry on every job that is under way, a piece of each in turn; how many tasks were dealt with."""
-    handled, until = 0, time.monotonic() + seconds
-    while time.monotonic() < until and may_go_on():
+def run(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS) -> int:
+    """Run all unfinished jobs, one batch of each in turn, and return the number of tasks sent."""
+    sent, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until and may_continue():
         jobs = list(BulkJob.objects.filter(ended_at=None).order_by("created_at").values_list("pk", "tenant_id"))
-        there = set(reachable_tenants(str(tid) for _, tid in jobs))
-        ids = [job_id for job_id, tid in jobs if str(tid) in there]
+        reachable = set(reachable_tenants(str(tid) for _, tid in jobs))
+        ids = [job_id for job_id, tid in jobs if str(tid) in reachable]
         if not ids:
             break
-        before = handled
+        sent_before = sent
         for job_id in ids:
-            if not may_go_on():
-                return handled
+            if not may_continue():
+                return sent
             try:
-                handled += step(job_id)
+                sent += step(job_id)
             except (errors.InvalidRequest, DataError, ProgrammingError) as error:
-                # Its filter cannot be answered: that must not hold up the others, now and at every tick.
+                # PostgreSQL cannot evaluate the job's filter. Otherwise this job would stop the others in every run.
                 _fail(job_id, error)
-        if handled == before:
-            time.sleep(IDLE_SECONDS)  # all of them wait: for their rate, or for what becomes of canaries
-    return handled
+        if sent == sent_before:
+            time.sleep(IDLE_SECONDS)  # all jobs wait for their rate or watch their canaries
+    return sent
 
 
 def step(job_id: UUID) -> int:
-    """Send what is chosen, then write down what became of it and choose the next piece; how many were dealt with."""
+    """Send the job's batch, record its outcome and the next batch, and return its size."""
     job = BulkJob.objects.get(pk=job_id)
-    if job.state == State.WATCHING:
-        _watch(job)
-    if job.state not in (State.RUNNING, State.CANCELLING):
+    if job.state == JobState.WATCHING:
+        _watch_canaries(job)
+    if job.state not in (JobState.RUNNING, JobState.CANCELLING):
         return 0
     if job.total is None and job.started_at is None:
-        total = pagination.count(_which(job), at_most=queries.COUNT_LIMIT, milliseconds=COUNT_MS)
+        total = pagination.count(_to_row_filter(job), at_most=queries.COUNT_LIMIT, milliseconds=COUNT_MS)
         BulkJob.objects.filter(pk=job.pk).update(total=total)
-    answers = _send(job) if job.sending else {}
+    results = _send(job) if job.sending else {}
     with transaction.atomic():
         locked = BulkJob.objects.select_for_update().get(pk=job.pk)
         if locked.piece != job.piece:
-            return 0  # somebody else was quicker; it was the same piece, and is counted
-        _book(locked, answers)
+            return 0  # another process has sent the same batch and has counted it
+        _record(locked, results)
         end_if_cancelled(locked)
-        if locked.state == State.RUNNING:
-            _choose(locked)
+        if locked.state == JobState.RUNNING:
+            _choose_next(locked)
         locked.save()
-    _unmark(job, answers)
+    _clear_dead_flags(job, results)
     return len(job.sending)
 
 
 def _fail(job_id: UUID, error: Exception) -> None:
-    log.error("bulk job %s cannot go on: %s", job_id, error)
-    said = " ".join(str(error).split())[:500]
+    log.error("bulk job %s failed: %s", job_id, error)
+    message = " ".join(str(error).split())[:500]
     unfinished = BulkJob.objects.filter(pk=job_id, ended_at=None)
-    unfinished.update(state=State.FAILED, error=said, ended_at=_now())
+    unfinished.update(state=JobState.FAILED, error=message, ended_at=_now())
 
 
-Answers = dict[UUID, errors.CodeqError | None]
+# The error of each task, or None.
+Results = dict[UUID, errors.CodeqError | None]
 
 
-def _send(job: BulkJob) -> Answers:
-    """Do it. Asked again, a script says of each task what it said the first time."""
-    tenant = _tenant(job)
-    answers: Answers = {}
-    for at in range(0, len(job.sending), SCRIPT):
-        began = time.monotonic()
-        ids = job.sending[at : at + SCRIPT]
+def _send(job: BulkJob) -> Results:
+    """Send the batch to Redis. If it is sent again, the results are the same."""
+    tenant = _find_tenant(job)
+    results: Results = {}
+    for start in range(0, len(job.sending), SCRIPT_SIZE):
+        started = time.monotonic()
+        ids = job.sending[start : start + SCRIPT_SIZE]
         names = [str(task_id) for task_id in ids]
         if job.kind == Kind.REPLAY:
-            said = services.replay_for(tenant, names, str(job.pk)).run_sync()
+            script_errors = services.replay_for(tenant, names, str(job.pk)).run_sync()
         elif job.kind == Kind.RECALL:
-            said = services.recall(tenant, names, str(job.recalls_id)).run_sync()
+            script_errors = services.recall(tenant, names, str(job.recalls_id)).run_sync()
         else:
-            said = services.purge_dead(tenant, names).run_sync()
-        answers |= zip(ids, said, strict=True)
-        # As long as it took, others have Redis to themselves.
-        time.sleep(time.monotonic() - began)
-    return answers
+            script_errors = services.purge_dead(tenant, names).run_sync()
+        results |= zip(ids, script_errors, strict=True)
+        # Leave Redis to other clients for as long as this script took.
+        time.sleep(time.monotonic() - started)
+    return results
 
 
-def _book(job: BulkJob, answers: Answers) -> None:
-    """Count what was sent, in the job that is locked."""
-    if not answers:
+def _record(job: BulkJob, results: Results) -> None:
+    """Count the tasks of the batch in the locked job, and record those to be shown."""
+    if not results:
         return
-    outcomes = {task_id: _outcome(job, error) for task_id, error in answers.items()}
+    outcomes = {task_id: _outcome(job, error) for task_id, error in results.items()}
     done = [task_id for task_id, outcome in outcomes.items() if outcome == DONE]
-    wrong = {task_id: error for task_id, error in answers.items() if error and outcomes[task_id] != DONE}
+    problems = {task_id: error for task_id, error in results.items() if error and outcomes[task_id] != DONE}
     counts = Counter(outcomes.values())
     job.done += counts[DONE]
     job.skipped += counts[SKIPPED]
@@ -136,119 +138,136 @@ def _book(job: BulkJob, answers: Answers) -> None:
     is_canary = job.canary > 0 and job.canaries_died is None
     if not job.filter:
         job.items.filter(task_id__in=done).update(outcome=DONE, is_canary=is_canary)
-        for task_id, error in wrong.items():
+        for task_id, error in problems.items():
             job.items.filter(task_id=task_id).update(outcome=outcomes[task_id], error=error.code)
         return
-    noted = list(wrong) if job.skipped + job.failed <= NOTED else []
+    recorded = list(problems) if job.skipped + job.failed <= MAX_RECORDED_FAILURES else []
     BulkItem.objects.bulk_create(
         BulkItem(
             job=job,
             task_id=task_id,
             outcome=outcomes[task_id],
-            error=wrong[task_id].code if task_id in wrong else "",
-            is_canary=is_canary and task_id not in wrong,
+            error=problems[task_id].code if task_id in problems else "",
+            is_canary=is_canary and task_id not in problems,
         )
-        for task_id in noted + (done if is_canary else [])
+        for task_id in recorded + (done if is_canary else [])
     )
 
 
-def _choose(job: BulkJob) -> None:
-    """Choose what is next, as much as canaries and rate allow; or see that there is nothing left."""
+def _choose_next(job: BulkJob) -> None:
+    """Choose the next batch, within the limits of canaries and rate, or end the job."""
     now = _now()
     job.started_at = job.started_at or now
-    room = PIECE
+    limit = BATCH_SIZE
     if job.canary and job.canaries_died is None:
-        room = min(room, job.canary - job.done)
-        if room <= 0:
-            job.state, job.watched_until = State.WATCHING, now + timedelta(seconds=job.canary_seconds)
+        limit = min(limit, job.canary - job.done)
+        if limit <= 0:
+            job.state, job.watched_until = JobState.WATCHING, now + timedelta(seconds=job.canary_seconds)
             return
     if job.rate_per_second:
-        room = min(room, _allowance(job, now))
-        if room == 0:
+        limit = min(limit, _available_by_rate(job, now))
+        if limit == 0:
             return
-    job.sending, is_last = _next(job, room)
+    job.sending, is_complete = _read_next(job, limit)
     if job.sending:
-        job.sent_at = now if not job.rate_per_second else _paid_until(job, now)
-    elif is_last:
-        job.state, job.ended_at = State.DONE, now
+        job.sent_at = now if not job.rate_per_second else _rate_used_until(job, now)
+    elif is_complete:
+        job.state, job.ended_at = JobState.DONE, now
         job.total = job.handled
 
 
-def _next(job: BulkJob, room: int) -> tuple[list[UUID], bool]:
-    """The next tasks; and whether there are none behind."""
+def _read_next(job: BulkJob, limit: int) -> tuple[list[UUID], bool]:
+    """Return the next tasks, and whether all tasks have been returned before."""
     if not job.filter:
         waiting = job.items.filter(outcome="").order_by("id").values_list("task_id", flat=True)
-        found = list(waiting[:room])
-        return found, not found
+        ids = list(waiting[:limit])
+        return ids, not ids
     after = None
     if job.after_ended_at is not None and job.after_task_id is not None:
         after = pagination.PageKey(job.after_ended_at, job.after_task_id)
-    keys, following = pagination.ascending(_which(job), after, room)
-    # The last one found, unless more was looked at than was found.
+    keys, following = pagination.read_keys_ascending(_to_row_filter(job), after, limit)
+    # `following` is later than the last key if the page has scanned rows without finding more.
     last = following or (keys[-1] if keys else None)
     if last is not None:
         job.after_ended_at, job.after_task_id = last
     return [key.task_id for key in keys], not keys and following is None
 
 
-def _allowance(job: BulkJob, now: datetime) -> int:
-    """How many may be sent now: what a second brings at most, and not in crumbs."""
+def _available_by_rate(job: BulkJob, now: datetime) -> int:
+    """Return how many tasks the rate allows now: at most those of one second.
+
+    Return 0 instead of a number that would make the batch very small.
+    """
     assert job.rate_per_second
     since = job.sent_at or now - timedelta(seconds=1)
-    earned = int(job.rate_per_second * min((now - since).total_seconds(), 1.0) + 1e-6)
-    return earned if earned >= min(PIECE, max(1, job.rate_per_second // 20)) else 0
+    available = int(job.rate_per_second * min((now - since).total_seconds(), 1.0) + 1e-6)
+    return available if available >= min(BATCH_SIZE, max(1, job.rate_per_second // 20)) else 0
 
 
-def _paid_until(job: BulkJob, now: datetime) -> datetime:
-    """Until when the rate is used up: fractions of a task are not lost."""
+def _rate_used_until(job: BulkJob, now: datetime) -> datetime:
+    """Return the time up to which the batch uses the rate. Fractions of a task are not lost."""
     assert job.rate_per_second
     since = max(job.sent_at or now, now - timedelta(seconds=1))
     return since + timedelta(seconds=len(job.sending) / job.rate_per_second)
 
 
-def _watch(job: BulkJob) -> None:
-    """See what became of the canaries: stop as soon as too many have died, go on when their time is over."""
+def _watch_canaries(job: BulkJob) -> None:
+    """Count the canaries that are dead letters again, and stop or continue the job.
+
+    The job stops as soon as there are too many of them. It continues when the time to watch has passed.
+    """
     canaries = list(job.items.filter(is_canary=True).values_list("task_id", flat=True))
-    # They died before the job, and were unmarked; what is marked now has died since.
+    # Read before the count, so that the count includes everything that ended before this time.
     until_ms = stream.drained_until_ms(engine().partition_of(str(job.tenant_id)))
+    # The replay has cleared their dead flags. A canary with the flag has died since.
     died = AuditedResult.objects.filter(pk__in=canaries, is_dead=True, ended_at__gt=job.before).count()
     now = _now()
     assert job.watched_until is not None
-    watched = BulkJob.objects.filter(pk=job.pk, state=State.WATCHING)
+    watching = BulkJob.objects.filter(pk=job.pk, state=JobState.WATCHING)
     if died * 100 > job.canary_percent * len(canaries):
-        watched.update(state=State.STOPPED, canaries_died=died, ended_at=now)
-    # Deaths that the audit has not heard of yet count too, so it must have heard of all until then.
+        watching.update(state=JobState.STOPPED, canaries_died=died, ended_at=now)
+    # The drain may be late: wait until the audit has everything that ended before `watched_until`.
     elif now >= job.watched_until and until_ms >= job.watched_until.timestamp() * 1000:
-        watched.update(state=State.RUNNING, canaries_died=died, sent_at=now)
+        watching.update(state=JobState.RUNNING, canaries_died=died, sent_at=now)
 
 
-def _unmark(job: BulkJob, answers: Answers) -> None:
-    """What was no dead letter when its turn came, or is gone, the list must not show; of the rest the stream tells."""
-    stale = [task_id for task_id, error in answers.items() if error is not None]
+def _clear_dead_flags(job: BulkJob, results: Results) -> None:
+    """Clear the dead flag of tasks that Redis rejected. The events stream updates the others."""
+    stale = [task_id for task_id, error in results.items() if error is not None]
     if stale and job.kind != Kind.RECALL:
         rows = AuditedResult.objects.filter(pk__in=stale, tenant_id=job.tenant_id, is_dead=True)
-        queries.forget(str(job.tenant_id), dict(rows.values_list("task_id", "position")))
+        queries.clear_dead_flags(str(job.tenant_id), dict(rows.values_list("task_id", "position")))
 
 
-def _which(job: BulkJob) -> pagination.RowFilter:
-    asked, were = _read_filter(job.filter), job.kind == Kind.RECALL
-    return queries.which([str(job.tenant_id)], asked, until=job.before, were=were)
+def _to_row_filter(job: BulkJob) -> pagination.RowFilter:
+    """Return the rows of the job's filter.
+
+    A recall includes rows that are no longer dead letters, because it is about replayed tasks.
+    """
+    return queries.to_row_filter(
+        [str(job.tenant_id)],
+        _decode_filter(job.filter),
+        until=job.before,
+        include_former=job.kind == Kind.RECALL,
+    )
 
 
 def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
-    """Skipped: it lives again, by somebody else's hand. Failed: Redis has let it go, and there is nothing to replay."""
+    """Return the outcome of one task.
+
+    SKIPPED: it is not a dead letter any more. For a recall: a worker has claimed it. FAILED: Redis does not have it.
+    """
     if error is None:
         return DONE
     if isinstance(error, errors.NotDead) or (job.kind == Kind.RECALL and isinstance(error, errors.Conflict)):
         return SKIPPED
-    # Gone is what was to be, and after a crash nobody can tell who did it.
+    # A deletion counts a missing task as done. After a crash, this job may have deleted it.
     return DONE if job.kind == Kind.DELETE else FAILED
 
 
-def _tenant(job: BulkJob) -> Tenant:
-    found = tenant_cache.find_tid(str(job.tenant_id))
-    # A tenant whose row is gone has limits no more; its dead letters are still where its id says.
-    return found or Tenant(tid=str(job.tenant_id), slug="")
+def _find_tenant(job: BulkJob) -> TenantSnapshot:
+    # A deleted tenant has no limits any more, but its keys in Redis only depend on its id.
+    return tenant_cache.find_by_tid(str(job.tenant_id)) or TenantSnapshot(tid=str(job.tenant_id), slug="")
 
 
 def _now() -> datetime:

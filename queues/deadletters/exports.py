@@ -1,4 +1,4 @@
-"""Dead letters taken away: all that are meant, with their payloads, a piece at a time, for people or programs."""
+"""Export dead letters with their payloads as JSON Lines or CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from queues.deadletters import queries
-from queues.deadletters.queries import DeadLetter, Filter, Tids
+from queues.deadletters.queries import DeadLetter, Filter, TenantIds
 from queues.models import AuditedResult
 from queues.search import pagination
 
@@ -20,33 +20,36 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def rows(tids: Tids, asked: Filter) -> Iterator[tuple[DeadLetter, str]]:
-    """Every dead letter that is meant, with its whole payload, the newest first; a piece at a time."""
-    meant, after = queries.which(tids, asked), None
+def rows(tids: TenantIds, letter_filter: Filter) -> Iterator[tuple[DeadLetter, str]]:
+    """Yield every matching dead letter with its whole payload, the newest first.
+
+    They are read page by page.
+    """
+    row_filter, after = queries.to_row_filter(tids, letter_filter), None
     while True:
-        found, after = pagination.keys(meant, after, pagination.PAGE_LIMIT)
+        keys, after = pagination.read_keys(row_filter, after, pagination.PAGE_LIMIT)
         payloads = dict(
-            AuditedResult.objects.filter(pk__in=[key.task_id for key in found]).values_list("task_id", "payload")
+            AuditedResult.objects.filter(pk__in=[key.task_id for key in keys]).values_list("task_id", "payload")
         )
-        for letter in queries.letters(found):
+        for letter in queries.read_letters(keys):
             yield letter, payloads.get(UUID(letter.id), "")
         if after is None:
             return
 
 
-def as_json_lines(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
-    """One JSON object a line, the payload as text."""
-    for letter, payload in found:
+def as_json_lines(rows: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
+    """Yield one JSON object per line, with the payload as a string."""
+    for letter, payload in rows:
         yield msgspec.json.encode(dict(zip(COLUMNS, _cells(letter, payload), strict=True))) + b"\n"
 
 
-def as_csv(found: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
-    """For a spreadsheet, which must not take what a producer wrote for a formula."""
+def as_csv(rows: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
+    """Yield CSV, escaped so that a spreadsheet runs no text of a producer as a formula."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
-    for letter, payload in found:
-        writer.writerow([_harmless(cell) for cell in _cells(letter, payload)])
+    for letter, payload in rows:
+        writer.writerow([_escape_formula(cell) for cell in _cells(letter, payload)])
         if text.tell() > 64 * 2**10:
             yield text.getvalue().encode()
             text.seek(0)
@@ -62,5 +65,5 @@ def _cells(letter: DeadLetter, payload: str) -> list[object]:
     ]  # fmt: skip
 
 
-def _harmless(cell: object) -> object:
+def _escape_formula(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

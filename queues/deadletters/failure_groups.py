@@ -13,31 +13,37 @@ from queues import failure_ids
 from queues.search import pagination
 from queues.search.pagination import Condition
 
-GROUPS = 100
+MAX_GROUPS = 100
 TREND_HOURS = 24
 
-_WANTED = "unnest(%s::text[], %s::text[], %s::bigint[]) WITH ORDINALITY AS wanted (tid, cmd, failure, nr)"
-_OF_WANTED = "FROM queues_auditedresult WHERE is_dead AND tenant_id = tid AND command = cmd AND fingerprint = failure"
+# The groups to show, numbered from 1, and the dead letters of one of them.
+_SHOWN = "unnest(%s::text[], %s::text[], %s::bigint[]) WITH ORDINALITY AS shown (tid, cmd, failure, number)"
+_LETTERS = "FROM queues_auditedresult WHERE is_dead AND tenant_id = tid AND command = cmd AND fingerprint = failure"
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters that died of the same thing. `trend`: how many died in each of the last hours, the latest last."""
+    """Dead letters with the same tenant, command and kind of error."""
 
     tid: str
     command: str
     failure: str
-    error: str
+    error: str  # of the newest one
     count: int
     first_at: datetime
     last_at: datetime
-    trend: list[int]
+    trend: list[int]  # dead letters of each of the last TREND_HOURS hours, the latest last
 
 
-def groups(tids: Sequence[str] | None, *, command: str | None = None, limit: int = GROUPS) -> list[FailureGroup]:
-    """The failures that dead letters died of, the most frequent first. Answered by an index, whatever their number."""
-    named = [] if command is None else [Condition("command = %s", (command,))]
-    known = Condition("is_dead AND fingerprint IS NOT NULL")
-    condition = pagination.all_of([known, *named, *pagination.of_tenants(None if tids is None else tuple(tids))])
+def groups(tids: Sequence[str] | None, *, command: str | None = None, limit: int = MAX_GROUPS) -> list[FailureGroup]:
+    """Return the failure groups, the largest first.
+
+    An index has all the rows that are counted.
+    """
+    conditions = [Condition("is_dead AND fingerprint IS NOT NULL")]
+    if command is not None:
+        conditions.append(Condition("command = %s", (command,)))
+    conditions += pagination.tenant_conditions(None if tids is None else tuple(tids))
+    condition = pagination.all_of(conditions)
     group = "tenant_id, command, fingerprint"
     with connection.cursor() as cursor:
         cursor.execute(
@@ -45,40 +51,43 @@ def groups(tids: Sequence[str] | None, *, command: str | None = None, limit: int
             f"WHERE {condition.sql} GROUP BY {group} ORDER BY count(*) DESC, {group} LIMIT %s",
             [*condition.params, limit],
         )
-        found = cursor.fetchall()
-        # Only of those that are shown: the newest error of each, and how many died in each hour.
-        shown = _columns(found, 3)
+        counts = cursor.fetchall()
+        # For the groups to show only: the newest error, and the numbers by hour.
+        shown = _transpose(counts, 3)
         cursor.execute(
-            f"SELECT newest.error FROM {_WANTED} LEFT JOIN LATERAL ("  # noqa: S608
-            f"SELECT left(error, 1000) AS error {_OF_WANTED} ORDER BY ended_at DESC LIMIT 1"
-            ") AS newest ON true ORDER BY nr",
+            f"SELECT newest.error FROM {_SHOWN} LEFT JOIN LATERAL ("  # noqa: S608
+            f"SELECT left(error, 1000) AS error {_LETTERS} ORDER BY ended_at DESC LIMIT 1"
+            ") AS newest ON true ORDER BY number",
             shown,
         )
-        newest = [error or "" for (error,) in cursor.fetchall()]
+        newest_errors = [error or "" for (error,) in cursor.fetchall()]
         cursor.execute(
-            "SELECT nr, floor(extract(epoch FROM now() - died.ended_at) / 3600)::int AS ago, count(*) "  # noqa: S608
-            f"FROM {_WANTED} CROSS JOIN LATERAL ("
-            f"SELECT ended_at {_OF_WANTED} AND ended_at > now() - make_interval(hours => %s)"
-            ") AS died GROUP BY nr, ago",
+            "SELECT number, floor(extract(epoch FROM now() - died.ended_at) / 3600)::int AS hours_ago, count(*) "  # noqa: S608
+            f"FROM {_SHOWN} CROSS JOIN LATERAL ("
+            f"SELECT ended_at {_LETTERS} AND ended_at > now() - make_interval(hours => %s)"
+            ") AS died GROUP BY number, hours_ago",
             [*shown, TREND_HOURS],
         )
-        trends = [[0] * TREND_HOURS for _ in found]
+        trends = [[0] * TREND_HOURS for _ in counts]
         for number, hours_ago, died in cursor.fetchall():
             trends[number - 1][TREND_HOURS - 1 - min(max(hours_ago, 0), TREND_HOURS - 1)] += died
     return [
         FailureGroup(
             tid=tid,
-            command=name,
+            command=command_name,
             failure=failure_ids.to_text(failure),
             error=error,
-            count=number,
+            count=total,
             first_at=first,
             last_at=last,
             trend=trend,
         )
-        for (tid, name, failure, number, first, last), error, trend in zip(found, newest, trends, strict=True)
+        for (tid, command_name, failure, total, first, last), error, trend in zip(
+            counts, newest_errors, trends, strict=True
+        )
     ]
 
 
-def _columns(found: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    return [[row[at] for row in found] for at in range(width)]
+def _transpose(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return the first `width` columns of the rows."""
+    return [[row[index] for row in rows] for index in range(width)]

@@ -1,7 +1,7 @@
-"""Dead letters: found, replayed, deleted. Lists come from PostgreSQL, never from Redis.
+"""Find, replay and delete dead letters. Lists are read from PostgreSQL, never from Redis.
 
-The audit marks a dead letter (`is_dead`) when the stream tells of its death, and unmarks it when the stream tells that
-it was replayed or removed; so a list is as late as the drain, a second. What is done here is unmarked at once.
+The drain sets the flag `is_dead` of a row when its task becomes a dead letter, and clears it when the task is replayed
+or removed. So a list is about a second behind Redis. The functions of this module clear the flag at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from queues.domain import Task
 from queues.models import AuditedResult
 from queues.search import pagination
 from queues.search.pagination import Condition, RowFilter
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
-# The tenants a question is about: None = all there are, for the platform's own operators.
-Tids = Sequence[str] | None
-SHOWN_CHARS = 200
+# The tenants to read. None: all tenants, for the platform's own operators.
+TenantIds = Sequence[str] | None
+PAYLOAD_CHARS = 200
 COUNT_MS = 3_000
 COUNT_LIMIT = 10_000_000
 
@@ -35,15 +35,15 @@ Words = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
-    """Which dead letters. What is not said does not matter."""
+    """Conditions on dead letters. A dead letter must fulfil all that are given."""
 
     command: str | None = None
-    failure: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}(?!\n)$", description="The number of a group.")] | None = None
+    failure: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}(?!\n)$", description="Id of a failure group.")] | None = None
     text: Annotated[Words, Meta(description="Words of error, payload or worker.")] | None = None
     error: Annotated[Words, Meta(description="Words of the error.")] | None = None
     died_after: Annotated[datetime, Meta(tz=True)] | None = None
     died_before: Annotated[datetime, Meta(tz=True)] | None = None
-    # Whole numbers, however JSON writes them.
+    # Whole numbers. JSON may write them as 3 or 3.0.
     deliveries_from: Annotated[float, Meta(multiple_of=1, ge=0, le=2**31 - 1)] | None = None
     deliveries_to: Annotated[float, Meta(multiple_of=1, ge=0, le=2**31 - 1)] | None = None
     json_path: (
@@ -52,7 +52,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             Meta(
                 min_length=1,
                 max_length=500,
-                description="SQL/JSON path that finds something in the payload other than false and null.",
+                description="SQL/JSON path that matches a value in the payload other than false and null.",
                 examples=["$.customer.id == 42", '$.items[*] ? (@.sku starts with "A")'],
             ),
         ]
@@ -61,7 +61,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter as lists show it."""
+    """A dead letter in a list, with the beginning of its payload."""
 
     id: str
     tid: str
@@ -79,110 +79,135 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`cursor` leads to the next page. A page may be short, even empty, and still lead on: it has looked at enough."""
+    """A page of dead letters, and the cursor of the next page.
+
+    A page may have few or no rows and still have a cursor, because the work for one page is limited.
+    """
 
     letters: list[DeadLetter]
     cursor: str | None
 
 
-def page(tids: Tids, asked: Filter, *, cursor: str | None = None, limit: int = pagination.PAGE) -> DeadLetterPage:
-    """The next dead letters, the newest first: bounded work, whatever is asked."""
-    after = pagination.from_text(cursor) if cursor else None
-    found, following = pagination.keys(which(tids, asked), after, limit)
-    return DeadLetterPage(letters=letters(found), cursor=pagination.to_text(following) if following else None)
+def page(
+    tids: TenantIds, letter_filter: Filter, *, cursor: str | None = None, limit: int = pagination.PAGE
+) -> DeadLetterPage:
+    """Return a page of the matching dead letters, the newest first, with limited work."""
+    after = pagination.decode_cursor(cursor) if cursor else None
+    keys, following = pagination.read_keys(to_row_filter(tids, letter_filter), after, limit)
+    return DeadLetterPage(letters=read_letters(keys), cursor=pagination.encode_cursor(following) if following else None)
 
 
-def count(tids: Tids, asked: Filter, *, milliseconds: int = COUNT_MS) -> int | None:
-    """How many there are; None if that would take too long to say."""
-    return pagination.count(which(tids, asked), at_most=COUNT_LIMIT, milliseconds=milliseconds)
+def count(tids: TenantIds, letter_filter: Filter, *, milliseconds: int = COUNT_MS) -> int | None:
+    """Return the number of matching dead letters, or None if counting takes too long."""
+    return pagination.count(to_row_filter(tids, letter_filter), at_most=COUNT_LIMIT, milliseconds=milliseconds)
 
 
-def which(tids: Tids, asked: Filter, *, until: datetime | None = None, were: bool = False) -> RowFilter:
-    """The rows that a filter means; `until`: those that were dead by then; `were`: also if they are no more.
+def to_row_filter(
+    tids: TenantIds, letter_filter: Filter, *, until: datetime | None = None, include_former: bool = False
+) -> RowFilter:
+    """Return the rows that match the filter.
 
-    InvalidRequest for a JSON path that is none, and for words without a letter or digit, which would mean everything.
+    With `until`, only tasks that died up to this time. With `include_former`, also tasks that became dead letters and
+    were replayed or removed since. Raises InvalidRequest for an invalid JSON path, and for text without a letter or
+    digit, which would match every row.
     """
-    if asked.command is not None:
-        validation.check_command(asked.command)
-    where: list[Condition] = []
-    if were:
-        # An index knows what did not complete, and it is little.
-        within = [Condition("status <> 'COMPLETED'")]
-        where += [Condition("status = 'FAILED' AND outcome <> 'FAILED'"), *_command(asked.command)]
+    if letter_filter.command is not None:
+        validation.check_command(letter_filter.command)
+    scanned: list[Condition] = []
+    if include_former:
+        # An index has the few rows that are not completed.
+        indexed = [Condition("status <> 'COMPLETED'")]
+        scanned += [
+            Condition("status = 'FAILED' AND outcome <> 'FAILED'"),
+            *_command_conditions(letter_filter.command),
+        ]
     else:
-        within = [Condition("is_dead"), *_command(asked.command)]
-    if asked.failure is not None:
+        indexed = [Condition("is_dead"), *_command_conditions(letter_filter.command)]
+    if letter_filter.failure is not None:
         try:
-            condition = Condition("fingerprint = %s", (failure_ids.from_text(asked.failure),))
+            condition = Condition("fingerprint = %s", (failure_ids.from_text(letter_filter.failure),))
         except ValueError:
-            raise errors.InvalidRequest("failure: 16 hex digits") from None
-        # The index that knows failures knows them by command.
-        (where if were or asked.command is None else within).append(condition)
+            raise errors.InvalidRequest("failure: must be 16 hexadecimal digits") from None
+        # The index of fingerprints begins with the command.
+        (scanned if include_former or letter_filter.command is None else indexed).append(condition)
     for sql, value in (
-        ("ended_at > %s", asked.died_after),
-        ("ended_at < %s", asked.died_before),
+        ("ended_at > %s", letter_filter.died_after),
+        ("ended_at < %s", letter_filter.died_before),
         ("ended_at <= %s", until),
     ):
         if value is not None:
-            within.append(Condition(sql, (pagination.in_utc(value),)))
-    for sql, number in (("deliveries >= %s", asked.deliveries_from), ("deliveries <= %s", asked.deliveries_to)):
+            indexed.append(Condition(sql, (pagination.in_utc(value),)))
+    for sql, number in (
+        ("deliveries >= %s", letter_filter.deliveries_from),
+        ("deliveries <= %s", letter_filter.deliveries_to),
+    ):
         if number is not None:
-            where.append(Condition(sql, (number,)))
-    if asked.error is not None:
-        words = (pagination.as_tsquery(asked.error, "error"),)
-        where.append(Condition("queues_words('', '', error, '') @@ to_tsquery('simple', %s)", words))
-    if asked.json_path is not None:
-        _check_path(asked.json_path)
-        where.append(Condition("queues_finds(payload, %s::jsonpath)", (asked.json_path,)))
-    said = [
+            scanned.append(Condition(sql, (number,)))
+    if letter_filter.error is not None:
+        words = (pagination.as_tsquery(letter_filter.error, "error"),)
+        scanned.append(Condition("queues_words('', '', error, '') @@ to_tsquery('simple', %s)", words))
+    if letter_filter.json_path is not None:
+        _check_json_path(letter_filter.json_path)
+        scanned.append(Condition("queues_finds(payload, %s::jsonpath)", (letter_filter.json_path,)))
+    tsqueries = [
         pagination.as_tsquery(text, name)
-        for name, text in (("error", asked.error), ("text", asked.text))
+        for name, text in (("error", letter_filter.error), ("text", letter_filter.text))
         if text is not None
     ]
-    return RowFilter(tids=_tuple(tids), within=tuple(within), where=tuple(where), words=" & ".join(said))
+    return RowFilter(tids=_to_tuple(tids), indexed=tuple(indexed), scanned=tuple(scanned), words=" & ".join(tsqueries))
 
 
-def letters(found: Sequence[pagination.PageKey]) -> list[DeadLetter]:
-    """What lists show of these rows, in their order."""
-    ids = [key.task_id for key in found]
-    rows = AuditedResult.objects.filter(pk__in=ids).annotate(payload_start=Left("payload", SHOWN_CHARS))
-    by_id = {row["task_id"]: row for row in rows.values(*_SHOWN, "payload_start")}
-    return [_letter(by_id[task_id]) for task_id in ids if task_id in by_id]
+def read_letters(keys: Sequence[pagination.PageKey]) -> list[DeadLetter]:
+    """Return the dead letters with these keys, in the order of the keys."""
+    ids = [key.task_id for key in keys]
+    rows = AuditedResult.objects.filter(pk__in=ids).annotate(payload_start=Left("payload", PAYLOAD_CHARS))
+    by_id = {row["task_id"]: row for row in rows.values(*_COLUMNS, "payload_start")}
+    return [_to_letter(by_id[task_id]) for task_id in ids if task_id in by_id]
 
 
 def replay(
-    tenant: Tenant, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
+    tenant: TenantSnapshot, task_ids: Sequence[str], payloads: Mapping[str, str] | None = None
 ) -> list[Task | errors.CodeqError]:
-    """Bring dead letters back in line, some perhaps with a mended payload (JSON text); what became of each.
+    """Replay at most 1,000 dead letters, and return each task or its error.
 
-    At most 1,000; more are a bulk job. NotDead for what is none any more, TaskNotFound for what is gone.
+    `payloads` has the new payloads (JSON text) of tasks to be changed. The error is NotDead for a task that is not a
+    dead letter any more, and TaskNotFound for a task that Redis does not have. Raises InvalidRequest or
+    PayloadTooLarge, without replaying any task, if a payload is not valid.
     """
-    new = {task_id: _compact(tenant, payload) for task_id, payload in (payloads or {}).items()}
+    new_payloads = {task_id: _compact(tenant, payload) for task_id, payload in (payloads or {}).items()}
     specs = []
-    for task_id in task_ids if new else ():
+    for task_id in task_ids if new_payloads else ():
         spec = None
-        if task_id in new:
-            with contextlib.suppress(errors.TaskNotFound):  # the replay will say so
-                spec = msgspec.structs.replace(selectors.task(tenant, task_id).run_sync().spec, payload=new[task_id])
+        if task_id in new_payloads:
+            with contextlib.suppress(errors.TaskNotFound):  # the replay returns this error
+                spec = msgspec.structs.replace(
+                    selectors.task(tenant, task_id).run_sync().spec, payload=new_payloads[task_id]
+                )
         specs.append(spec)
-    positions = _positions(tenant.tid, task_ids)
-    answers = services.replay(tenant, task_ids, specs).run_sync()
-    _unmark(tenant.tid, positions, task_ids, answers)
-    return answers
+    positions = _read_positions(tenant.tid, task_ids)
+    results = services.replay(tenant, task_ids, specs).run_sync()
+    _clear_processed(tenant.tid, positions, task_ids, results)
+    return results
 
 
-def delete(tenant: Tenant, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
-    """Delete dead letters for good; the audit of their attempts stays. What was wrong with each, or None."""
+def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.CodeqError | None]:
+    """Delete dead letters from Redis, and return the error of each or None.
+
+    Their rows in the audit are kept.
+    """
     valid = [task_id for task_id in task_ids if validation.is_id(task_id)]
-    positions = _positions(tenant.tid, valid)
-    wrong = services.purge_dead(tenant, valid).run_sync()
-    _unmark(tenant.tid, positions, valid, wrong)
-    answers = iter(wrong)
-    return [next(answers) if validation.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+    positions = _read_positions(tenant.tid, valid)
+    results = services.purge_dead(tenant, valid).run_sync()
+    _clear_processed(tenant.tid, positions, valid, results)
+    remaining = iter(results)
+    return [next(remaining) if validation.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
 
 
-def forget(tid: str, positions: Mapping[UUID, int]) -> None:
-    """Redis says that these are dead no more: unmark them, unless the audit has heard of a later death since."""
+def clear_dead_flags(tid: str, positions: Mapping[UUID, int]) -> None:
+    """Clear the dead flag of these tasks, unless their row's position has changed.
+
+    A changed position shows that the drain has stored a later death.
+    """
     if not positions:
         return
     with connection.cursor() as cursor:
@@ -195,13 +220,13 @@ def forget(tid: str, positions: Mapping[UUID, int]) -> None:
         )
 
 
-_SHOWN = (
+_COLUMNS = (
     "task_id", "tenant_id", "command", "priority", "error", "fingerprint", "deliveries", "attempts", "max_attempts",
     "worker", "created_at", "ended_at",
 )  # fmt: skip
 
 
-def _letter(row: Mapping[str, Any]) -> DeadLetter:
+def _to_letter(row: Mapping[str, Any]) -> DeadLetter:
     return DeadLetter(
         id=str(row["task_id"]),
         tid=row["tenant_id"],
@@ -219,7 +244,7 @@ def _letter(row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def _compact(tenant: Tenant, payload: str) -> str:
+def _compact(tenant: TenantSnapshot, payload: str) -> str:
     try:
         raw = msgspec.json.decode(payload, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -229,34 +254,39 @@ def _compact(tenant: Tenant, payload: str) -> str:
     return text
 
 
-def _positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
-    """Which death of each the audit shows, before anything is done about it."""
+def _read_positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
+    """Return the stream positions of the deaths in the audit, before the tasks are changed."""
     ids = [UUID(task_id) for task_id in task_ids if validation.is_id(task_id)]
-    shown = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
-    return {str(task_id): position for task_id, position in shown.values_list("task_id", "position")}
+    rows = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
+    return {str(task_id): position for task_id, position in rows.values_list("task_id", "position")}
 
 
-def _unmark(tid: str, positions: Mapping[str, int], task_ids: Sequence[str], answers: Sequence[object]) -> None:
-    """Whatever the answer was (done, not dead, not there): it is no dead letter now."""
-    over = {
+def _clear_processed(
+    tid: str, positions: Mapping[str, int], task_ids: Sequence[str], results: Sequence[object]
+) -> None:
+    """Clear the dead flag of tasks that were replayed or deleted now, or before.
+
+    With the errors NotDead and TaskNotFound too, the task is not a dead letter any more.
+    """
+    no_longer_dead = {
         UUID(task_id): positions[task_id]
-        for task_id, answer in zip(task_ids, answers, strict=True)
+        for task_id, result in zip(task_ids, results, strict=True)
         if task_id in positions
-        and (not isinstance(answer, errors.CodeqError) or isinstance(answer, errors.NotDead | errors.TaskNotFound))
+        and (not isinstance(result, errors.CodeqError) or isinstance(result, errors.NotDead | errors.TaskNotFound))
     }
-    forget(tid, over)
+    clear_dead_flags(tid, no_longer_dead)
 
 
-def _command(command: str | None) -> list[Condition]:
+def _command_conditions(command: str | None) -> list[Condition]:
     return [] if command is None else [Condition("command = %s", (command,))]
 
 
-def _tuple(tids: Tids) -> tuple[str, ...] | None:
+def _to_tuple(tids: TenantIds) -> tuple[str, ...] | None:
     return None if tids is None else tuple(tids)
 
 
-def _check_path(path: str) -> None:
-    """What PostgreSQL says against a JSON path is the asker's to hear."""
+def _check_json_path(path: str) -> None:
+    """Raise InvalidRequest with PostgreSQL's message if the JSON path is not valid."""
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT %s::jsonpath", [path])

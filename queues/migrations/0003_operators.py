@@ -37,7 +37,7 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR character_not_in_repe
     RETURN false;
 END $$;
 
--- A tenant with its policies is one thing to whoever follows its changes (tenants/directory.py).
+-- A change of a policy changes the tenant's row too, because TenantCache (tenants/cache.py) polls the rows of tenants.
 CREATE FUNCTION queues_policy_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN

@@ -1,8 +1,8 @@
-"""Pages of the audit: found by an index, continued by a key, and never more work than a page may cost.
+"""Keyset pagination of the audit's results, with a bound on the work for one page.
 
-A condition that an index answers narrows what is read. Any other one is put to at most LOOK rows for one page; a page
-that has looked at so many ends early, with the place to go on from. Words are looked up in their own index first, and
-only where they are too common for that the rows are walked.
+Conditions that an index supports narrow the rows that are read. All other conditions are checked on at most SCAN_LIMIT
+rows per page. A page that reaches this limit ends early, with a cursor to continue. Words are looked up in their own
+index first. If they match too many rows for this, the rows are scanned in the order of the pages.
 """
 
 from __future__ import annotations
@@ -21,260 +21,293 @@ from core.errors import InvalidRequest
 
 PAGE = 50
 PAGE_LIMIT = 1000
-# Rows that one page looks at, and how many of them at once.
+# Rows that one page scans, and rows that one query reads.
 SCAN_LIMIT = 5_000
 WINDOW = 1_000
-PAGE_MS = 5_000  # for one WINDOW: a JSON path may hold a regular expression of any cost
-# Rows that words may stand for, to be read from their index and sorted.
+PAGE_MS = 5_000  # for one WINDOW: a JSON path may contain a regular expression of any cost
+# Rows that are read from the index of words and sorted. Words with more matches are searched by a scan.
 WORDS_ROWS = 2_000
 WORDS_MS = 1_000
-# More tenants than that are walked together, and not each by its own index.
-TENANTS = 100
+# Up to this number of tenants, the rows of each are read from its own part of the index.
+MAX_TENANTS = 100
 
-CANCELLED = "57014"
-TOO_LONG = "This takes too long to find: ask for something simpler."
+CANCELLED = "57014"  # SQLSTATE of a statement that statement_timeout has ended
+TOO_LONG = "The search takes too long. Use a simpler filter."
+INVALID_CURSOR = "cursor: not valid. Use the cursor of the previous page."
 WORDS_CHARS = 300
+MAX_WORDS = 32
 WORD = re.compile(r"[^\W_]+")
 
 
 class PageKey(NamedTuple):
-    """Where a row stands in the order of pages, the newest first."""
+    """The position of a row in the order of pages, the newest first."""
 
     ended_at: datetime
     task_id: UUID
 
 
 class Condition(NamedTuple):
+    """An SQL condition with its parameters."""
+
     sql: str
     params: tuple[Any, ...] = ()
 
 
 class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows meant: of these tenants (None = of all), `within` what an index knows, `where` what it does not."""
+    """The rows of a search. A row must fulfil all conditions."""
 
-    tids: tuple[str, ...] | None
-    within: tuple[Condition, ...] = ()
-    where: tuple[Condition, ...] = ()
-    words: str = ""
+    tids: tuple[str, ...] | None  # None: all tenants
+    indexed: tuple[Condition, ...] = ()  # conditions that an index supports
+    scanned: tuple[Condition, ...] = ()  # conditions that are checked row by row
+    words: str = ""  # a tsquery
 
 
 class PageKeys(NamedTuple):
-    found: list[PageKey]
-    # Behind which key the next page begins; None where there is nothing behind.
-    after: PageKey | None
+    """The keys of a page's rows."""
+
+    keys: list[PageKey]
+    after: PageKey | None  # the next page begins after this key; None: there is no next page
 
 
 def in_utc(moment: datetime) -> datetime:
-    """The same moment as PostgreSQL takes it: it knows no zone sixteen hours away, and an offset may be any."""
+    """Convert a time to UTC, because PostgreSQL rejects offsets of sixteen hours and more."""
     try:
         return moment.astimezone(UTC)
     except OverflowError:
         return (datetime.min if moment.year == MINYEAR else datetime.max).replace(tzinfo=UTC)
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text as queues_words has them, but for their case."""
-    return WORD.findall(text)[:32]
+def split_words(text: str) -> list[str]:
+    """Return the words of a text as the SQL function `queues_words` does, but keep the case."""
+    return WORD.findall(text)[:MAX_WORDS]
 
 
 def as_tsquery(text: str, name: str) -> str:
-    """Every word must be there; the last one may be the beginning of a word. InvalidRequest if there is none."""
+    """Return a tsquery that requires every word; the last may be the beginning of a word.
+
+    Raises InvalidRequest if the text is too long or has no word.
+    """
     if len(text) > WORDS_CHARS:
         raise InvalidRequest(f"{name}: at most {WORDS_CHARS} characters")
-    words = words_of(text)
+    words = split_words(text)
     if not words:
-        raise InvalidRequest(f"{name}: there is no word in it")
+        raise InvalidRequest(f"{name}: must contain a letter or digit")
     return " & ".join([*words[:-1], f"{words[-1]}:*"])
 
 
-def keys(which: RowFilter, after: PageKey | None = None, limit: int = PAGE) -> PageKeys:
-    """The keys of the next page, the newest first."""
-    if which.tids == ():
+def read_keys(row_filter: RowFilter, after: PageKey | None = None, limit: int = PAGE) -> PageKeys:
+    """Return the keys of the next page, the newest first.
+
+    Raises InvalidRequest if the search takes too long.
+    """
+    if row_filter.tids == ():
         return PageKeys([], None)
-    if which.words:
-        found = _by_words(which, after, limit)
-        if found is not None:
-            return found
-        which = msgspec.structs.replace(which, where=(*which.where, _has_words(which)))
-    try:
-        with at_most_for(PAGE_MS):
-            return _walk(which, after, limit)
-    except TooLongError:
-        raise InvalidRequest(TOO_LONG) from None
+    if row_filter.words:
+        page = _read_by_words(row_filter, after, limit)
+        if page is not None:
+            return page
+    return _scan_page(row_filter, after, limit, ascending=False)
 
 
-def ascending(which: RowFilter, after: PageKey | None, limit: int) -> PageKeys:
-    """The keys of the next piece, the oldest first; for a job that goes through all of them."""
-    if which.words:
-        which = msgspec.structs.replace(which, where=(*which.where, _has_words(which)))
-    try:
-        with at_most_for(PAGE_MS):
-            return _walk(which, after, limit, upwards=True)
-    except TooLongError:
-        raise InvalidRequest(TOO_LONG) from None
+def read_keys_ascending(row_filter: RowFilter, after: PageKey | None, limit: int) -> PageKeys:
+    """Return the keys of the next page, the oldest first, for a bulk job.
+
+    Raises InvalidRequest if the search takes too long.
+    """
+    return _scan_page(row_filter, after, limit, ascending=True)
 
 
-def count(which: RowFilter, *, at_most: int, milliseconds: int) -> int | None:
-    """How many rows there are, no more than `at_most`; None if counting would take too long."""
-    if which.tids == ():
+def count(row_filter: RowFilter, *, at_most: int, milliseconds: int) -> int | None:
+    """Return the number of rows, up to `at_most`, or None if counting takes too long."""
+    if row_filter.tids == ():
         return 0
-    condition = all_of([*which.within, *which.where, *of_tenants(which.tids)])
-    if which.words:
-        condition = all_of([condition, _has_words(which), *_their_words(which)])
-    sql = f"SELECT count(*) FROM (SELECT FROM queues_auditedresult WHERE {condition.sql} LIMIT %s) AS found"  # noqa: S608
+    condition = all_of([*row_filter.indexed, *row_filter.scanned, *tenant_conditions(row_filter.tids)])
+    if row_filter.words:
+        condition = all_of([condition, _has_words(row_filter), *_has_tenant_word(row_filter)])
+    sql = f"SELECT count(*) FROM (SELECT FROM queues_auditedresult WHERE {condition.sql} LIMIT %s) AS counted"  # noqa: S608
     try:
-        with at_most_for(milliseconds), connection.cursor() as cursor:
+        with statement_timeout(milliseconds), connection.cursor() as cursor:
             cursor.execute(sql, [*condition.params, at_most])
             return int(cursor.fetchone()[0])
-    except TooLongError:
+    except StatementTimeoutError:
         return None
 
 
-class TooLongError(Exception):
-    """The database did not answer in the time given."""
+class StatementTimeoutError(Exception):
+    """A statement did not end within its time limit."""
 
 
 @contextmanager
-def at_most_for(milliseconds: int, **settings: str) -> Iterator[None]:
-    """What is asked in this block ends after so long, with TooLongError; `settings` hold in it as well."""
+def statement_timeout(milliseconds: int, **settings: str) -> Iterator[None]:
+    """Limit the time of each statement in the block, and set these PostgreSQL settings in it.
+
+    Raises StatementTimeoutError if a statement takes longer.
+    """
     settings["statement_timeout"] = str(milliseconds)
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             names = list(settings)
             cursor.execute("SELECT " + ", ".join("current_setting(%s)" for _ in names), names)
             before = dict(zip(names, cursor.fetchone(), strict=True))
-            _set(cursor, settings)
+            _apply_settings(cursor, settings)
             yield
-            # An outer transaction goes on as it was.
-            _set(cursor, before)
+            # Restore the settings of an outer transaction.
+            _apply_settings(cursor, before)
     except OperationalError as error:
         if getattr(error.__cause__, "sqlstate", None) != CANCELLED:
             raise
-        raise TooLongError from error
+        raise StatementTimeoutError from error
 
 
-def _set(cursor: Any, settings: dict[str, str]) -> None:
+def _apply_settings(cursor: Any, settings: dict[str, str]) -> None:
     for name, value in settings.items():
         cursor.execute("SELECT set_config(%s, %s, true)", [name, value])
 
 
-def _by_words(which: RowFilter, after: PageKey | None, limit: int) -> PageKeys | None:
-    """From the index of words, all of them; None where that is too many, or takes too long."""
-    asked = all_of([*which.within, *which.where, *of_tenants(which.tids)])
-    words = all_of([_has_words(which), *_their_words(which)])
+def _read_by_words(row_filter: RowFilter, after: PageKey | None, limit: int) -> PageKeys | None:
+    """Read all rows with the words from their index and return one page of them.
+
+    Return None if there are too many rows or if this takes too long.
+    """
+    others = all_of([*row_filter.indexed, *row_filter.scanned, *tenant_conditions(row_filter.tids)])
+    words = all_of([_has_words(row_filter), *_has_tenant_word(row_filter)])
     sql = (
-        f"SELECT ended_at, task_id, {asked.sql} FROM queues_auditedresult "  # noqa: S608 - conditions of ours
+        f"SELECT ended_at, task_id, {others.sql} FROM queues_auditedresult "  # noqa: S608 - our own conditions
         f"WHERE {words.sql} LIMIT %s"
     )
     try:
-        # The planner must not take a LIMIT as an invitation to read the table.
-        with at_most_for(WORDS_MS, enable_seqscan="off"), connection.cursor() as cursor:
-            cursor.execute(sql, [*asked.params, *words.params, WORDS_ROWS + 1])
+        # Otherwise the LIMIT can make the planner choose a scan of the table.
+        with statement_timeout(WORDS_MS, enable_seqscan="off"), connection.cursor() as cursor:
+            cursor.execute(sql, [*others.params, *words.params, WORDS_ROWS + 1])
             rows = cursor.fetchall()
-    except TooLongError:
+    except StatementTimeoutError:
         return None
     if len(rows) > WORDS_ROWS:
         return None
-    found = sorted((PageKey(ended_at, task_id) for ended_at, task_id, is_asked in rows if is_asked), reverse=True)
-    return _page([key for key in found if after is None or key < after], limit)
+    keys = sorted((PageKey(ended_at, task_id) for ended_at, task_id, is_match in rows if is_match), reverse=True)
+    return _cut_page([key for key in keys if after is None or key < after], limit)
 
 
-def _walk(which: RowFilter, after: PageKey | None, limit: int, *, upwards: bool = False) -> PageKeys:
-    found: list[PageKey] = []
-    looked, last = 0, after
-    hit = all_of(which.where)
+def _scan_page(row_filter: RowFilter, after: PageKey | None, limit: int, *, ascending: bool) -> PageKeys:
+    """Scan the rows in the order of the pages, with a time limit for each query."""
+    if row_filter.words:
+        row_filter = msgspec.structs.replace(row_filter, scanned=(*row_filter.scanned, _has_words(row_filter)))
+    try:
+        with statement_timeout(PAGE_MS):
+            return _scan(row_filter, after, limit, ascending)
+    except StatementTimeoutError:
+        raise InvalidRequest(TOO_LONG) from None
+
+
+def _scan(row_filter: RowFilter, after: PageKey | None, limit: int, ascending: bool) -> PageKeys:
+    keys: list[PageKey] = []
+    scanned, last = 0, after
+    match = all_of(row_filter.scanned)
     while True:
-        window = limit + 1 - len(found) if not which.where else min(WINDOW, max(2 * limit, looked), SCAN_LIMIT - looked)
-        rows = _window(which, hit, last, window, upwards)
-        found += [PageKey(ended_at, task_id) for ended_at, task_id, is_hit in rows if is_hit]
-        looked += len(rows)
-        if len(found) > limit:
-            return _page(found, limit)
-        if len(rows) < window:
-            return PageKeys(found, None)
-        last = PageKey(rows[-1][0], rows[-1][1])
-        if looked >= SCAN_LIMIT:
-            return PageKeys(found, last)
-
-
-def _window(which: RowFilter, hit: Condition, after: PageKey | None, window: int, upwards: bool) -> list[Any]:
-    """The next rows in order, with whether each is meant."""
-    within = list(which.within)
-    if after is not None:
-        within.append(Condition(f"(ended_at, task_id) {'>' if upwards else '<'} (%s, %s)", tuple(after)))
-    way = "ASC" if upwards else "DESC"
-    order = f"ORDER BY ended_at {way}, task_id {way} LIMIT %s"
-    if which.tids is not None and 1 < len(which.tids) <= TENANTS:
-        # Each tenant's next rows by its own index, and the first of them all.
-        condition = all_of([Condition("tenant_id = tid"), *within])
-        sql = (
-            f"SELECT each.* FROM unnest(%s::text[]) AS tid CROSS JOIN LATERAL ("  # noqa: S608
-            f"SELECT ended_at, task_id, {hit.sql} FROM queues_auditedresult WHERE {condition.sql} {order}"
-            f") AS each {order}"
-        )
-        params = [list(which.tids), *hit.params, *condition.params, window, window]
-    else:
-        if which.tids is not None and len(which.tids) > TENANTS:
-            hit = all_of([hit, *of_tenants(which.tids)])
+        if row_filter.scanned:
+            window = min(WINDOW, max(2 * limit, scanned), SCAN_LIMIT - scanned)
         else:
-            within += of_tenants(which.tids)
-        condition = all_of(within)
-        sql = f"SELECT ended_at, task_id, {hit.sql} FROM queues_auditedresult WHERE {condition.sql} {order}"  # noqa: S608
-        params = [*hit.params, *condition.params, window]
+            window = limit + 1 - len(keys)
+        rows = _read_window(row_filter, match, last, window, ascending)
+        keys += [PageKey(ended_at, task_id) for ended_at, task_id, is_match in rows if is_match]
+        scanned += len(rows)
+        if len(keys) > limit:
+            return _cut_page(keys, limit)
+        if len(rows) < window:
+            return PageKeys(keys, None)
+        last = PageKey(rows[-1][0], rows[-1][1])
+        if scanned >= SCAN_LIMIT:
+            return PageKeys(keys, last)
+
+
+def _read_window(
+    row_filter: RowFilter, match: Condition, after: PageKey | None, window: int, ascending: bool
+) -> list[Any]:
+    """Return the next rows in order, each with the value of the condition `match`."""
+    tids = row_filter.tids
+    indexed = list(row_filter.indexed)
+    if after is not None:
+        indexed.append(Condition(f"(ended_at, task_id) {'>' if ascending else '<'} (%s, %s)", tuple(after)))
+    direction = "ASC" if ascending else "DESC"
+    order = f"ORDER BY ended_at {direction}, task_id {direction} LIMIT %s"
+    if tids is not None and 1 < len(tids) <= MAX_TENANTS:
+        # Read the next rows of each tenant by its index, then merge them.
+        condition = all_of([Condition("tenant_id = tid"), *indexed])
+        sql = (
+            f"SELECT audited.* FROM unnest(%s::text[]) AS tid CROSS JOIN LATERAL ("  # noqa: S608
+            f"SELECT ended_at, task_id, {match.sql} FROM queues_auditedresult WHERE {condition.sql} {order}"
+            f") AS audited {order}"
+        )
+        params = [list(tids), *match.params, *condition.params, window, window]
+    else:
+        if tids is not None and len(tids) > MAX_TENANTS:
+            match = all_of([match, *tenant_conditions(tids)])
+        else:
+            indexed += tenant_conditions(tids)
+        condition = all_of(indexed)
+        sql = f"SELECT ended_at, task_id, {match.sql} FROM queues_auditedresult WHERE {condition.sql} {order}"  # noqa: S608
+        params = [*match.params, *condition.params, window]
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         return list(cursor.fetchall())
 
 
-def _page(found: Sequence[PageKey], limit: int) -> PageKeys:
-    return PageKeys(list(found[:limit]), found[limit - 1] if len(found) > limit else None)
+def _cut_page(keys: Sequence[PageKey], limit: int) -> PageKeys:
+    return PageKeys(list(keys[:limit]), keys[limit - 1] if len(keys) > limit else None)
 
 
-def of_tenants(tids: tuple[str, ...] | None) -> list[Condition]:
+def tenant_conditions(tids: tuple[str, ...] | None) -> list[Condition]:
+    """Return the condition that selects these tenants' rows. None stands for all tenants."""
     if tids is None:
         return []
     return [Condition("tenant_id = %s", tids) if len(tids) == 1 else Condition("tenant_id = ANY(%s)", (list(tids),))]
 
 
-def _has_words(which: RowFilter) -> Condition:
+def _has_words(row_filter: RowFilter) -> Condition:
     return Condition(
-        "queues_words(tenant_id, worker, error, payload) @@ to_tsquery('simple', %s)", (which.words,)
+        "queues_words(tenant_id, worker, error, payload) @@ to_tsquery('simple', %s)", (row_filter.words,)
     )  # fmt: skip
 
 
-def _their_words(which: RowFilter) -> list[Condition]:
-    """The tenant is a word of the index too: what others wrote is not read."""
-    if which.tids is None:
+def _has_tenant_word(row_filter: RowFilter) -> list[Condition]:
+    """Return the condition that keeps the index scan from reading other tenants' rows.
+
+    The index has each row's tenant as a word.
+    """
+    if row_filter.tids is None:
         return []
-    any_of = " | ".join("'@" + tid.replace("'", "''").replace("\\", "") + "'" for tid in which.tids)
+    any_of = " | ".join("'@" + tid.replace("'", "''").replace("\\", "") + "'" for tid in row_filter.tids)
     return [Condition("queues_words(tenant_id, worker, error, payload) @@ %s::tsquery", (any_of,))]
 
 
 def all_of(conditions: Sequence[Condition]) -> Condition:
+    """Join conditions with AND."""
     if not conditions:
         return Condition("true")
     return Condition(
-        " AND ".join(f"({each.sql})" for each in conditions),
-        tuple(param for each in conditions for param in each.params),
+        " AND ".join(f"({condition.sql})" for condition in conditions),
+        tuple(param for condition in conditions for param in condition.params),
     )
 
 
-# How a place is sent to a client and comes back: to be passed on as it is, and checked as anything a client sends.
+# A cursor as text: microseconds since 1970 and the task's id.
 _cursor = re.compile(r"([0-9]{1,17})-([0-9a-f]{32})")
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
-def to_text(key: PageKey) -> str:
+def encode_cursor(key: PageKey) -> str:
+    """Return the key as text for clients."""
     since = key.ended_at - _EPOCH
     return f"{(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds}-{key.task_id.hex}"
 
 
-def from_text(text: str) -> PageKey:
+def decode_cursor(text: str) -> PageKey:
+    """Return the key of a client's cursor. Raises InvalidRequest if it is not valid."""
     match = _cursor.fullmatch(text)
     try:
         if match is None:
             raise ValueError(text)
         ended_at = _EPOCH + timedelta(microseconds=int(match[1]))
     except (ValueError, OverflowError):
-        raise InvalidRequest("cursor: not one that a page gave") from None
+        raise InvalidRequest(INVALID_CURSOR) from None
     return PageKey(ended_at, UUID(match[2]))

@@ -1,8 +1,8 @@
-"""Finding tasks where it is not known whose they are: of all the tenants a person sees, with bounded work.
+"""Search the tasks of all tenants that a person may see, with limited work.
 
-Ended tasks are found in the audit, whose index of words knows all tenants at once. Live ones are asked for tenant by
-tenant, many in one round trip: by idempotency key, and by the worker that has them in progress. However many tenants
-there are, no more is looked at than is said here, and the page tells whether that was all.
+Ended tasks are read from the audit, whose index of words covers all tenants. Live tasks are read tenant by tenant, with
+many calls in one round trip: by idempotency key, and by the worker that holds them. The constants below limit the work,
+regardless of the number of tenants. A page reports if it left out live tasks because of these limits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from queues.engine import producer_commands, queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
-# Tenants whose live tasks are looked at, their queues, the leases of one queue, and of all.
-TENANTS = 5_000
-QUEUES = 20_000
-LEASES = 500
-ALL_LEASES = 20_000
-# Scripts in one round trip, each of them short: others are served between them.
-TOGETHER = 200
+# Tenants whose live tasks are searched, queues of these tenants, leases of one queue, and leases of all queues.
+MAX_TENANTS = 5_000
+MAX_QUEUES = 20_000
+MAX_LEASES_PER_QUEUE = 500
+MAX_LEASES = 20_000
+# Calls in one round trip. Each script is short, and Redis serves other clients between them.
+CALLS_PER_ROUND_TRIP = 200
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -44,113 +44,123 @@ class PlatformSearchResult(NamedTuple):
 
 
 class PlatformSearchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_cut`: there were more live tasks to look at than one page may. `cursor` leads on among those that ended."""
+    """A page of tasks, the live ones first."""
 
-    found: list[PlatformSearchResult]
-    cursor: str | None
-    is_cut: bool
+    results: list[PlatformSearchResult]
+    cursor: str | None  # of the next page, which has ended tasks only
+    is_cut: bool  # a limit left out some live tasks
 
 
 def page(
     tids: Sequence[str] | None,
     live: Sequence[str],
-    asked: TaskQuery,
+    query: TaskQuery,
     *,
     cursor: str | None = None,
     limit: int = pagination.PAGE,
 ) -> PlatformSearchPage:
-    """Tasks of these tenants (None = of all there are) that fit the words of `asked`, live ones first.
+    """Return tasks that match `query.q`: live tasks of `live`, then ended tasks of `tids`.
 
-    `live`: the tenants whose live tasks are looked at, TENANTS of them at most.
+    At most MAX_TENANTS of `live` are searched. If `tids` is None, ended tasks of all tenants are included.
     """
-    assert asked.q is not None
-    tenant_search.check(asked)
-    found: list[PlatformSearchResult] = []
-    there = reachable_tenants(live[:TENANTS])
-    is_cut = len(live) > len(there)
+    assert query.q is not None
+    tenant_search.check(query)
+    results: list[PlatformSearchResult] = []
+    reachable = reachable_tenants(live[:MAX_TENANTS])
+    is_cut = len(live) > len(reachable)
     if cursor is None:
-        found = _by_key(there, asked)
-        held, is_more = _held(there, asked)
-        found += [each for each in held if each not in found]
-        is_cut = is_cut or is_more
-    if not asked.is_ended_asked or not pagination.words_of(asked.q):
-        return PlatformSearchPage(found=found[:limit], cursor=None, is_cut=is_cut or len(found) > limit)
-    seen = {each.task.id for each in found}
-    after = pagination.from_text(cursor) if cursor else None
-    keys, following = pagination.keys(tenant_search.ended(tids, asked), after, limit)
+        results = _find_by_key(reachable, query)
+        held, is_held_cut = _find_held(reachable, query)
+        results += [result for result in held if result not in results]
+        is_cut = is_cut or is_held_cut
+    if not query.includes_ended or not pagination.split_words(query.q):
+        return PlatformSearchPage(results=results[:limit], cursor=None, is_cut=is_cut or len(results) > limit)
+    seen = {result.task.id for result in results}
+    after = pagination.decode_cursor(cursor) if cursor else None
+    keys, following = pagination.read_keys(tenant_search.ended_row_filter(tids, query), after, limit)
     rows = {row.pk: row for row in AuditedResult.objects.filter(pk__in=[key.task_id for key in keys])}
     ended = [rows[key.task_id] for key in keys if key.task_id in rows]
-    alive = _alive(ended)
-    found += [
-        PlatformSearchResult(str(row.tenant_id), audit_reader.task_of(row, Tenant(tid=str(row.tenant_id), slug="")))
+    live_again = _find_live_again(ended)
+    results += [
+        PlatformSearchResult(
+            str(row.tenant_id), audit_reader.to_task(row, TenantSnapshot(tid=str(row.tenant_id), slug=""))
+        )
         for row in ended
-        if str(row.pk) not in seen | alive
+        if str(row.pk) not in seen | live_again
     ]
-    return PlatformSearchPage(found=found, cursor=pagination.to_text(following) if following else None, is_cut=is_cut)
+    return PlatformSearchPage(
+        results=results, cursor=pagination.encode_cursor(following) if following else None, is_cut=is_cut
+    )
 
 
-def _by_key(tids: Sequence[str], asked: TaskQuery) -> list[PlatformSearchResult]:
-    """What this idempotency key has made, of each tenant."""
-    assert asked.q is not None
-    if not validation.is_idempotency_key(asked.q):
+def _find_by_key(tids: Sequence[str], query: TaskQuery) -> list[PlatformSearchResult]:
+    """Return each tenant's task with this idempotency key."""
+    assert query.q is not None
+    if not validation.is_idempotency_key(query.q):
         return []
-    key = [NewTask(command="", payload="", idempotency_key=asked.q)]
-    known = _all([producer_commands.find_by_idempotency_key(engine(), tid, key) for tid in tids])
-    made = [
-        PlatformSearchResult(tid, each.task)
-        for tid, answers in zip(tids, known, strict=True)
-        for each in answers
-        if each
+    key = [NewTask(command="", payload="", idempotency_key=query.q)]
+    replies = _run_all([producer_commands.find_by_idempotency_key(engine(), tid, key) for tid in tids])
+    results = [
+        PlatformSearchResult(tid, match.task)
+        for tid, matches in zip(tids, replies, strict=True)
+        for match in matches
+        if match
     ]
-    return [each for each in made if asked.fits(each.task)]
+    return [result for result in results if query.matches(result.task)]
 
 
-def _held(tids: Sequence[str], asked: TaskQuery) -> tuple[list[PlatformSearchResult], bool]:
-    """What a worker of this name has in progress; and whether there was more than could be looked at."""
-    if asked.status not in (None, Status.IN_PROGRESS):
+def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSearchResult], bool]:
+    """Return the tasks that a worker of this name holds, and whether a limit left out some."""
+    if query.status not in (None, Status.IN_PROGRESS):
         return [], False
-    if asked.command is not None:
-        queues = [(tid, asked.command) for tid in tids]
+    if query.command is not None:
+        queues = [(tid, query.command) for tid in tids]
     else:
-        names = _all([queries.list_queues(engine(), tid) for tid in tids])
-        queues = [(tid, name) for tid, of_tenant in zip(tids, names, strict=True) for name in of_tenant]
-    is_cut = len(queues) > QUEUES
-    looked, held = 0, defaultdict[str, list[str]](list)
-    for some in _pieces(queues[:QUEUES], TOGETHER):
-        scans = _all([queries.scan(engine(), tid, command, "inprog", limit=LEASES) for tid, command in some])
-        for (tid, _), leases in zip(some, scans, strict=True):
-            looked += len(leases)
-            is_cut = is_cut or len(leases) == LEASES
-            held[tid] += [task_id for task_id, _, worker in leases if worker == asked.q]
-        if looked > ALL_LEASES:
+        replies = _run_all([queries.list_queues(engine(), tid) for tid in tids])
+        queues = [(tid, name) for tid, names in zip(tids, replies, strict=True) for name in names]
+    is_cut = len(queues) > MAX_QUEUES
+    scanned, held = 0, defaultdict[str, list[str]](list)
+    for batch in _split(queues[:MAX_QUEUES], CALLS_PER_ROUND_TRIP):
+        scans = _run_all(
+            [queries.scan(engine(), tid, command, "inprog", limit=MAX_LEASES_PER_QUEUE) for tid, command in batch]
+        )
+        for (tid, _), leases in zip(batch, scans, strict=True):
+            scanned += len(leases)
+            is_cut = is_cut or len(leases) == MAX_LEASES_PER_QUEUE
+            held[tid] += [task_id for task_id, _, worker in leases if worker == query.q]
+        if scanned > MAX_LEASES:
             is_cut = True
             break
-    holders = {tid: ids[: pagination.PAGE] for tid, ids in held.items() if ids}
-    return [each for each in _tasks(holders) if asked.fits(each.task)], is_cut
+    ids = {tid: task_ids[: pagination.PAGE] for tid, task_ids in held.items() if task_ids}
+    return [result for result in _read_tasks(ids) if query.matches(result.task)], is_cut
 
 
-def _alive(ended: Sequence[AuditedResult]) -> set[str]:
-    """Dead once, and no dead letter now: replayed perhaps, and then they live again."""
-    perhaps = defaultdict[str, list[str]](list)
+def _find_live_again(ended: Sequence[AuditedResult]) -> set[str]:
+    """Return the ids of dead letters that are live again because they were replayed."""
+    maybe_replayed = defaultdict[str, list[str]](list)
     for row in ended:
         if row.outcome != row.status and not row.is_dead:
-            perhaps[str(row.tenant_id)].append(str(row.pk))
-    return {each.task.id for each in _tasks(perhaps)}
+            maybe_replayed[str(row.tenant_id)].append(str(row.pk))
+    return {result.task.id for result in _read_tasks(maybe_replayed)}
 
 
-def _tasks(ids: Mapping[str, Sequence[str]]) -> list[PlatformSearchResult]:
+def _read_tasks(ids: Mapping[str, Sequence[str]]) -> list[PlatformSearchResult]:
+    """Read live tasks of the reachable tenants. `ids` maps tenants to task ids."""
     ids = {tid: ids[tid] for tid in reachable_tenants(ids)}
-    tasks = _all([queries.tasks(engine(), tid, of_tenant) for tid, of_tenant in ids.items()])
+    replies = _run_all([queries.tasks(engine(), tid, task_ids) for tid, task_ids in ids.items()])
+    return [PlatformSearchResult(tid, task) for tid, tasks in zip(ids, replies, strict=True) for task in tasks if task]
+
+
+def _run_all(calls: Sequence[ScriptCall[R]]) -> list[R]:
+    """Run the calls, many in one round trip, and return their results in order."""
     return [
-        PlatformSearchResult(tid, task) for tid, of_tenant in zip(ids, tasks, strict=True) for task in of_tenant if task
+        result
+        for batch in _split(calls, CALLS_PER_ROUND_TRIP)
+        for result in merge_calls(engine().runner, batch).run_sync()
     ]
 
 
-def _all(calls: Sequence[ScriptCall[R]]) -> list[R]:
-    return [answer for some in _pieces(calls, TOGETHER) for answer in merge_calls(engine().runner, some).run_sync()]
-
-
-def _pieces(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while piece := list(islice(rest, size)):
-        yield piece
+def _split(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch

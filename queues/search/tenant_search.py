@@ -1,10 +1,10 @@
-"""Finding a tenant's tasks: by id, by idempotency key, by words, by what is known of them. Live ones first, then ended.
+"""Search one tenant's tasks: live tasks first, then ended ones.
 
-Live tasks are walked queue by queue in Redis' own indexes; what has ended is found in the audit, and so a second after
-it ended. Words are those of an ended task's worker, error and payload, from an index of PostgreSQL's own text search
-(the embedded PostgreSQL has no pg_trgm): whole words, the last one also by its beginning. A live task is found by id,
-by idempotency key, or by the worker that holds it. No page does more than a bounded piece of all that; it ends early
-where it must, and says where to go on.
+Live tasks are read from the queues' indexes in Redis, queue by queue. The search text `q` finds a live task by its id,
+its idempotency key, or the worker that holds it. Ended tasks are read from the audit, about a second after they end.
+There, `q` finds words of the worker, error and payload, by an index of PostgreSQL's text search (the embedded
+PostgreSQL has no pg_trgm): whole words, and for the last one also its beginning. The work for a page is limited. A
+page that reaches the limit ends early, with a cursor to continue.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import AuditedResult
 from queues.search import pagination
 from queues.search.pagination import Condition, RowFilter
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 
+# The indexes of a queue, in the order in which they are read.
 WAITING: Final = ("delayed", *(f"ready:{priority}" for priority in reversed(PRIORITIES)))
-PLACES: Final = {None: ("inprog", *WAITING), Status.PENDING: WAITING, Status.IN_PROGRESS: ("inprog",)}
-# Queues that one page looks into, how many of them at once, and ids.
-QUEUES = 200
-QUEUES_AT_ONCE = 20
-IDS = 5_000
-IDS_AT_ONCE = 500
-# A task's id bears the time of the web process that made it, its record that of Redis.
-SKEW_MS = 300_000
+INDEXES: Final = {None: ("inprog", *WAITING), Status.PENDING: WAITING, Status.IN_PROGRESS: ("inprog",)}
+# Queues and ids that one page reads, and that one call reads.
+MAX_QUEUES = 200
+QUEUES_PER_CALL = 20
+MAX_IDS = 5_000
+IDS_PER_CALL = 500
+# A task's id has the time of the web process that created it; `created_ms` has the time of Redis.
+MAX_CLOCK_SKEW_MS = 300_000
 _cursor = re.compile(
-    rf"(?:(?P<command>{COMMAND.pattern}):(?P<place>delayed|inprog|ready:[0-9]):(?P<at>[0-9]{{1,16}}):(?P<after>[0-9a-f-]{{36}})?"
+    rf"(?:(?P<command>{COMMAND.pattern}):(?P<index>delayed|inprog|ready:[0-9]):(?P<at>[0-9]{{1,16}}):(?P<after>[0-9a-f-]{{36}})?"
     r"|ended:(?P<ended>[0-9a-f-]*))",
     re.ASCII,
 )
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the tasks. What is not said does not matter."""
+    """Conditions on tasks. A task must fulfil all that are given."""
 
     command: str | None = None
     status: Status | None = None
@@ -54,15 +55,15 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     q: str | None = None
 
     @property
-    def is_live_asked(self) -> bool:
+    def includes_live(self) -> bool:
         return self.status not in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 
     @property
-    def is_ended_asked(self) -> bool:
+    def includes_ended(self) -> bool:
         return self.status not in (Status.PENDING, Status.IN_PROGRESS)
 
-    def fits(self, task: Task) -> bool:
-        """Whether a task is one of those, its words aside."""
+    def matches(self, task: Task) -> bool:
+        """Return whether the task fulfils the conditions, except for `q`."""
         return (
             self.command in (None, task.spec.command)
             and self.status in (None, task.status)
@@ -71,66 +72,76 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResultPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`cursor` leads to the next page. A page may be short, even empty, and still lead on: it has looked at enough."""
+    """A page of tasks, and the cursor of the next page.
+
+    A page may have few or no tasks and still have a cursor, because the work for one page is limited.
+    """
 
     tasks: list[Task]
     cursor: str | None
 
 
 class SearchCursor(NamedTuple):
-    """Where in the live tasks a page begins: behind `after` in one index of a queue."""
+    """The position where a page of live tasks begins: after a task in one index of a queue."""
 
     command: str = ""
-    place: str = ""
+    index_name: str = ""
     at: str = "0"
     after: str = ""
 
 
 def page(
-    tenant: Tenant, asked: TaskQuery, *, cursor: str | None = None, limit: int = pagination.PAGE
+    tenant: TenantSnapshot, query: TaskQuery, *, cursor: str | None = None, limit: int = pagination.PAGE
 ) -> SearchResultPage:
-    """The next tasks: live ones by queue and place, then ended ones, the latest first."""
-    check(asked)
-    spot, after = _read(cursor)
-    found: list[Task] = []
-    if asked.q is not None and cursor is None:
-        if (by_id := _by_id(tenant, asked.q)) is not None:
-            return SearchResultPage(tasks=[by_id] if asked.fits(by_id) else [], cursor=None)
-        found += [task for task in _by_key(tenant, asked.q) if asked.fits(task)]
-    if spot is not None:
-        seen = {task.id for task in found}
-        live, spot = _live(tenant, asked, spot, limit - len(found)) if asked.is_live_asked else ([], None)
-        found += [task for task in live if task.id not in seen]
-        if spot is not None:
-            return SearchResultPage(tasks=found, cursor=":".join(spot))
-        if not asked.is_ended_asked:
-            return SearchResultPage(tasks=found, cursor=None)
-        if len(found) >= limit:
-            return SearchResultPage(tasks=found, cursor="ended:")
-    over, following = _ended(tenant, asked, after, limit - len(found))
-    cursor = None if following is None else f"ended:{pagination.to_text(following)}"
-    return SearchResultPage(tasks=found + over, cursor=cursor)
+    """Return a page of tasks: live ones by queue and index, then ended ones, the latest first.
+
+    Raises InvalidRequest if a condition or the cursor is not valid.
+    """
+    check(query)
+    position, after = _decode_cursor(cursor)
+    tasks: list[Task] = []
+    if query.q is not None and cursor is None:
+        if (by_id := _find_by_id(tenant, query.q)) is not None:
+            return SearchResultPage(tasks=[by_id] if query.matches(by_id) else [], cursor=None)
+        tasks += [task for task in _find_by_key(tenant, query.q) if query.matches(task)]
+    if position is not None:
+        seen = {task.id for task in tasks}
+        live: list[Task] = []
+        if query.includes_live:
+            live, position = _read_live(tenant, query, position, limit - len(tasks))
+        else:
+            position = None
+        tasks += [task for task in live if task.id not in seen]
+        if position is not None:
+            return SearchResultPage(tasks=tasks, cursor=":".join(position))
+        if not query.includes_ended:
+            return SearchResultPage(tasks=tasks, cursor=None)
+        if len(tasks) >= limit:
+            return SearchResultPage(tasks=tasks, cursor="ended:")
+    ended, following = _read_ended(tenant, query, after, limit - len(tasks))
+    cursor = None if following is None else f"ended:{pagination.encode_cursor(following)}"
+    return SearchResultPage(tasks=tasks + ended, cursor=cursor)
 
 
-def check(asked: TaskQuery) -> None:
-    """InvalidRequest for what no task can be."""
-    if asked.command is not None:
-        validation.check_command(asked.command)
+def check(query: TaskQuery) -> None:
+    """Raise InvalidRequest if the command is not valid."""
+    if query.command is not None:
+        validation.check_command(query.command)
 
 
-def _read(cursor: str | None) -> tuple[SearchCursor | None, pagination.PageKey | None]:
-    """Where among the live ones to go on, or behind which ended one."""
+def _decode_cursor(cursor: str | None) -> tuple[SearchCursor | None, pagination.PageKey | None]:
+    """Return the position among the live tasks, or the last ended task of the previous page."""
     if cursor is None:
         return SearchCursor(), None
     match = _cursor.fullmatch(cursor)
     if match is None:
-        raise errors.InvalidRequest("cursor: not one that a page gave")
+        raise errors.InvalidRequest(pagination.INVALID_CURSOR)
     if match["command"] is not None:
-        return SearchCursor(match["command"], match["place"], match["at"], match["after"] or ""), None
-    return None, pagination.from_text(match["ended"]) if match["ended"] else None
+        return SearchCursor(match["command"], match["index"], match["at"], match["after"] or ""), None
+    return None, pagination.decode_cursor(match["ended"]) if match["ended"] else None
 
 
-def _by_id(tenant: Tenant, q: str) -> Task | None:
+def _find_by_id(tenant: TenantSnapshot, q: str) -> Task | None:
     try:
         task_id = str(UUID(q))
     except ValueError:
@@ -146,102 +157,114 @@ def _by_id(tenant: Tenant, q: str) -> Task | None:
         return None
 
 
-def _by_key(tenant: Tenant, q: str) -> list[Task]:
+def _find_by_key(tenant: TenantSnapshot, q: str) -> list[Task]:
     if not validation.is_idempotency_key(q):
         return []
-    known = producer_commands.find_by_idempotency_key(
+    matches = producer_commands.find_by_idempotency_key(
         engine(), tenant.tid, [NewTask(command="", payload="", idempotency_key=q)]
     ).run_sync()
-    return [item.task for item in known if item is not None]
+    return [match.task for match in matches if match is not None]
 
 
-def _live(tenant: Tenant, asked: TaskQuery, start: SearchCursor, room: int) -> tuple[list[Task], SearchCursor | None]:
-    """What is in Redis and has not ended; and where to go on, if that is not all."""
-    found: list[Task] = []
-    looked = 0
-    places = PLACES[asked.status if asked.q is None else Status.IN_PROGRESS]
-    since_ms = 0 if asked.created_after is None else asked.created_after.timestamp() * 1000 - SKEW_MS
-    for spot in _spots(tenant, asked, places, start):
-        if not spot.place:  # a page has looked into enough queues
-            return found, spot._replace(place=places[0])
+def _read_live(
+    tenant: TenantSnapshot, query: TaskQuery, start: SearchCursor, limit: int
+) -> tuple[list[Task], SearchCursor | None]:
+    """Return live tasks from `start` on, and the position to continue.
+
+    The position is None after the last task.
+    """
+    tasks: list[Task] = []
+    scanned = 0
+    indexes = INDEXES[query.status if query.q is None else Status.IN_PROGRESS]
+    since_ms = 0 if query.created_after is None else query.created_after.timestamp() * 1000 - MAX_CLOCK_SKEW_MS
+    for position in _list_positions(tenant, query, indexes, start):
+        if not position.index_name:  # the page has read MAX_QUEUES queues
+            return tasks, position._replace(index_name=indexes[0])
         while True:
-            if len(found) >= room or looked >= IDS:
-                return found, spot
-            wanted = IDS_AT_ONCE if since_ms or asked.q is not None else room - len(found)
-            ids = queries.scan(engine(), tenant.tid, *spot, limit=wanted).run_sync()
-            if not ids:
+            if len(tasks) >= limit or scanned >= MAX_IDS:
+                return tasks, position
+            count = IDS_PER_CALL if since_ms or query.q is not None else limit - len(tasks)
+            entries = queries.scan(engine(), tenant.tid, *position, limit=count).run_sync()
+            if not entries:
                 break
-            meant: list[str] = []
-            for task_id, at, worker in ids:
-                if len(meant) == room - len(found):
+            candidates: list[str] = []
+            for task_id, at, worker in entries:
+                if len(candidates) == limit - len(tasks):
                     break
-                spot = spot._replace(at=at, after=task_id)
-                looked += 1
-                if asked.q in (None, worker) and _made_ms(task_id) >= since_ms:
-                    meant.append(task_id)
-            found += [
+                position = position._replace(at=at, after=task_id)
+                scanned += 1
+                if query.q in (None, worker) and _created_ms(task_id) >= since_ms:
+                    candidates.append(task_id)
+            tasks += [
                 task
-                for task in queries.tasks(engine(), tenant.tid, meant).run_sync()
-                if task is not None and not task.status.is_terminal and asked.fits(task)
+                for task in queries.tasks(engine(), tenant.tid, candidates).run_sync()
+                if task is not None and not task.status.is_terminal and query.matches(task)
             ]
-    return found, None
+    return tasks, None
 
 
-def _spots(tenant: Tenant, asked: TaskQuery, places: Sequence[str], start: SearchCursor) -> Iterator[SearchCursor]:
-    """The indexes that hold something, in order, from `start` on. Without a place: where the next page begins."""
-    names = [asked.command] if asked.command is not None else queries.list_queues(engine(), tenant.tid).run_sync()
+def _list_positions(
+    tenant: TenantSnapshot, query: TaskQuery, indexes: Sequence[str], start: SearchCursor
+) -> Iterator[SearchCursor]:
+    """Yield the beginning of each index that is not empty, from `start` on.
+
+    After MAX_QUEUES queues, the last position has no index: there the next page begins.
+    """
+    names = [query.command] if query.command is not None else queries.list_queues(engine(), tenant.tid).run_sync()
     names = [name for name in names if name >= start.command]
-    for number in range(0, len(names), QUEUES_AT_ONCE):
-        if number >= QUEUES:
+    for number in range(0, len(names), QUEUES_PER_CALL):
+        if number >= MAX_QUEUES:
             yield SearchCursor(names[number])
             return
-        for queue in queries.stats(engine(), tenant.tid, names[number : number + QUEUES_AT_ONCE]).run_sync():
-            held = {"inprog": queue.in_progress, "delayed": queue.delayed}
-            held |= {f"ready:{priority}": count for priority, count in enumerate(queue.ready_by_priority)}
-            is_first = queue.command == start.command and start.place in places
-            for place in places[places.index(start.place) :] if is_first else places:
-                if is_first and place == start.place:
+        for queue in queries.stats(engine(), tenant.tid, names[number : number + QUEUES_PER_CALL]).run_sync():
+            lengths = {"inprog": queue.in_progress, "delayed": queue.delayed}
+            lengths |= {f"ready:{priority}": count for priority, count in enumerate(queue.ready_by_priority)}
+            is_first = queue.command == start.command and start.index_name in indexes
+            for index in indexes[indexes.index(start.index_name) :] if is_first else indexes:
+                if is_first and index == start.index_name:
                     yield start
-                elif held[place]:
-                    yield SearchCursor(queue.command, place)
+                elif lengths[index]:
+                    yield SearchCursor(queue.command, index)
 
 
-def _ended(
-    tenant: Tenant, asked: TaskQuery, after: pagination.PageKey | None, room: int
-) -> tuple[list[Task], pagination.PageKey | None]:  # fmt: skip
-    """What the audit knows, but for those that live again."""
-    if asked.q is not None and not pagination.words_of(asked.q):
+def _read_ended(
+    tenant: TenantSnapshot, query: TaskQuery, after: pagination.PageKey | None, limit: int
+) -> tuple[list[Task], pagination.PageKey | None]:
+    """Return ended tasks from the audit, without those that are live again."""
+    if query.q is not None and not pagination.split_words(query.q):
         return [], None
-    keys, following = pagination.keys(ended((tenant.tid,), asked), after, room)
+    keys, following = pagination.read_keys(ended_row_filter((tenant.tid,), query), after, limit)
     rows = {row.pk: row for row in AuditedResult.objects.filter(pk__in=[key.task_id for key in keys])}
-    found = [rows[key.task_id] for key in keys if key.task_id in rows]
-    # Dead once, and no dead letter now: replayed perhaps, and then it is found among the live.
-    perhaps = [str(row.pk) for row in found if row.outcome != row.status and not row.is_dead]
-    live = {task.id for task in queries.tasks(engine(), tenant.tid, perhaps).run_sync() if task} if perhaps else set()
-    return [audit_reader.task_of(row, tenant) for row in found if str(row.pk) not in live], following
+    ended = [rows[key.task_id] for key in keys if key.task_id in rows]
+    # A dead letter whose flag was cleared may have been replayed. Then it is among the live tasks.
+    replayed = [str(row.pk) for row in ended if row.outcome != row.status and not row.is_dead]
+    live = {task.id for task in queries.tasks(engine(), tenant.tid, replayed).run_sync() if task} if replayed else set()
+    return [audit_reader.to_task(row, tenant) for row in ended if str(row.pk) not in live], following
 
 
-def ended(tids: Sequence[str] | None, asked: TaskQuery) -> RowFilter:
-    """What the audit knows of these tasks, of these tenants (None = of all)."""
-    within: list[Condition] = []
-    where: list[Condition] = []
-    if asked.status in (Status.FAILED, Status.CANCELLED):
-        # Few end so, and have an index of their own.
-        within.append(Condition("status <> 'COMPLETED'"))
-    if asked.status is not None:
-        where.append(Condition("status = %s", (asked.status.value,)))
-    if asked.command is not None:
-        condition = Condition("command = %s", (asked.command,))
-        (where if asked.status in (Status.FAILED, Status.CANCELLED) else within).append(condition)
-    if asked.created_after is not None:
-        # Nothing ends before it is created, so the order of ends narrows it too.
-        created_after = pagination.in_utc(asked.created_after)
-        within.append(Condition("ended_at >= %s", (created_after,)))
-        where.append(Condition("created_at > %s", (created_after,)))
-    words = pagination.as_tsquery(asked.q, "q") if asked.q else ""
-    return RowFilter(tids=None if tids is None else tuple(tids), within=tuple(within), where=tuple(where), words=words)
+def ended_row_filter(tids: Sequence[str] | None, query: TaskQuery) -> RowFilter:
+    """Return the filter for the audit's rows of these tenants. None stands for all tenants."""
+    indexed: list[Condition] = []
+    scanned: list[Condition] = []
+    if query.status in (Status.FAILED, Status.CANCELLED):
+        # An index has the few rows that are not completed.
+        indexed.append(Condition("status <> 'COMPLETED'"))
+    if query.status is not None:
+        scanned.append(Condition("status = %s", (query.status.value,)))
+    if query.command is not None:
+        condition = Condition("command = %s", (query.command,))
+        (scanned if query.status in (Status.FAILED, Status.CANCELLED) else indexed).append(condition)
+    if query.created_after is not None:
+        # A task ends after its creation, so the index by `ended_at` narrows the rows too.
+        created_after = pagination.in_utc(query.created_after)
+        indexed.append(Condition("ended_at >= %s", (created_after,)))
+        scanned.append(Condition("created_at > %s", (created_after,)))
+    words = pagination.as_tsquery(query.q, "q") if query.q else ""
+    return RowFilter(
+        tids=None if tids is None else tuple(tids), indexed=tuple(indexed), scanned=tuple(scanned), words=words
+    )
 
 
-def _made_ms(task_id: str) -> int:
-    """When an id was made: the first 48 bits of a UUIDv7."""
+def _created_ms(task_id: str) -> int:
+    """Return the time in the first 48 bits of a UUIDv7."""
     return int(task_id[:8] + task_id[9:13], 16)

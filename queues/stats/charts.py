@@ -1,4 +1,4 @@
-"""The reads from PostgreSQL for people: how deep queues were, how fast they move, how attempts went."""
+"""Read the data of charts from the samples: depths, rates, outcomes and times of queues."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import msgspec
 
 from queues.models import QueueSample
 from queues.stats import histogram
-from queues.stats.sampler import UNCHANGED, Queue
+from queues.stats.sampler import UNCHANGED_INTERVAL, QueueKey
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
-RATE = timedelta(minutes=5)  # long enough to be steady, short enough to be now
+RATE_PERIOD = timedelta(minutes=5)  # long enough for a steady rate, short enough for a current one
 
-
-# What a chart may reach back, in how many steps.
+# The spans of charts: the number of steps and the length of a step.
 SPANS: Final = {
     "1h": (60, MINUTE),
     "24h": (96, timedelta(minutes=15)),
@@ -28,15 +27,17 @@ PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 
 class QueueRates(NamedTuple):
-    """How one queue has been doing lately."""
+    """The current rates of a queue."""
 
     arrivals_per_second: float
     endings_per_second: float
-    failure_share: float | None  # of what ended within the hour; None = nothing did
-    ready: list[int]  # a value a minute for the last hour, oldest first
+    failure_share: float | None  # of the attempts that ended within the last hour; None: there were none
+    ready: list[int]  # one value for each minute of the last hour, oldest first
 
 
-class Sampled(NamedTuple):
+class SampledMinute(NamedTuple):
+    """The columns of a sample that rates are computed from."""
+
     at: datetime
     ready: int
     arrived: int
@@ -46,39 +47,39 @@ class Sampled(NamedTuple):
     cancelled: int
 
 
-def queue_rates(tids: Iterable[str], now: datetime) -> dict[Queue, QueueRates]:
-    """The last hour of every queue of these tenants that had anything in it."""
+def queue_rates(tids: Iterable[str], now: datetime) -> dict[QueueKey, QueueRates]:
+    """Return the rates of each queue of these tenants that has samples in the last hour."""
     rows = (
-        QueueSample.objects.filter(tenant_id__in=list(tids), at__gt=now - HOUR - UNCHANGED, at__lte=now)
+        QueueSample.objects.filter(tenant_id__in=list(tids), at__gt=now - HOUR - UNCHANGED_INTERVAL, at__lte=now)
         .order_by("at")
         .values_list("tenant_id", "command", "at", "ready", "arrived", "completed", "failed", "died", "cancelled")
     )
-    by_queue: dict[Queue, list[Sampled]] = defaultdict(list)
-    for tid, command, *sampled in rows:
-        by_queue[str(tid), command].append(Sampled._make(sampled))
-    return {queue: _pulse(found, now) for queue, found in by_queue.items()}
+    by_queue: dict[QueueKey, list[SampledMinute]] = defaultdict(list)
+    for tid, command, *columns in rows:
+        by_queue[str(tid), command].append(SampledMinute._make(columns))
+    return {queue: _compute_rates(minutes, now) for queue, minutes in by_queue.items()}
 
 
-def _pulse(rows: list[Sampled], now: datetime) -> QueueRates:
-    arrived = ended = good = bad = 0
-    for at, _, came, completed, failed, died, cancelled in rows:
-        if at > now - HOUR:
-            good += completed
-            bad += failed + died
-        if at > now - RATE:
-            arrived += came
-            ended += completed + failed + died + cancelled
-    seconds = RATE.total_seconds()
+def _compute_rates(minutes: list[SampledMinute], now: datetime) -> QueueRates:
+    arrived = ended = succeeded = failed = 0
+    for minute in minutes:
+        if minute.at > now - HOUR:
+            succeeded += minute.completed
+            failed += minute.failed + minute.died
+        if minute.at > now - RATE_PERIOD:
+            arrived += minute.arrived
+            ended += minute.completed + minute.failed + minute.died + minute.cancelled
+    seconds = RATE_PERIOD.total_seconds()
     return QueueRates(
         arrivals_per_second=max(0, arrived) / seconds,
         endings_per_second=ended / seconds,
-        failure_share=bad / (good + bad) if good + bad else None,
-        ready=carried([(row.at, row.ready) for row in rows], now - HOUR, MINUTE, 60),
+        failure_share=failed / (succeeded + failed) if succeeded + failed else None,
+        ready=_carry_forward([(minute.at, minute.ready) for minute in minutes], now - HOUR, MINUTE, 60),
     )
 
 
 class TimeSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """How one queue fared: a value a step, oldest first. Depths are the most in each step."""
+    """The values of one queue for each step, oldest first. A depth is the maximum in its step."""
 
     step_seconds: int
     ends_ms: list[int]
@@ -100,48 +101,51 @@ COUNTS = ("completed", "failed", "returned", "died", "cancelled")
 
 
 def time_series(tid: str, command: str, span: str, now: datetime) -> TimeSeries:
-    """The depths, outcomes and times of one queue over one of SPANS."""
+    """Return the depths, outcomes and times of a queue over one of SPANS."""
     count, step = SPANS[span]
     start = now - count * step
     rows = list(
         QueueSample.objects.filter(
-            tenant_id=tid, command=command, at__gt=start - 2 * UNCHANGED, at__lte=now
+            tenant_id=tid, command=command, at__gt=start - 2 * UNCHANGED_INTERVAL, at__lte=now
         ).order_by("at")
     )  # fmt: skip
     steps: list[list[QueueSample]] = [[] for _ in range(count)]
     for row in rows:
         if row.at > start:
-            # A step holds what came after its start, up to its end.
+            # A step includes its end, not its start.
             steps[-((start - row.at) // step) - 1].append(row)
 
-    def depth(name: str) -> list[int]:
-        at_the_end = carried([(row.at, getattr(row, name)) for row in rows], start, step, count)
+    def max_depths(name: str) -> list[int]:
+        last_depths = _carry_forward([(row.at, getattr(row, name)) for row in rows], start, step, count)
         return [
-            max([end, *(getattr(row, name) for row in found)])
-            for end, found in zip(at_the_end, steps, strict=True)
-        ]  # fmt: skip
+            max([last_depth, *(getattr(row, name) for row in samples)])
+            for last_depth, samples in zip(last_depths, steps, strict=True)
+        ]
 
-    def spreads(name: str) -> list[list[float | None]]:
-        counts = [histogram.add(getattr(row, name) for row in found) for found in steps]
-        return [[histogram.percentile(found, share) for found in counts] for share in PERCENTILES]
+    def percentiles(name: str) -> list[list[float | None]]:
+        histograms = [histogram.add(getattr(row, name) for row in samples) for samples in steps]
+        return [[histogram.percentile(counts, share) for counts in histograms] for share in PERCENTILES]
 
     return TimeSeries(
         step_seconds=round(step.total_seconds()),
         ends_ms=[round((start + number * step).timestamp() * 1000) for number in range(1, count + 1)],
-        **{name: depth(name) for name in DEPTHS},
-        **{name: [sum(getattr(row, name) for row in found) for found in steps] for name in COUNTS},
-        waits=spreads("waits"),
-        runs=spreads("runs"),
+        **{name: max_depths(name) for name in DEPTHS},
+        **{name: [sum(getattr(row, name) for row in samples) for samples in steps] for name in COUNTS},
+        waits=percentiles("waits"),
+        runs=percentiles("runs"),
     )
 
 
-def carried(rows: list[tuple[datetime, int]], start: datetime, step: timedelta, count: int) -> list[int]:
-    """The value that held at the end of each step: an unchanged queue has few rows, and one that ran empty none."""
-    values, known, since, at = [], 0, start, 0
+def _carry_forward(samples: list[tuple[datetime, int]], start: datetime, step: timedelta, count: int) -> list[int]:
+    """Return the value at the end of each step: the last sample's, or 0 if that is too old.
+
+    An unchanged queue has only a sample every half hour, and an empty queue has no samples.
+    """
+    values, value, sampled_at, index = [], 0, start, 0
     for number in range(1, count + 1):
         until = start + number * step
-        while at < len(rows) and rows[at][0] <= until:
-            since, known = rows[at]
-            at += 1
-        values.append(known if until - since <= 2 * UNCHANGED else 0)
+        while index < len(samples) and samples[index][0] <= until:
+            sampled_at, value = samples[index]
+            index += 1
+        values.append(value if until - sampled_at <= 2 * UNCHANGED_INTERVAL else 0)
     return values

@@ -1,6 +1,7 @@
-"""How durations spread, in little space: counts in bins, each of which ends 1.41 times as far out as the one before.
+"""Histograms of durations with logarithmic bins.
 
-Such counts can be added up over any time and still tell a percentile, to within a fifth. They are kept as
+Each bin ends at 1.41 times the end of the previous one. Histograms of different periods can be added. A percentile from
+a histogram is exact to within a fifth. A histogram is stored as
 [number of the first bin, its count, the next bin's count, …].
 """
 
@@ -9,36 +10,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-# Bin n holds what took from 2**(n/2) milliseconds to the next bin's start; bin 0 also what took less.
-LAST = 63  # half a year
-# The same in SQL, of an interval.
-SQL = (
+# Bin n counts durations from 2**(n/2) milliseconds up to the start of the next bin. Bin 0 also counts shorter ones.
+LAST_BIN = 63  # half a year
+# SQL for the bin of an interval.
+BIN_SQL = (
     "CASE WHEN {0} IS NOT NULL THEN "
-    f"least(greatest(floor(2 * log(2, greatest(extract(epoch FROM {{0}}) * 1000, 1))), 0), {LAST})::int END"
+    f"least(greatest(floor(2 * log(2, greatest(extract(epoch FROM {{0}}) * 1000, 1))), 0), {LAST_BIN})::int END"
 )
 
 
 def pack(counts: Counter[int]) -> list[int]:
+    """Return the stored form of the counts by bin."""
     if not counts:
         return []
     first = min(counts)
     return [first, *(counts[bin] for bin in range(first, max(counts) + 1))]
 
 
-def add(spreads: Iterable[Sequence[int]]) -> Counter[int]:
+def add(histograms: Iterable[Sequence[int]]) -> Counter[int]:
+    """Return the sum of stored histograms, as counts by bin."""
     total: Counter[int] = Counter()
-    for spread in spreads:
-        for at, count in enumerate(spread[1:], start=spread[0] if spread else 0):
+    for packed in histograms:
+        for bin, count in enumerate(packed[1:], start=packed[0] if packed else 0):
             if count:
-                total[at] += count
+                total[bin] += count
     return total
 
 
 def percentile(counts: Counter[int], share: float) -> float | None:
-    """The duration in seconds that this share of the attempts did not exceed; None of nothing."""
-    left = share * counts.total()
-    for at in sorted(counts):
-        if counts[at] >= left:
-            return float(2 ** ((at + left / counts[at]) / 2) / 1000)
-        left -= counts[at]
+    """Return the duration in seconds that this share of the attempts did not exceed.
+
+    Return None if there are no attempts.
+    """
+    remaining = share * counts.total()
+    for bin in sorted(counts):
+        if counts[bin] >= remaining:
+            return float(2 ** ((bin + remaining / counts[bin]) / 2) / 1000)
+        remaining -= counts[bin]
     return None

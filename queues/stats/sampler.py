@@ -1,4 +1,7 @@
-"""Writes down, each minute, how deep the queues are and what came and went: what charts and rates are made of."""
+"""Write a sample of each queue every minute, from which charts and rates are computed.
+
+A sample has the queue's depths, and the numbers of arrivals and endings since the previous sample.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,22 @@ from queues.models import AuditedResult, QueueSample
 from queues.stats import histogram
 
 MayContinue = Callable[[], bool]
-Queue = tuple[str, str]  # tid, command
+QueueKey = tuple[str, str]  # tid, command
 
 MINUTE = timedelta(minutes=1)
-# What the audit stores of a minute comes a moment after it: the drain's second, and one that was busy.
-SETTLED = timedelta(seconds=15)
-# A queue that does not change gets a row this often; without one for LOOKBACK it counts as empty.
-UNCHANGED = timedelta(minutes=30)
+# The audit is behind Redis by the drain's interval of a second, or more when the drain is busy.
+AUDIT_DELAY = timedelta(seconds=15)
+# An unchanged queue gets a sample at this interval. A queue without one for LOOKBACK is empty.
+UNCHANGED_INTERVAL = timedelta(minutes=30)
 LOOKBACK = timedelta(hours=1)
-KEPT = timedelta(days=8)  # the longest chart shows seven
-TENANTS = 200  # together
-DELETED_AT_ONCE = 10_000
+RETENTION = timedelta(days=8)  # the longest chart shows seven
+TENANTS_PER_CALL = 200
+ROWS_PER_DELETE = 10_000
 
 
-class Depth(NamedTuple):
+class QueueDepths(NamedTuple):
+    """The numbers of tasks in a queue by state."""
+
     ready: int
     delayed: int
     in_progress: int
@@ -40,11 +45,13 @@ class Depth(NamedTuple):
 
     @property
     def backlog(self) -> int:
-        """Everything that has not ended."""
+        """The number of tasks that have not ended."""
         return self.ready + self.delayed + self.in_progress
 
 
-class Flow(NamedTuple):
+class EndedCounts(NamedTuple):
+    """The numbers of a queue's ended attempts by outcome, and histograms of their times."""
+
     completed: int = 0
     failed: int = 0
     died: int = 0
@@ -54,56 +61,62 @@ class Flow(NamedTuple):
     runs: tuple[int, ...] = ()
 
     @property
-    def left(self) -> int:
+    def ended_tasks(self) -> int:
         return self.completed + self.failed + self.died + self.cancelled
 
 
-ENDED = f"""
-    SELECT tenant_id, command, outcome, status, {histogram.SQL.format("claimed_at - visible_at")},
-           {histogram.SQL.format("ended_at - claimed_at")}, count(*)
+ENDED_SQL = f"""
+    SELECT tenant_id, command, outcome, status, {histogram.BIN_SQL.format("claimed_at - visible_at")},
+           {histogram.BIN_SQL.format("ended_at - claimed_at")}, count(*)
     FROM queues_attempt
     WHERE ended_at >= %s AND ended_at < %s
     GROUP BY 1, 2, 3, 4, 5, 6
-"""  # noqa: S608 - made of constants
-NOTHING = Depth(0, 0, 0, 0)
-STILL = Flow()
+"""  # noqa: S608 - only constants are inserted
+EMPTY = QueueDepths(0, 0, 0, 0)
+NO_ENDINGS = EndedCounts()
 
 
-def sample(may_go_on: MayContinue, now: datetime | None = None) -> tuple[int, int]:
-    """Write this minute's samples, once however often it is asked, and drop old ones; how many of each."""
+def sample(may_continue: MayContinue, now: datetime | None = None) -> tuple[int, int]:
+    """Write this minute's samples and delete old ones. Return the numbers of both.
+
+    A second call in the same minute does nothing.
+    """
     at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
     last = QueueSample.objects.filter(at__gt=at - LOOKBACK).order_by("-at").values_list("at", flat=True).first()
     if last == at:
         return 0, 0
-    before = latest(at)
-    flows = flows_between((last or at - MINUTE) - SETTLED, at - SETTLED)
+    previous_samples = read_latest(at)
+    ended_by_queue = count_ended((last or at - MINUTE) - AUDIT_DELAY, at - AUDIT_DELAY)
     rows = []
-    for tid, queue in _queues(may_go_on):
+    for tid, queue in _list_queues(may_continue):
         key = (tid, queue.command)
-        depth = Depth(queue.ready, queue.delayed, queue.in_progress, queue.dlq)
-        flow, was = flows.get(key, STILL), before.get(key)
-        since = was.at if was else None
-        known = Depth(was.ready, was.delayed, was.in_progress, was.dead) if was else NOTHING
-        if depth == known and flow == STILL and (depth == NOTHING or (since and since > at - UNCHANGED)):
+        depths = QueueDepths(queue.ready, queue.delayed, queue.in_progress, queue.dlq)
+        ended, previous = ended_by_queue.get(key, NO_ENDINGS), previous_samples.get(key)
+        if previous:
+            previous_depths = QueueDepths(previous.ready, previous.delayed, previous.in_progress, previous.dead)
+        else:
+            previous_depths = EMPTY
+        is_recent = previous is not None and previous.at > at - UNCHANGED_INTERVAL
+        if depths == previous_depths and ended == NO_ENDINGS and (depths == EMPTY or is_recent):
             continue
         rows.append(
             QueueSample(
                 tenant_id=tid,
                 command=queue.command,
                 at=at,
-                **depth._asdict(),
-                oldest_ready_seconds=_age(queue, at),
-                # Nobody sampled before: what is there need not have come this minute.
-                arrived=depth.backlog - known.backlog + flow.left if last else flow.left,
-                **(flow._asdict() | {"waits": list(flow.waits), "runs": list(flow.runs)}),
+                **depths._asdict(),
+                oldest_ready_seconds=_age_of_oldest(queue, at),
+                # Without any earlier sample, it is not known when the waiting tasks arrived.
+                arrived=depths.backlog - previous_depths.backlog + ended.ended_tasks if last else ended.ended_tasks,
+                **(ended._asdict() | {"waits": list(ended.waits), "runs": list(ended.runs)}),
             )
         )
     QueueSample.objects.bulk_create(rows, batch_size=1000, ignore_conflicts=True)
-    return len(rows), prune(at - KEPT, may_go_on)
+    return len(rows), prune(at - RETENTION, may_continue)
 
 
-def latest(at: datetime, tids: Iterable[str] | None = None) -> dict[Queue, QueueSample]:
-    """Each queue's last sample in the hour before, by queue."""
+def read_latest(at: datetime, tids: Iterable[str] | None = None) -> dict[QueueKey, QueueSample]:
+    """Return each queue's last sample of the hour before `at`."""
     rows = QueueSample.objects.filter(at__gt=at - LOOKBACK, at__lte=at)
     if tids is not None:
         rows = rows.filter(tenant_id__in=tids)
@@ -111,50 +124,54 @@ def latest(at: datetime, tids: Iterable[str] | None = None) -> dict[Queue, Queue
     return {(str(row.tenant_id), row.command): row for row in newest}
 
 
-def flows_between(since: datetime, until: datetime) -> dict[Queue, Flow]:
-    """What ended in each queue from `since` on and before `until`, and how long that had waited and run."""
-    kinds: dict[Queue, Counter[str]] = defaultdict(Counter)
-    waits: dict[Queue, Counter[int]] = defaultdict(Counter)
-    runs: dict[Queue, Counter[int]] = defaultdict(Counter)
+def count_ended(since: datetime, until: datetime) -> dict[QueueKey, EndedCounts]:
+    """Count the attempts that ended in each queue from `since` on and before `until`."""
+    kinds: dict[QueueKey, Counter[str]] = defaultdict(Counter)
+    waits: dict[QueueKey, Counter[int]] = defaultdict(Counter)
+    runs: dict[QueueKey, Counter[int]] = defaultdict(Counter)
     with connection.cursor() as cursor:
-        cursor.execute(ENDED, [since, until])
+        cursor.execute(ENDED_SQL, [since, until])
         for tid, command, outcome, status, wait, run, count in cursor:
             kinds[tid, command][_kind(outcome, status)] += count
             if wait is not None:
                 waits[tid, command][wait] += count
                 runs[tid, command][run] += count
-    # Nobody worked on these, so they are no attempts.
-    withdrawn = (
+    # Tasks that were cancelled while they waited have no attempt.
+    cancelled_tasks = (
         AuditedResult.objects.filter(ended_at__gte=since, ended_at__lt=until, outcome=Outcome.CANCELLED, deliveries=0)
         .values_list("tenant_id", "command")
         .annotate(count=Count("pk"))
     )
-    for tid, command, count in withdrawn:
+    for tid, command, count in cancelled_tasks:
         kinds[tid, command]["cancelled"] += count
     return {
-        queue: Flow(**found, waits=tuple(histogram.pack(waits[queue])), runs=tuple(histogram.pack(runs[queue])))
-        for queue, found in kinds.items()
+        queue: EndedCounts(**counts, waits=tuple(histogram.pack(waits[queue])), runs=tuple(histogram.pack(runs[queue])))
+        for queue, counts in kinds.items()
     }
 
 
-def prune(before: datetime, may_go_on: MayContinue) -> int:
-    """Delete the samples of the time before, a piece at a time: a long delete would hold up the others."""
+def prune(before: datetime, may_continue: MayContinue) -> int:
+    """Delete older samples, and return their number.
+
+    Each statement deletes at most ROWS_PER_DELETE rows, because a long one would delay other periodic tasks.
+    """
     deleted = 0
-    while may_go_on():
+    while may_continue():
         with connection.cursor() as cursor:
             cursor.execute(
                 "DELETE FROM queues_queuesample WHERE id IN "
                 "(SELECT id FROM queues_queuesample WHERE at < %s ORDER BY at LIMIT %s)",
-                [before, DELETED_AT_ONCE],
+                [before, ROWS_PER_DELETE],
             )
-            went = cursor.rowcount
-        deleted += went
-        if went < DELETED_AT_ONCE:
+            deleted_now = cursor.rowcount
+        deleted += deleted_now
+        if deleted_now < ROWS_PER_DELETE:
             break
     return deleted
 
 
 def _kind(outcome: str, status: str) -> str:
+    """Return the column of QueueSample that counts such an attempt."""
     if outcome == Outcome.COMPLETED:
         return "completed"
     if outcome == Outcome.CANCELLED:
@@ -164,18 +181,18 @@ def _kind(outcome: str, status: str) -> str:
     return "died" if status == Status.FAILED else "returned"
 
 
-def _queues(may_go_on: MayContinue) -> Iterator[tuple[str, QueueStats]]:
+def _list_queues(may_continue: MayContinue) -> Iterator[tuple[str, QueueStats]]:
     for partition in reachable_partitions():
         tids = client().sscan_iter(keys.of_partition(partition).tenants, count=1000)
-        while chunk := [tid.decode() for tid in islice(tids, TENANTS)]:
-            if not may_go_on():
+        while chunk := [tid.decode() for tid in islice(tids, TENANTS_PER_CALL)]:
+            if not may_continue():
                 return
             for tid, queues in selectors.queues_of(chunk).run_sync().items():
                 for queue in queues:
                     yield tid, queue
 
 
-def _age(queue: QueueStats, at: datetime) -> float | None:
+def _age_of_oldest(queue: QueueStats, at: datetime) -> float | None:
     if queue.oldest_ready_ms is None:
         return None
     return max(0.0, at.timestamp() - queue.oldest_ready_ms / 1000)

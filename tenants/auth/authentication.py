@@ -1,4 +1,4 @@
-"""Bearer tokens for the API: a dict lookup for a token seen lately, the whole verification for a new one."""
+"""Authentication of API requests by bearer token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rest_framework.authentication import BaseAuthentication
 
 from core.errors import Unauthenticated
 from tenants.auth.verifier import verifier
-from tenants.tenant import Caller
+from tenants.domain import Caller
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
 
 
 def bearer(header: str | None) -> str:
-    """The token of an `Authorization` header. Raises Unauthenticated."""
+    """Return the token of an `Authorization` header. Raises Unauthenticated."""
     if header is None or header[:7].lower() != "bearer ":
         raise Unauthenticated()
     token = header[7:].strip()
@@ -27,8 +27,8 @@ def bearer(header: str | None) -> str:
 class BearerAuthentication(BaseAuthentication):
     """Authenticate by `Authorization: Bearer <jwt>`.
 
-    `is_finishing` is set for the operations that end claimed work (heartbeat, result, nack, abandon): they are open to
-    a suspended tenant, all others are not.
+    `is_finishing` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). Only these are open to
+    a suspended tenant.
     """
 
     def __init__(self, *, is_finishing: bool = False) -> None:
@@ -36,15 +36,15 @@ class BearerAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Request) -> tuple[Caller, str]:
         token = bearer(request.META.get("HTTP_AUTHORIZATION"))
-        return verifier.verify(token, finishing=self.is_finishing), token
+        return verifier.verify(token, is_finishing=self.is_finishing), token
 
     async def authenticate_async(self, header: str | None) -> Caller:
-        """As `authenticate`, for a view on the event loop: whatever may block is awaited."""
-        return await verifier.verify_async(bearer(header), finishing=self.is_finishing)
+        """Like `authenticate`, without blocking the event loop."""
+        return await verifier.verify_async(bearer(header), is_finishing=self.is_finishing)
 
     def authenticate_cached(self, header: str | None) -> Caller | None:
-        """The caller of a token verified lately, else None: then `authenticate_async` has to be awaited."""
-        return verifier.cached(bearer(header), finishing=self.is_finishing)
+        """Return the caller of a cached token. If it returns None, await `authenticate_async`."""
+        return verifier.get_cached(bearer(header), is_finishing=self.is_finishing)
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"

@@ -1,4 +1,7 @@
-"""What a token says once its signature is known to be good, read so strictly that nothing odd is a right."""
+"""The claims of a token with a valid signature, as an identity with roles and scopes.
+
+A malformed claim is an error. It is never ignored, because that could grant a permission.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 from core.conf import Auth
 from core.errors import Forbidden, Unauthenticated
-from tenants.tenant import ADMIN_SCOPE, ANY_COMMAND, OPERATOR_SCOPE, WORKER_SCOPES, Role
+from tenants.domain import ADMIN_SCOPE, ANY_COMMAND, OPERATOR_SCOPE, WORKER_SCOPES, CallerRole
 
 TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization_id")
 _SUBJECT_LENGTH = 255
@@ -16,9 +19,9 @@ _GROUP_LENGTH = 128
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """A validator's word: whoever holds this token has these claims.
+    """The claims of a token whose signature a validator has verified.
 
-    `tenant` is set where the issuer may speak for that one tenant only, and then the claims must name it.
+    `tenant` is set if the issuer belongs to one tenant. Then the claims must name that tenant.
     """
 
     claims: dict[str, Any]
@@ -28,21 +31,21 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims as codeQ understands them; the tenant is still a name."""
+    """The claims in codeQ's terms, with the tenant's name."""
 
     slug: str
     subject: str
-    roles: frozenset[Role]
+    roles: frozenset[CallerRole]
     scopes: frozenset[str]
     commands: frozenset[str]
     group: str
     expires_at: float
 
 
-def identity(verified: Verified, auth: Auth, now: float) -> Identity:
-    """Who the claims speak for.
+def parse_identity(verified: Verified, auth: Auth, now: float) -> Identity:
+    """Return the identity that the claims describe.
 
-    Raises Unauthenticated for a token that is not good now, Forbidden for one that grants nothing here.
+    Raises Unauthenticated if the token is not valid now or here, and Forbidden if its claims grant no access.
     """
     claims = verified.claims
     expires_at = _check_times(claims, auth.leeway_seconds, now)
@@ -55,30 +58,30 @@ def identity(verified: Verified, auth: Auth, now: float) -> Identity:
         raise Unauthenticated("The token is for another audience.")
     slug = _tenant(claims, subject if auth.single_tenant else None)
     if verified.tenant is not None and slug != verified.tenant:
-        # A tenant's own issuer that names another tenant: the other one never agreed to it.
-        raise Forbidden("The token's issuer does not speak for this tenant.")
+        # A tenant's own issuer must not issue tokens for another tenant.
+        raise Forbidden("The token's issuer belongs to another tenant.")
 
     scopes = frozenset(_text(claims, "scope").split())
     role_claim = _text(claims, "role")
     commands = _commands(claims.get("eventTypes"))
     group = _text(claims, "workerGroup")
     if len(group) > _GROUP_LENGTH or not group.isprintable():
-        raise Forbidden("The token's `workerGroup` is not a name.")
+        raise Forbidden("The token's `workerGroup` is too long or has unprintable characters.")
 
     roles = set()
     if is_producer:
-        roles.add(Role.PRODUCER)
+        roles.add(CallerRole.PRODUCER)
         if role_claim == "ADMIN" or ADMIN_SCOPE in scopes:
-            roles.add(Role.ADMIN)
-        # All tenants are not one tenant's to give away.
+            roles.add(CallerRole.ADMIN)
+        # A tenant's own issuer must not grant access to all tenants.
         if OPERATOR_SCOPE in scopes and verified.tenant is None:
-            roles.add(Role.OPERATOR)
+            roles.add(CallerRole.OPERATOR)
         if auth.producer_as_worker and not is_worker:
-            roles.add(Role.WORKER)
+            roles.add(CallerRole.WORKER)
             scopes |= frozenset(WORKER_SCOPES)
             commands = commands or frozenset({ANY_COMMAND})
     if is_worker:
-        roles.add(Role.WORKER)
+        roles.add(CallerRole.WORKER)
     return Identity(
         slug=slug,
         subject=subject,
@@ -93,7 +96,7 @@ def identity(verified: Verified, auth: Auth, now: float) -> Identity:
 def _check_times(claims: dict[str, Any], leeway: int, now: float) -> float:
     expires_at = _time(claims.get("exp"))
     if expires_at is None:
-        raise Unauthenticated("The token must expire: it has no `exp`.")
+        raise Unauthenticated("The token has no `exp`: tokens must expire.")
     if now >= expires_at + leeway:
         raise Unauthenticated("The token has expired.")
     for name in ("nbf", "iat"):
@@ -105,7 +108,7 @@ def _check_times(claims: dict[str, Any], leeway: int, now: float) -> float:
 
 
 def _time(value: object) -> float | None:
-    # `True` is an int to Python and "12" one to some libraries; neither is a NumericDate.
+    # `True` is an int in Python, and some libraries accept "12". Neither is a NumericDate (RFC 7519).
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**53:
         return None
     return float(value)
@@ -114,23 +117,23 @@ def _time(value: object) -> float | None:
 def _audiences(value: object) -> frozenset[str]:
     if isinstance(value, str):
         return frozenset({value})
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and all(isinstance(audience, str) for audience in value):
         return frozenset(value)
     raise Unauthenticated("The token's `aud` must be a string or a list of strings.")
 
 
 def _tenant(claims: dict[str, Any], fallback: str | None) -> str:
-    found: set[str] = set()
-    for name in TENANT_CLAIMS:
-        if name in claims:
-            value = claims[name]
+    names: set[str] = set()
+    for claim in TENANT_CLAIMS:
+        if claim in claims:
+            value = claims[claim]
             if not isinstance(value, str) or not value:
-                raise Forbidden(f"The token's `{name}` must be a non-empty string.")
-            found.add(value)
-    if len(found) > 1:
-        raise Forbidden("The token names two tenants.")
-    if found:
-        return found.pop()
+                raise Forbidden(f"The token's `{claim}` must be a non-empty string.")
+            names.add(value)
+    if len(names) > 1:
+        raise Forbidden("The token names more than one tenant.")
+    if names:
+        return names.pop()
     if fallback is None:
         raise Forbidden("The token names no tenant.")
     return fallback
@@ -146,6 +149,6 @@ def _text(claims: dict[str, Any], name: str) -> str:
 def _commands(value: object) -> frozenset[str]:
     if value is None:
         return frozenset()
-    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+    if not isinstance(value, list) or not all(isinstance(command, str) and command for command in value):
         raise Forbidden("The token's `eventTypes` must be a list of strings.")
     return frozenset(value)

@@ -1,4 +1,7 @@
-"""This installation's own key pair: made on first use, and shared by its machines through PostgreSQL."""
+"""The key pairs that sign this installation's own tokens.
+
+The first is created on first use. PostgreSQL stores them, so all machines share them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LOCK = 0x636F6465514B  # an advisory lock's number: "codeQK"
 
 
 def sign(claims: Mapping[str, object]) -> str:
-    """A token of this installation with these claims."""
+    """Return a token with these claims, signed with the newest key."""
     row = _newest()
     private = serialization.load_pem_private_key(secret_encryption.decrypt(row.sealed), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
@@ -33,21 +36,26 @@ def sign(claims: Mapping[str, object]) -> str:
 
 
 def document() -> dict[str, list[dict[str, Any]]]:
-    """The JWKS document: every public key whose tokens are accepted, newest first."""
+    """Return the JWKS document: the public keys whose tokens are accepted, newest first."""
     _newest()
     return {"keys": [row.public for row in InstallationKey.objects.all()]}
 
 
 def rotate() -> str:
-    """Sign with a new key, whose kid is returned. Tokens of the former keys stay good until `retire`."""
-    row = _make()
+    """Create a key and return its kid.
+
+    It signs from now on. Tokens of the older keys remain valid until `retire`.
+    """
+    row = _create()
     own_keys.forget()
     return row.kid
 
 
 def retire(kid: str) -> None:
-    """Stop accepting tokens signed with this key. On every machine within three minutes: the set of keys and the memory
-    of a verified token may be so old together."""
+    """Stop accepting tokens that this key has signed.
+
+    It takes effect on every machine within three minutes, the sum of the lifetimes of cached keys and cached tokens.
+    """
     InstallationKey.objects.filter(kid=kid).delete()
     own_keys.forget()
 
@@ -55,16 +63,16 @@ def retire(kid: str) -> None:
 def _newest() -> InstallationKey:
     row = InstallationKey.objects.first()
     if row is None:
-        # Two machines that start at once must end up with one key, or each would refuse the other's tokens at
-        # first.
+        # Two machines that start at the same time must create one key only, or each would at first refuse the tokens
+        # of the other.
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            row = InstallationKey.objects.first() or _make()
+            row = InstallationKey.objects.first() or _create()
     return row
 
 
-def _make() -> InstallationKey:
+def _create() -> InstallationKey:
     private = ec.generate_private_key(ec.SECP256R1())
     pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -82,20 +90,20 @@ def _make() -> InstallationKey:
 
 
 def _thumbprint(public: Mapping[str, Any]) -> str:
-    """RFC 7638: the same key has the same name everywhere."""
+    """Return the key's thumbprint (RFC 7638), which names it."""
     canonical = msgspec.json.encode({name: public[name] for name in ("crv", "kty", "x", "y")}, order="sorted")
     return base64.urlsafe_b64encode(hashlib.sha256(canonical).digest()).rstrip(b"=").decode("ascii")
 
 
 def _fetch() -> Mapping[str, jwks.Key]:
     try:
-        return jwks.keys_of(document())
+        return jwks.parse_keys(document())
     except Error as error:
         raise Unavailable() from error
 
 
-def _in_a_thread(job: Callable[[], None]) -> None:
-    """In one of its own, so that no token waits for a PostgreSQL that does not answer while known keys can tell."""
+def _run_in_thread(job: Callable[[], None]) -> None:
+    """Run in a thread: tokens of cached keys must not wait while PostgreSQL does not respond."""
 
     def run() -> None:
         try:
@@ -106,8 +114,14 @@ def _in_a_thread(job: Callable[[], None]) -> None:
     threading.Thread(target=run, name="own-keys", daemon=True).start()
 
 
-# Asked more often than a foreign source, so that a key made on another machine is known here at once; and before the
-# set is too old to answer. A single token is verified once a minute (`auth.cache_seconds`): that is soon enough, too.
-own_keys = jwks.KeySet(
-    "this installation", _fetch, pace=jwks.RefreshPolicy(fresh=30, lenient=90, unknown=1, retry=1), start=_in_a_thread
+# The keys are fetched more often than those of other issuers: a key created on another machine is accepted within a
+# second. A key retired elsewhere is refused after 90 seconds, plus the lifetime of a cached token
+# (`auth.cache_seconds`).
+own_keys = jwks.KeyCache(
+    "this installation",
+    _fetch,
+    policy=jwks.RefreshPolicy(
+        fresh_seconds=30, serve_stale_seconds=90, unknown_key_interval_seconds=1, retry_interval_seconds=1
+    ),
+    start=_run_in_thread,
 )

@@ -1,4 +1,7 @@
-"""Public keys: which of a JWKS document are used, and a cache of them that no outage or flood can empty."""
+"""Public keys that verify tokens: the parser of JWKS documents, and a cache of keys.
+
+The cache keeps the last good keys during an outage of their source, and limits the fetches that forged tokens cause.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +20,45 @@ from core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-# A constant, not a setting: every other algorithm is a way in (`none`, HS256 keyed with a public key).
+# A constant, not a setting, because other algorithms allow forgery: `none`, or HS256 with a public key as the secret.
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
-# A key is good for exactly one algorithm, whatever the token's header asks for (RFC 8725 §3.1), and only its
-# public members are read: a private key published by mistake is not loaded as one.
-_KINDS = {
+# By `kty`: the algorithm, the curve and the public members of a key. A key verifies one algorithm only, regardless of
+# the token's header (RFC 8725 §3.1). Private members are not read, even if they are published by mistake.
+_KEY_TYPES = {
     "RSA": ("RS256", None, ("n", "e")),
     "EC": ("ES256", "P-256", ("crv", "x", "y")),
     "OKP": ("EdDSA", "Ed25519", ("crv", "x")),
 }
-_RSA_BITS = range(2048, 8193)  # more than that makes every verification a favour to an attacker
+_RSA_BITS = range(2048, 8193)  # verifying with a larger key takes so long that it helps a denial of service
 
 
 class Key(msgspec.Struct, frozen=True):
+    """A public key. `material` is the key object of the cryptography library."""
+
     kid: str
     algorithm: str
     material: Any
 
 
-def keys_of(document: object) -> dict[str, Key]:
-    """The usable signature keys of a JWKS document by `kid` ("" for none); odd entries are left out."""
+def parse_keys(document: object) -> dict[str, Key]:
+    """Return the usable signature keys of a JWKS document by `kid` ("" if a key has no `kid`).
+
+    Unusable entries are left out.
+    """
     entries = document.get("keys") if isinstance(document, dict) else None
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for entry in entries if isinstance(entries, list) else ():
-        key = _key_of(entry) if isinstance(entry, dict) else None
+        key = _parse_key(entry) if isinstance(entry, dict) else None
         if key is not None:
-            found.setdefault(key.kid, key)
-    return found
+            keys.setdefault(key.kid, key)
+    return keys
 
 
-def _key_of(entry: dict[str, Any]) -> Key | None:
-    kid, kind = entry.get("kid", ""), _KINDS.get(str(entry.get("kty")))
-    if kind is None or not isinstance(kid, str):
+def _parse_key(entry: dict[str, Any]) -> Key | None:
+    kid, key_type = entry.get("kid", ""), _KEY_TYPES.get(str(entry.get("kty")))
+    if key_type is None or not isinstance(kid, str):
         return None
-    algorithm, curve, members = kind
+    algorithm, curve, members = key_type
     if entry.get("use", "sig") != "sig" or entry.get("alg", algorithm) != algorithm or entry.get("crv") != curve:
         return None
     try:
@@ -64,42 +72,45 @@ def _key_of(entry: dict[str, Any]) -> Key | None:
 
 
 def select(keys: Mapping[str, Key], kid: str | None, algorithm: str) -> Key | None:
-    """The key a token's header means. Without a `kid` only a set that leaves no choice has an answer."""
+    """Return the key that a token's header names, or None.
+
+    A token without `kid` matches only if exactly one key has its algorithm.
+    """
     if kid is not None:
         return keys.get(kid) if kid else None
-    fitting = [key for key in keys.values() if key.algorithm == algorithm]
-    return fitting[0] if len(fitting) == 1 else None
+    candidates = [key for key in keys.values() if key.algorithm == algorithm]
+    return candidates[0] if len(candidates) == 1 else None
 
 
-class Pending(Exception):
-    """The answer waits for keys that are being fetched: wait for `flight`, then ask again.
+class KeysPending(Exception):
+    """The keys are being fetched. Wait for `fetch`, then look up the key again.
 
-    It lets a caller on the event loop wait without a thread, and one in a thread without a loop.
+    It lets a caller on the event loop wait without a thread, and a caller in a thread without an event loop.
     """
 
-    def __init__(self, flight: Future[None]) -> None:
+    def __init__(self, fetch: Future[None]) -> None:
         super().__init__()
-        self.flight = flight
+        self.fetch = fetch
 
 
 class RefreshPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a key set is fetched, in seconds."""
+    """The ages at which cached keys are fetched again, and minimum intervals between fetches."""
 
-    fresh: float = 60.0  # so long the set is not fetched again
-    lenient: float = 300.0  # so long an old set answers at once while it is fetched again; older ones wait for it
-    stale: float = 86_400.0  # so long the last good set serves while its source is down
-    unknown: float = 30.0  # between two fetches made because a token names a key nobody knows
-    retry: float = 5.0  # between any two fetches
+    fresh_seconds: float = 60.0  # up to this age the keys are not fetched again
+    serve_stale_seconds: float = 300.0  # up to this age they are used during the fetch; after it, callers wait for it
+    max_age_seconds: float = 86_400.0  # up to this age they are used while their source is down
+    unknown_key_interval_seconds: float = 30.0  # between fetches for a token whose key is not cached
+    retry_interval_seconds: float = 5.0  # between any two fetches
 
 
 REFRESH_POLICY = RefreshPolicy()
 
 
-class KeySet:
-    """The keys of one source. Asking never blocks: it answers, or raises Pending while a fetch is under way.
+class KeyCache:
+    """A cache of the keys of one source.
 
-    One fetch at a time, however many ask. A set that is no longer fresh goes on answering while it is fetched
-    again; a failed, empty or garbled answer never replaces a good one.
+    A lookup never blocks: it returns, or raises KeysPending while a fetch is under way. All callers share one fetch.
+    A failed fetch, or one without a usable key, never replaces good keys.
     """
 
     def __init__(
@@ -107,108 +118,114 @@ class KeySet:
         name: str,
         fetch: Callable[[], Mapping[str, Key]],
         *,
-        pace: RefreshPolicy = REFRESH_POLICY,
+        policy: RefreshPolicy = REFRESH_POLICY,
         start: Callable[[Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._fetch = fetch
-        self._pace = pace
-        self._start = start or _in_a_thread
+        self._fetch_keys = fetch
+        self._policy = policy
+        self._start = start or _run_in_thread
         self._clock = clock
         self._lock = threading.Lock()
-        self._flight: Future[None] | None = None
+        self._fetch: Future[None] | None = None  # the fetch under way
         self._keys: Mapping[str, Key] = {}
-        self._fetched = self._tried = self._asked = float("-inf")
+        # Times of the last good fetch, of the last fetch, and of the last fetch for an unknown key.
+        self._fetched_at = self._tried_at = self._unknown_at = float("-inf")
         self._is_failing = False
 
     def find(self, kid: str | None, algorithm: str) -> Key | None:
-        """The key, or None when the source does not have it.
+        """Return the key, or None if the source does not have it.
 
-        Raises Pending while that is being found out, and Unavailable when the source has never answered.
+        Raises KeysPending while the keys are being fetched, and Unavailable if there are no keys younger than
+        `max_age_seconds`.
         """
-        flight = self._needed(kid, algorithm)
-        if flight is not None:
-            raise Pending(flight)
-        # Looked at now and not before: another thread's fetch may just have ended.
-        if self._clock() - self._fetched > self._pace.stale:
-            raise Unavailable("The keys that verify tokens cannot be fetched right now.", retry_after_seconds=5)
+        fetch = self._required_fetch(kid, algorithm)
+        if fetch is not None:
+            raise KeysPending(fetch)
+        # Read the time now: another thread's fetch may have ended since `_required_fetch`.
+        if self._clock() - self._fetched_at > self._policy.max_age_seconds:
+            raise keys_unavailable()
         return select(self._keys, kid, algorithm)
 
     @property
     def is_fetching(self) -> bool:
-        return self._flight is not None
+        return self._fetch is not None
 
-    def _needed(self, kid: str | None, algorithm: str) -> Future[None] | None:
-        """The fetch that the answer has to wait for; None when it need not or must not."""
-        now, pace = self._clock(), self._pace
-        age = now - self._fetched
-        if age > pace.stale:
-            return self._begin(now)
+    def _required_fetch(self, kid: str | None, algorithm: str) -> Future[None] | None:
+        """Return the fetch that the caller has to wait for, or None. Starts a fetch if one is due."""
+        now, policy = self._clock(), self._policy
+        age = now - self._fetched_at
+        if age > policy.max_age_seconds:
+            return self._start_fetch(now)
         if select(self._keys, kid, algorithm) is None:
-            # Random kids must not become a flood of fetches: few are made on their account.
-            may_ask = self._flight is not None or now - self._asked >= pace.unknown
-            return self._begin(now, is_unknown=True) if may_ask else None
-        if age > pace.fresh:
-            flight = self._begin(now)
-            # After a quiet hour the first token could be one of a key withdrawn since, so it waits. But a source
-            # that is known to be down is not waited for.
-            if age > pace.lenient and not self._is_failing:
-                return flight
+            # Forged tokens with random kids must not cause a flood of fetches.
+            may_fetch = self._fetch is not None or now - self._unknown_at >= policy.unknown_key_interval_seconds
+            return self._start_fetch(now, is_unknown=True) if may_fetch else None
+        if age > policy.fresh_seconds:
+            fetch = self._start_fetch(now)
+            # After a quiet hour the key may have been withdrawn, so the first token waits, unless the source is down.
+            if age > policy.serve_stale_seconds and not self._is_failing:
+                return fetch
         return None
 
     def forget(self) -> None:
-        """Fetch again at the next question."""
+        """Make the next lookup fetch the keys again."""
         with self._lock:
-            self._fetched = self._tried = self._asked = float("-inf")
+            self._fetched_at = self._tried_at = self._unknown_at = float("-inf")
             self._is_failing = False
 
-    def _begin(self, now: float, *, is_unknown: bool = False) -> Future[None] | None:
-        """The fetch under way, begun here if the last one is long enough ago; None when it is not."""
+    def _start_fetch(self, now: float, *, is_unknown: bool = False) -> Future[None] | None:
+        """Return the fetch under way, or start one; None if the retry interval has not passed."""
         with self._lock:
-            if self._flight is not None:
-                return self._flight
-            if now - self._tried < self._pace.retry:
+            if self._fetch is not None:
+                return self._fetch
+            if now - self._tried_at < self._policy.retry_interval_seconds:
                 return None
-            flight = self._flight = Future[None]()
-            # From here on it cannot be cancelled: one waiter that gives up must not end it for the others.
-            flight.set_running_or_notify_cancel()
-            self._tried = now
+            fetch = self._fetch = Future[None]()
+            # A running future cannot be cancelled, so a caller that stops waiting does not end it for the others.
+            fetch.set_running_or_notify_cancel()
+            self._tried_at = now
             if is_unknown:
-                self._asked = now
+                self._unknown_at = now
         try:
-            self._start(lambda: self._fly(flight))
+            self._start(lambda: self._run_fetch(fetch))
         except RuntimeError:
-            # No thread to be had: whoever waits for this flight would wait for nothing.
-            self._land(flight, is_good=False)
-        return flight
+            # No thread could be started. End the fetch, so that its callers do not wait for their deadline.
+            self._finish_fetch(fetch, is_good=False)
+        return fetch
 
-    def _fly(self, flight: Future[None]) -> None:
+    def _run_fetch(self, fetch: Future[None]) -> None:
         is_good = False
         try:
-            keys = self._fetch()
+            keys = self._fetch_keys()
             if keys:
-                self._keys, self._fetched, is_good = dict(keys), self._clock(), True
+                self._keys, self._fetched_at, is_good = dict(keys), self._clock(), True
             else:
-                log.warning("keys of %s: an answer without a usable key was ignored", self._name)
+                log.warning("keys of %s: ignored a response without a usable key", self._name)
         except (OSError, ValueError, Unavailable) as error:
             log.warning("keys of %s could not be fetched: %s", self._name, error)
         finally:
-            # Whoever waits must wake up, also when the fetch broke in a way nobody thought of.
-            self._land(flight, is_good=is_good)
+            # Wake the callers after an unexpected error, too.
+            self._finish_fetch(fetch, is_good=is_good)
 
-    def _land(self, flight: Future[None], *, is_good: bool) -> None:
+    def _finish_fetch(self, fetch: Future[None], *, is_good: bool) -> None:
         with self._lock:
-            self._flight = None
-            self._tried = self._clock()
+            self._fetch = None
+            self._tried_at = self._clock()
             self._is_failing = not is_good
-        flight.set_result(None)
+        fetch.set_result(None)
 
 
-def _in_a_thread(job: Callable[[], None]) -> None:
+def keys_unavailable() -> Unavailable:
+    """Return the error of a token that cannot be verified without a fetch of keys."""
+    return Unavailable("The keys that verify tokens cannot be fetched.", retry_after_seconds=5)
+
+
+def _run_in_thread(job: Callable[[], None]) -> None:
     threading.Thread(target=job, name="jwks", daemon=True).start()
 
 
-def at_once(job: Callable[[], None]) -> None:
-    """`start` for a source that may be asked in the caller's own thread."""
+def run_inline(job: Callable[[], None]) -> None:
+    """Run in the calling thread: a `start` for tests."""
     job()

@@ -1,6 +1,7 @@
-"""Who can tell that a token is genuine: the installation's issuer, the tenants' own, and whoever else is named.
+"""Validators of token signatures, for the installation's issuer and the tenants' issuers.
 
-What a token says is not believed here beyond its signature: times, audience, subject and tenant are `tenants.auth.claims`.
+The setting CODEQ_AUTH_VALIDATORS lists the validators. Times, audience, subject and tenant of a token are checked in
+`tenants.auth.claims`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ _JWS = PyJWS(algorithms=list(jwks.ALGORITHMS))
 
 
 class Validator(Protocol):
-    """Somebody who can tell whether a token is genuine. Named by dotted path in `auth.validators`, made once.
+    """A verifier of signatures, named by its dotted path in `auth.validators`.
 
-    `validate` returns the claims it vouches for, None for a token that is none of its business (the next one
-    is asked), and raises Unauthenticated for one that is and is not genuine. It runs off the event loop and
-    may block; it need not look at times, audience, subject or tenant: that is done for all alike.
+    Each process creates one instance. It need not check times, audience, subject or tenant.
     """
 
-    def validate(self, token: str) -> Verified | None: ...
+    def validate(self, token: str) -> Verified | None:
+        """Return the claims of a token with a valid signature.
+
+        Returns None for a token of another issuer; the next validator receives it. Raises Unauthenticated if the
+        signature is invalid. Runs in a thread and may block.
+        """
 
 
 class _Header(msgspec.Struct):
@@ -39,7 +43,7 @@ class _Header(msgspec.Struct):
 
 
 class Unverified(msgspec.Struct, frozen=True):
-    """What a token says of itself, to choose the keys that can confirm it. Good for nothing else."""
+    """The unverified header and claims of a token. Use them only to choose the key."""
 
     algorithm: str
     kid: str | None
@@ -47,10 +51,13 @@ class Unverified(msgspec.Struct, frozen=True):
     claims: dict[str, Any]
 
 
-def peek(token: str) -> Unverified | None:
-    """What the token says of itself, or None where it is no signed JWT of an algorithm we accept."""
+def decode_unverified(token: str) -> Unverified | None:
+    """Decode a token without verifying it.
+
+    Returns None if it is not a signed JWT of an accepted algorithm.
+    """
     parts = token.split(".")
-    # The library tolerates padding, which would give one token a second spelling, and a second rate limit.
+    # The library tolerates padding. A padded token would be a second spelling of it, with a rate limit of its own.
     if len(parts) != 3 or not all(parts) or "=" in token:
         return None
     try:
@@ -59,74 +66,78 @@ def peek(token: str) -> Unverified | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     issuer = claims.get("iss")
-    # `crit` names extensions that must be understood (RFC 7515 §4.1.11), and we understand none.
+    # `crit` names extensions that a verifier must support (RFC 7515 §4.1.11). This one supports no extension.
     if header.alg not in jwks.ALGORITHMS or header.crit is not msgspec.UNSET or not isinstance(issuer, str):
         return None
     return Unverified(header.alg, header.kid, issuer, claims)
 
 
-def confirm(token: str, unverified: Unverified, key: jwks.Key | None) -> dict[str, Any]:
-    """The claims, once `key` has signed them. Raises Unauthenticated."""
+def verify_signature(token: str, unverified: Unverified, key: jwks.Key | None) -> dict[str, Any]:
+    """Return the claims of a token that `key` has signed. Raises Unauthenticated."""
     if key is None or key.algorithm != unverified.algorithm:
-        raise Unauthenticated("The token is signed with a key that is not known here.")
+        raise Unauthenticated("The token is signed with an unknown key.")
     try:
         signed = _JWS.decode_complete(token, key.material, algorithms=[key.algorithm])
-        # From the bytes that were signed, and not from what `peek` made of the text.
+        # Decode the signed bytes, not the text that `decode_unverified` has read.
         return msgspec.json.decode(signed["payload"], type=dict[str, Any])
     except (jwt.PyJWTError, ValueError) as error:
-        raise Unauthenticated("The token's signature is not right.") from error
+        raise Unauthenticated("The token's signature is invalid.") from error
 
 
 class JwksValidator:
-    """The installation's issuer: its JWKS by URL, or this installation's own key pair."""
+    """A validator for tokens of the installation's issuer.
 
-    def __init__(self, source: jwks.KeySet | None = None) -> None:
+    The keys come from the issuer's JWKS URL, or are the installation's own keys if there is no URL.
+    """
+
+    def __init__(self, keys: jwks.KeyCache | None = None) -> None:
         url = conf().auth.jwks_url
-        self._keys = source or (keys_at(url) if url else installation_keys.own_keys)
+        self._keys = keys or (create_key_cache(url) if url else installation_keys.own_keys)
 
     def validate(self, token: str) -> Verified | None:
-        unverified = peek(token)
+        unverified = decode_unverified(token)
         auth = conf().auth
         if unverified is None or unverified.issuer != auth.issuer:
             return None
         key = self._keys.find(unverified.kid, unverified.algorithm)
         return Verified(
-            claims=confirm(token, unverified, key),
+            claims=verify_signature(token, unverified, key),
             producer_audience=auth.producer_audience,
             worker_audience=auth.worker_audience,
         )
 
 
 class TenantKeyValidator:
-    """The tenants' own issuers (TenantIssuer rows). Each speaks for its tenant only."""
+    """A validator for tokens of the tenants' own issuers (TenantIssuer rows)."""
 
     def __init__(self) -> None:
-        self._sets: dict[str, jwks.KeySet] = {}
+        self._caches: dict[str, jwks.KeyCache] = {}  # by URL
 
     def validate(self, token: str) -> Verified | None:
-        unverified = peek(token)
+        unverified = decode_unverified(token)
         if unverified is None:
             return None
-        named = {value for name in TENANT_CLAIMS if isinstance(value := unverified.claims.get(name), str)}
-        if len(named) != 1:
+        slugs = {value for claim in TENANT_CLAIMS if isinstance(value := unverified.claims.get(claim), str)}
+        if len(slugs) != 1:
             return None
-        slug = named.pop()
-        issuer = tenant_cache.issuer(slug, unverified.issuer)
+        slug = slugs.pop()
+        issuer = tenant_cache.find_issuer(slug, unverified.issuer)
         if issuer is None:
             return None
         if issuer.jwks_url:
-            source = self._sets.get(issuer.jwks_url) or self._sets.setdefault(issuer.jwks_url, keys_at(issuer.jwks_url))
-            key = source.find(unverified.kid, unverified.algorithm)
+            url = issuer.jwks_url
+            keys = self._caches.get(url) or self._caches.setdefault(url, create_key_cache(url))
+            key = keys.find(unverified.kid, unverified.algorithm)
         else:
             key = jwks.select(issuer.keys, unverified.kid, unverified.algorithm)
         auth = conf().auth
         return Verified(
-            claims=confirm(token, unverified, key),
+            claims=verify_signature(token, unverified, key),
             tenant=slug,
             producer_audience=issuer.producer_audience or auth.producer_audience,
             worker_audience=issuer.worker_audience or auth.worker_audience,
         )
 
 
-def keys_at(url: str) -> jwks.KeySet:
-    return jwks.KeySet(url, lambda: jwks.keys_of(http_fetch.fetch_json(url)))
+def create_key_cache(url: str) -> jwks.KeyCache:
+    return jwks.KeyCache(url, lambda: jwks.parse_keys(http_fetch.fetch_json(url)))

@@ -1,4 +1,4 @@
-"""Every change of a tenant or of its issuers is numbered, also one made by hand in SQL: see directory.py."""
+"""Triggers that number every change of a tenant or its issuers, including changes in SQL, for `TenantCache`."""
 
 from django.db import migrations
 

@@ -263,7 +263,7 @@ def _times(typical: float, count: int) -> list[int]:
     bins: Counter[int] = Counter()
     for at in range(40):
         seconds = random.lognormvariate(math.log(typical), 0.7)
-        bins[max(0, min(histogram.LAST, int(2 * math.log2(max(seconds * 1000, 1)))))] += 1 + count * at // 800
+        bins[max(0, min(histogram.LAST_BIN, int(2 * math.log2(max(seconds * 1000, 1)))))] += 1 + count * at // 800
     return histogram.pack(bins)
 
 

@@ -385,7 +385,7 @@ def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
     page.get_by_text("New signing secret").first.click()
     dialog = page.locator("#modal-content")
     dialog.get_by_label("Reason").fill("the old one leaked")
-    dialog.get_by_role("button", name="Make it").click()
+    dialog.get_by_role("button", name="Create secret").click()
     shown = dialog.locator("code")
     expect(shown).to_contain_text("whsec_")
     secret = shown.inner_text().strip()

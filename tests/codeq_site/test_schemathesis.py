@@ -32,7 +32,7 @@ MINT = """
 import time
 from tenants import services
 from tenants.auth import installation_keys
-from tenants.tenant import WORKER_SCOPES
+from tenants.domain import WORKER_SCOPES
 for tenant in {tenants}:
     services.issue_token(tenant, "producer")
     now = int(time.time())

@@ -11,8 +11,7 @@ from django.test import Client
 from queues.models import AuditedResult
 from queues.periodic_tasks import run_drain
 from tenants.cache import tenant_cache
-from tenants.models import Tenant as TenantRow
-from tenants.models import TenantMembership
+from tenants.models import Tenant, TenantMembership
 from tests.console.rows import CANARY, Rows
 from tests.fixtures.queues import Queue
 
@@ -28,8 +27,8 @@ def _nobody_follows() -> Iterator[None]:
 
 def make_queue(slug: str, command: str) -> Queue:
     """A queue of a tenant that has a row. Redis' own clock: the console compares it with ours."""
-    row = TenantRow.objects.create(slug=slug)
-    tenant = tenant_cache.find_tid(row.tid)
+    row = Tenant.objects.create(slug=slug)
+    tenant = tenant_cache.find_by_tid(row.tid)
     assert tenant is not None
     return Queue(tenant, command)
 

@@ -15,7 +15,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Model
 
-from tenants.models import Tenant as TenantRow
+from tenants.models import Tenant
 from tests.fixtures.queues import Queue
 
 CANARY = "kanarie"
@@ -31,14 +31,14 @@ def label_of(model: Any) -> str:
     return str(getattr(getattr(model, "_meta", None), "label", model))
 
 
-def row_of(model: type[Model], tenant: TenantRow, word: str) -> Model:
+def row_of(model: type[Model], tenant: Tenant, word: str) -> Model:
     """A row of this tenant in which everything that can be said is `word`."""
-    if model is TenantRow:
+    if model is Tenant:
         return tenant
     if model is LogEntry:
         return LogEntry.objects.create(
             user=User.objects.get_or_create(username=f"{word}-person")[0], action_flag=CHANGE, object_id=tenant.pk,
-            content_type=ContentType.objects.get_for_model(TenantRow), object_repr=tenant.slug, change_message=word,
+            content_type=ContentType.objects.get_for_model(Tenant), object_repr=tenant.slug, change_message=word,
         )  # fmt: skip
     given = {field.name: value_of(field, tenant, word) for field in model._meta.concrete_fields if is_said(field)}
     return model._default_manager.create(**given)
@@ -54,11 +54,11 @@ def is_said(field: Any) -> bool:
     return not field.has_default() or isinstance(field, models.TextField)
 
 
-def value_of(field: Any, tenant: TenantRow, word: str) -> Any:
+def value_of(field: Any, tenant: Tenant, word: str) -> Any:
     if field.choices:
         return field.choices[0][0]
     if isinstance(field, models.ForeignKey):
-        if field.related_model is TenantRow:
+        if field.related_model is Tenant:
             return tenant
         if field.related_model is User:
             return User.objects.get_or_create(username=f"{word}-person")[0]
@@ -78,7 +78,7 @@ class Rows:
     """A row of every model, of one tenant."""
 
     def __init__(self, queue: Queue, word: str) -> None:
-        self.tenant = TenantRow.objects.get(pk=queue.tenant.tid)
+        self.tenant = Tenant.objects.get(pk=queue.tenant.tid)
         self.rows = {model: row_of(model, self.tenant, word) for model in ALL}
 
     def pk(self, model: type[Model]) -> str:
@@ -90,5 +90,5 @@ class Rows:
             model._meta.label: model._default_manager.filter(pk=row.pk).values().first()
             for model, row in self.rows.items()
         }
-        secrets = TenantRow.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
+        secrets = Tenant.objects.filter(pk=self.tenant.pk).values_list("signing_secrets", flat=True)
         return found, list(secrets.order_by("signing_secrets"))

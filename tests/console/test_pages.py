@@ -30,8 +30,7 @@ from queues.models import AuditedResult, BeatJob, BulkJob, Quarantine, QueueSamp
 from queues.policies import Policy
 from queues.search import platform_search
 from queues.stats.sampler import sample
-from tenants.models import Tenant as TenantRow
-from tenants.models import TenantIssuer
+from tenants.models import Tenant, TenantIssuer
 from tests.console.conftest import Login, die, drain, make_queue
 from tests.fixtures.queues import Queue
 
@@ -386,9 +385,9 @@ def test_after_a_day_a_replay_is_not_undone(root: Client, acme: Queue) -> None:
     die(acme)
     job = bulk_jobs.start(acme.tenant, "replay", Filter(), actor="x")
     bulk_runner.run(lambda: True)
-    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["may_be_undone"]
-    assert "longer than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
+    assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()
 
 
@@ -415,7 +414,7 @@ def test_a_search_looks_into_so_many_tenants(
     found = root.get(url("tasks"), {"q": "k-1"}).context["found"]
     assert {each.task.id for each in found} == {mine.id, theirs.id}
     with monkeypatch.context() as few:
-        few.setattr(platform_search, "TENANTS", 1)
+        few.setattr(platform_search, "MAX_TENANTS", 1)
         answer = root.get(url("tasks"), {"q": "k-1"})
     assert [each.task.id for each in answer.context["found"]] == [mine.id]
     assert "the first 1 of your tenants" in answer.content.decode()
@@ -459,7 +458,7 @@ def test_a_search_of_all_tenants_asks_as_little_of_two_hundred_as_of_two(root: C
     make_queue("one", "send")
     cost()
     few = cost()
-    TenantRow.objects.bulk_create(TenantRow(slug=f"many-{number}") for number in range(198))
+    Tenant.objects.bulk_create(Tenant(slug=f"many-{number}") for number in range(198))
     assert cost() == few
 
 

@@ -12,7 +12,7 @@ from queues import services
 from queues.models import QueueSample
 from queues.periodic_tasks import run_drain
 from queues.stats import charts, histogram
-from queues.stats.sampler import KEPT, SETTLED, UNCHANGED, sample
+from queues.stats.sampler import AUDIT_DELAY, RETENTION, UNCHANGED_INTERVAL, sample
 from tests.fixtures.queues import Clock, Queue
 
 pytestmark = pytest.mark.django_db
@@ -53,7 +53,7 @@ def test_a_sample_says_what_is_there_and_what_came_and_went(queue: Queue, clock:
     assert (row.ready, row.delayed, row.in_progress, row.dead) == (2, 2, 1, 1)
     assert row.oldest_ready_seconds == pytest.approx(60, abs=60)
     # What ended in the last seconds is the next minute's: the audit may not have it yet.
-    clock.advance(SETTLED.total_seconds())
+    clock.advance(AUDIT_DELAY.total_seconds())
     minute(clock)
     rows = list(QueueSample.objects.order_by("at"))[1:]
     assert sum(row.arrived for row in rows) == 8
@@ -71,19 +71,19 @@ def test_a_minute_is_sampled_once(queue: Queue, clock: Clock) -> None:
 
 def test_what_does_not_change_is_written_seldom_and_what_is_empty_never(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
-    written = [minute(clock)[0] for _ in range(round(UNCHANGED / MINUTE) + 2)]
+    written = [minute(clock)[0] for _ in range(round(UNCHANGED_INTERVAL / MINUTE) + 2)]
     assert sum(written) == 2
     queue.complete(queue.claim())
     minute(clock)
     minute(clock)
     assert last().ready == 0
-    assert [minute(clock)[0] for _ in range(round(UNCHANGED / MINUTE) + 2)].count(1) == 0
+    assert [minute(clock)[0] for _ in range(round(UNCHANGED_INTERVAL / MINUTE) + 2)].count(1) == 0
 
 
 def test_old_samples_go(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     minute(clock)
-    clock.advance(KEPT.total_seconds() + 60)
+    clock.advance(RETENTION.total_seconds() + 60)
     assert minute(clock) == (1, 1)
 
 
@@ -95,7 +95,7 @@ def test_the_pulse_carries_what_did_not_change(queue: Queue, clock: Clock) -> No
     queue.complete(queue.claim())
     queue.fail(queue.claim())
     minute(clock)
-    clock.advance(SETTLED.total_seconds())
+    clock.advance(AUDIT_DELAY.total_seconds())
     minute(clock)
     found = charts.queue_rates([queue.tenant.tid], now(clock))[queue.tenant.tid, queue.command]
     assert found.ready[-1] == 1
@@ -109,7 +109,7 @@ def test_the_pulse_carries_what_did_not_change(queue: Queue, clock: Clock) -> No
 @pytest.mark.parametrize("share", [0.5, 0.95, 0.99])
 def test_a_percentile_is_right_to_within_a_fifth(share: float) -> None:
     milliseconds = [1.5 * 1.002**n for n in range(5000)]
-    counts = Counter(min(histogram.LAST, int(2 * math.log2(ms))) for ms in milliseconds)
+    counts = Counter(min(histogram.LAST_BIN, int(2 * math.log2(ms))) for ms in milliseconds)
     exact = milliseconds[int(share * len(milliseconds))] / 1000
     halves = [histogram.pack(counts), histogram.pack(counts)]
     assert histogram.percentile(histogram.add(halves), share) == pytest.approx(exact, rel=0.2)

@@ -19,8 +19,8 @@ from queues.audit import stream
 from queues.domain import NewResult, NewTask, Status
 from queues.models import Attempt, AuditedResult, BeatJob
 from tenants.cache import tenant_cache
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
 from tests.queues.engine.world import LONG
 from tests.waiting import until
@@ -39,9 +39,9 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def tenant() -> Iterator[Tenant]:
-    TenantRow.objects.create(tid="acme0001", slug="acme")
-    yield Tenant(tid="acme0001", slug="acme")
+def tenant() -> Iterator[TenantSnapshot]:
+    Tenant.objects.create(tid="acme0001", slug="acme")
+    yield TenantSnapshot(tid="acme0001", slug="acme")
     tenant_cache.stop()
 
 
@@ -60,7 +60,7 @@ def receiver() -> Iterator[Receiver]:
 class PeriodicWork:
     """Create work for every periodic task, and record the effects that must happen once."""
 
-    def __init__(self, tenant: Tenant, receiver: Receiver) -> None:
+    def __init__(self, tenant: TenantSnapshot, receiver: Receiver) -> None:
         self.tenant, self.receiver = tenant, receiver
         self.expiring: list[str] = []
         self.completed: list[str] = []
@@ -114,7 +114,7 @@ class PeriodicWork:
     "BEA-1", "Two beats, one stopped and one frozen, and a worker frozen past its locks: each effect happens once (B-8)"
 )
 def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
-    deployment: Deployment, tenant: Tenant, receiver: Receiver
+    deployment: Deployment, tenant: TenantSnapshot, receiver: Receiver
 ) -> None:
     work = PeriodicWork(tenant, receiver)
     first, second = deployment.beat(), deployment.beat()
@@ -173,7 +173,7 @@ def was_under_way(attempt: DeliveryAttempt, frozen_at: datetime, thawed_at: date
 @pytest.mark.spec(
     "BEA-1", "A drain frozen in its transaction does not block others for long, and duplicates nothing when resumed"
 )
-def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deployment, tenant: Tenant) -> None:
+def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deployment, tenant: TenantSnapshot) -> None:
     def complete_some(count: int = 50) -> None:
         services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
@@ -210,7 +210,9 @@ def is_waiting_for_table() -> bool:
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec("BEA-1", "Without beat, claims alone make due tasks available; a beat that returns catches up (B-7)")
-def test_claims_work_without_beat_and_a_returning_beat_catches_up(deployment: Deployment, tenant: Tenant) -> None:
+def test_claims_work_without_beat_and_a_returning_beat_catches_up(
+    deployment: Deployment, tenant: TenantSnapshot
+) -> None:
     count = 10_000 if LONG else 2_000
 
     def create_due_tasks(command: str) -> None:

@@ -33,7 +33,7 @@ from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from tenants import services
 from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
-from tenants.tenant import Role
+from tenants.domain import CallerRole
 from tests.conftest import free_port
 from tests.faults.cluster import Client as Store
 from tests.faults.cluster import Cluster, find_slot
@@ -83,9 +83,9 @@ def tenants(cluster: Cluster) -> Mapping[int, NodeTenant]:
         tid = services.create_tenant(slug).tid
         node = cluster.find_owner(find_slot(partition_of(tid, PARTITIONS)))
         if node not in tenants_by_node:
-            producer = services.issue_token(slug, Role.PRODUCER)
+            producer = services.issue_token(slug, CallerRole.PRODUCER)
             tenants_by_node[node] = NodeTenant(
-                tid, node, producer, services.issue_token(slug, Role.WORKER, subject="w1")
+                tid, node, producer, services.issue_token(slug, CallerRole.WORKER, subject="w1")
             )
     return tenants_by_node
 

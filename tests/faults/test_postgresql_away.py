@@ -18,7 +18,7 @@ from queues.audit import stream
 from queues.models import Attempt, AuditedResult, Quarantine
 from tenants import services
 from tenants.auth import installation_keys
-from tenants.tenant import Role
+from tenants.domain import CallerRole
 from tests.faults.deployment import Deployment, database_at, freeze, thaw
 from tests.faults.load import Load, RequestRecord, compute_percentile_ms
 from tests.queues.engine.world import LONG
@@ -46,7 +46,7 @@ def stop_server(server: PostgreSQL) -> Iterator[None]:
     server.start()
 
 
-def issue_tokens(role: Role, count: int) -> list[str]:
+def issue_tokens(role: CallerRole, count: int) -> list[str]:
     return [services.issue_token(TENANT, role, subject=f"{role}-1") for _ in range(count)]
 
 
@@ -85,7 +85,7 @@ def test_api_is_not_affected_while_postgresql_is_unavailable(
     interrupt: Callable[[PostgreSQL], object],
 ) -> None:
     services.create_tenant(TENANT)
-    producer, worker = issue_tokens(Role.PRODUCER, 150), issue_tokens(Role.WORKER, 150)
+    producer, worker = issue_tokens(CallerRole.PRODUCER, 150), issue_tokens(CallerRole.WORKER, 150)
     for start in (deployment.web, deployment.worker, deployment.beat):
         start()
     deployment.until_it_answers()

@@ -22,7 +22,7 @@ from queues.engine import keys
 from tenants import services
 from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
-from tenants.tenant import Role, Tenant
+from tenants.domain import CallerRole, TenantSnapshot
 from tests.faults.deployment import Deployment, kill, own_database
 from tests.faults.load import TASKS, Client
 from tests.queues.engine.world import LONG
@@ -59,8 +59,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 @pytest.mark.spec("QUE-5", "Web processes killed during requests: no task is lost, created twice or ended twice (B-4)")
 def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deployment: Deployment) -> None:
     row = services.create_tenant("north")
-    producer = services.issue_token("north", Role.PRODUCER)
-    worker = services.issue_token("north", Role.WORKER, subject="w")
+    producer = services.issue_token("north", CallerRole.PRODUCER)
+    worker = services.issue_token("north", CallerRole.WORKER, subject="w")
     created: dict[str, str] = {}
     unanswered: list[Any] = []
     completed: list[str] = []
@@ -124,7 +124,7 @@ def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deploym
 
     assert len(created) == len(set(created.values())) > 100 * KILLS
     assert Counter(completed) == Counter(created.values())
-    tenant = Tenant(tid=row.tid, slug=row.slug)
+    tenant = TenantSnapshot(tid=row.tid, slug=row.slug)
     for task_id in created.values():
         assert selectors.task(tenant, task_id).run_sync().status is Status.COMPLETED
     [stats] = selectors.queues(tenant).run_sync()

@@ -259,7 +259,7 @@ def test_dataset_becomes_tasks_of_its_tenant(api: str, spark: Any, lake: Lake, t
     target = LoadTarget(api, token, "import", priority=3)
     result = load(spark, lake, source, target, key="n")
     assert (result.sent, result.refused) == (700, 0)
-    tenant = tenant_cache.known("acme") or pytest.fail("the tenant is not known")
+    tenant = tenant_cache.get_cached("acme") or pytest.fail("the tenant is not known")
     assert selectors.queue_stats(tenant, "import").run_sync().ready == 700
     # After the record of the load is deleted, all rows are sent again, and no task is created twice.
     for name in lake.store.list_names("_loads"):

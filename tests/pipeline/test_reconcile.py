@@ -15,11 +15,11 @@ from pipeline.spark import schemas, sinks
 from pipeline.spark.lake import Lake
 from queues import periodic_tasks, services
 from queues.audit import stream
-from queues.audit.events import Entry, Event, parse
+from queues.audit.events import Event, StreamEntry, parse
 from queues.current_engine import engine
 from queues.engine import keys
 from queues.filters import filters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock, Queue
 from tests.pipeline.history import Audit, count_rows
 
@@ -69,7 +69,7 @@ def read_events() -> list[Event]:
     events = []
     for partition in reachable_partitions():
         for stream_id, fields in client().xrange(keys.of_partition(partition).events):  # type: ignore[union-attr]
-            events.append(parse(Entry(partition, stream_id.decode(), fields)))
+            events.append(parse(StreamEntry(partition, stream_id.decode(), fields)))
     return events
 
 
@@ -85,7 +85,7 @@ def count_per_day(events: list[Event]) -> Counter[tuple[str, str]]:
 @pytest.mark.spec("PIP-2", "Totals per tenant, day and outcome are the same in Redis, in the audit and in the marts")
 def test_redis_the_audit_and_the_marts_agree(run: Any, spark: Any, lake: Lake, audit: Audit, clock: Clock) -> None:
     rng = random.Random(8)
-    queues = [Queue(Tenant(tid=tid, slug=tid), command) for tid in ("acme0001", "beta0002") for command in "ab"]
+    queues = [Queue(TenantSnapshot(tid=tid, slug=tid), command) for tid in ("acme0001", "beta0002") for command in "ab"]
     for number in range(ROUNDS):
         run_random_tasks(rng.choice(queues), clock, rng)
         # The rounds cover about three days, so that every hour of that night has attempts.

@@ -8,18 +8,18 @@ from queues.domain import Location, Status
 from tests.fixtures.queues import Queue
 
 
-@pytest.mark.spec("RET-3", "An abandoned task is back at once, at the back of its priority, and the attempt counts")
-def test_an_abandoned_task_is_back_at_the_end_of_its_line(queue: Queue) -> None:
+@pytest.mark.spec("RET-3", "An abandoned task is ready at once, as the last of its priority, and the attempt counts")
+def test_abandoned_task_is_the_last_of_its_priority(queue: Queue) -> None:
     queue.enqueue("first")
     queue.enqueue("second")
     task = queue.claim()
     assert not services.abandon(queue.tenant, task.id, "w1").run_sync().is_dead
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.PENDING_LIST, 1)
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.status, stored.location, stored.attempts) == (Status.PENDING, Location.PENDING_LIST, 1)
     assert queue.payloads() == ["second", "first"]
 
 
-@pytest.mark.spec("QUE-3", "A requeued task goes to the back of its own priority")
+@pytest.mark.spec("QUE-3", "A requeued task is the last of its own priority")
 def test_an_abandoned_task_keeps_its_priority(queue: Queue) -> None:
     queue.enqueue("urgent", priority=5)
     queue.enqueue("plain")
@@ -27,11 +27,11 @@ def test_an_abandoned_task_keeps_its_priority(queue: Queue) -> None:
     assert queue.payloads() == ["urgent", "plain"]
 
 
-def test_abandoning_the_last_attempt_is_death(queue: Queue) -> None:
+def test_abandoning_the_last_attempt_makes_a_dead_letter(queue: Queue) -> None:
     task = queue.enqueue(max_attempts=1)
     assert services.abandon(queue.tenant, queue.claim().id, "w1").run_sync().is_dead
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.location, found.error) == (Location.DLQ_SET, "MAX_ATTEMPTS")
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.location, stored.error) == (Location.DLQ_SET, "MAX_ATTEMPTS")
 
 
 def test_only_the_holder_may_abandon(queue: Queue, other_queue: Queue) -> None:

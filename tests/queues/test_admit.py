@@ -9,13 +9,13 @@ from queues.current_engine import engine
 from queues.domain import Enqueued, NewTask
 from queues.engine import admin_commands
 from queues.engine.options import Limits
-from tenants.tenant import Rates
+from tenants.domain import Rates
 from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.fixture
 def limited(queue: Queue) -> Queue:
-    """A tenant that may create and claim ten a second, with a burst of two seconds' worth."""
+    """A queue of a tenant with a rate of ten tasks per second and a burst of twenty."""
     queue.tenant = msgspec.structs.replace(queue.tenant, rates=Rates(create=10, claim=10))
     return queue
 
@@ -25,7 +25,7 @@ def stored(queue: Queue, tries: int) -> int:
     return sum(isinstance(item, Enqueued) for item in items)
 
 
-@pytest.mark.spec("AUT-3", "A tenant creates as fast as its rate, after a burst; then 429 with the time to wait")
+@pytest.mark.spec("AUT-3", "After a burst, a tenant can create tasks at its rate; beyond it, 429 with the time to wait")
 def test_the_rate_holds_over_time(limited: Queue, clock: Clock) -> None:
     total = stored(limited, 100)
     assert total == 20
@@ -35,7 +35,7 @@ def test_the_rate_holds_over_time(limited: Queue, clock: Clock) -> None:
     assert total == pytest.approx(20 + 300, rel=0.05)
 
 
-def test_a_rate_far_above_one_a_millisecond_is_what_it_says(queue: Queue, clock: Clock) -> None:
+def test_rate_far_above_one_per_millisecond_is_kept(queue: Queue, clock: Clock) -> None:
     queue.tenant = msgspec.structs.replace(queue.tenant, rates=Rates(create=50_000))
     batch = [NewTask(command="send", payload="1")] * 1000
     sent = 0
@@ -44,7 +44,7 @@ def test_a_rate_far_above_one_a_millisecond_is_what_it_says(queue: Queue, clock:
     assert 100_000 <= sent <= 101_000
 
 
-def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock: Clock) -> None:
+def test_retry_after_is_long_enough_and_not_too_long(limited: Queue, clock: Clock) -> None:
     stored(limited, 20)
     (refused,) = services.enqueue(limited.tenant, [NewTask(command="send", payload="1")]).run_sync()
     assert isinstance(refused, errors.TooMany)
@@ -54,7 +54,7 @@ def test_the_wait_that_is_told_is_enough_and_not_too_long(limited: Queue, clock:
     assert stored(limited, 1) == 1
 
 
-def test_a_batch_pays_for_each_of_its_tasks(limited: Queue, clock: Clock) -> None:
+def test_each_task_of_a_batch_counts(limited: Queue, clock: Clock) -> None:
     batch = [NewTask(command="send", payload="1")] * 50
     first = services.enqueue(limited.tenant, batch).run_sync()
     assert all(isinstance(item, Enqueued) for item in first), "one larger than the burst still goes through"
@@ -65,7 +65,7 @@ def test_a_batch_pays_for_each_of_its_tasks(limited: Queue, clock: Clock) -> Non
     assert stored(limited, 1) == 1
 
 
-def test_a_repeated_key_costs_nothing_and_is_answered_at_the_limit(limited: Queue) -> None:
+def test_repeated_key_does_not_count_and_is_accepted_at_the_limit(limited: Queue) -> None:
     key = NewTask(command="send", payload="1", idempotency_key="k")
     services.enqueue(limited.tenant, [key]).run_sync()
     stored(limited, 30)
@@ -74,7 +74,7 @@ def test_a_repeated_key_costs_nothing_and_is_answered_at_the_limit(limited: Queu
     assert again.is_replayed
 
 
-@pytest.mark.spec("AUT-3", "Claims are limited too; looking again after a wake-up is not another claim")
+@pytest.mark.spec("AUT-3", "Claims are limited too; repeating a claim after a wake-up does not count")
 def test_claims_are_limited(limited: Queue) -> None:
     for _ in range(20):
         limited.look()
@@ -83,7 +83,7 @@ def test_claims_are_limited(limited: Queue) -> None:
     limited.look(is_counted=False)
 
 
-@pytest.mark.spec("AUT-3", "One tenant's limit is no other's, and new tokens add nothing to it")
+@pytest.mark.spec("AUT-3", "Tenants have separate limits, and a new token does not raise them")
 def test_tokens_share_their_tenants_rate(limited: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     new = [NewTask(command="send", payload="1")]
     taken = sum(
@@ -93,7 +93,7 @@ def test_tokens_share_their_tenants_rate(limited: Queue, other_queue: Queue, mon
     assert stored(other_queue, 100) == 100
 
 
-def test_one_token_may_use_only_its_part(queue: Queue) -> None:
+def test_one_token_can_use_only_its_share(queue: Queue) -> None:
     def taken(token: str) -> int:
         count = 0
         for _ in range(100):
@@ -109,8 +109,8 @@ def test_one_token_may_use_only_its_part(queue: Queue) -> None:
     assert [taken("aa"), taken("bb"), taken("cc")] == [10, 10, 0]
 
 
-@pytest.mark.spec("TEN-5", "A tenant has no more tasks waiting than its depth, and room again when they are worked off")
-def test_the_depth_is_a_bound_on_what_waits(queue: Queue) -> None:
+@pytest.mark.spec("TEN-5", "A tenant has at most `depth` waiting tasks, and can enqueue again when some are claimed")
+def test_depth_limits_the_waiting_tasks(queue: Queue) -> None:
     queue.tenant = msgspec.structs.replace(queue.tenant, depth=10)
     queue.enqueue_many(4, command="a", priority=9)
     queue.enqueue_many(4, command="b", delay_ms=1000)

@@ -1,4 +1,4 @@
-"""The audit as operators see it: their tenants' rows only, payloads harmless, lists that do not read the table."""
+"""The audit in the admin: the operator's tenants only, escaped payloads, indexed lists."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ RESULTS = "admin:queues_auditedresult_changelist"
 
 
 @pytest.mark.spec("ADM-1", "An audited result is found in the admin by its id, with its payload escaped")
-def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited: Audited) -> None:
+def test_result_is_found_by_its_id_and_shown_escaped(root: Client, audited: Audited) -> None:
     row = audited(payload='{"x":"<script>alert(1)</script>","n":1.10}', result="not json <b>")
     audited(worker="somebody-else")
     page = root.get(reverse(RESULTS), {"q": str(row.pk)}).content.decode()
@@ -87,14 +87,14 @@ def test_a_result_is_found_by_its_id_and_shown_harmlessly(root: Client, audited:
 )  # fmt: skip
 def test_a_search_is_answered_by_an_index(model: Any, term: str, index: str) -> None:
     searching = admin.site._registry[model]
-    found, _ = searching.get_search_results(RequestFactory().get("/"), model.objects.all(), term)
+    rows, _ = searching.get_search_results(RequestFactory().get("/"), model.objects.all(), term)
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
-    assert index in found.explain()
-    assert "Seq Scan" not in found.explain()
+        cursor.execute("SET LOCAL enable_seqscan = off")  # the planner would scan an empty table
+    assert index in rows.explain()
+    assert "Seq Scan" not in rows.explain()
 
 
-def test_the_list_neither_counts_the_table_nor_asks_per_row(root: Client, audited: Audited) -> None:
+def test_list_runs_no_count_and_no_query_per_row(root: Client, audited: Audited) -> None:
     audited()
     with CaptureQueriesContext(connection) as few:
         root.get(reverse(RESULTS))
@@ -103,25 +103,25 @@ def test_the_list_neither_counts_the_table_nor_asks_per_row(root: Client, audite
     with CaptureQueriesContext(connection) as many:
         root.get(reverse(RESULTS))
     assert len(many) == len(few)
-    ours = [query["sql"] for query in many if "auditedresult" in query["sql"]]
-    assert not [sql for sql in ours if "COUNT(" in sql or "DISTINCT" in sql]
+    statements = [query["sql"] for query in many if "auditedresult" in query["sql"]]
+    assert not [sql for sql in statements if "COUNT(" in sql or "DISTINCT" in sql]
 
 
-def test_the_days_to_choose_from_are_those_between_the_first_and_the_last(root: Client, audited: Audited) -> None:
+def test_date_hierarchy_has_the_days_from_the_first_to_the_last(root: Client, audited: Audited) -> None:
     audited(ended_at=NOON - timedelta(days=2))
     audited(ended_at=NOON)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as captured:
         shown = root.get(reverse(RESULTS), {"ended_at__year": "2026"}).content.decode()
     assert "September 2026" in shown
     assert "October 2026" in shown
     assert "August 2026" not in shown
-    assert not [query for query in asked if "DISTINCT" in query["sql"]]
+    assert not [query for query in captured if "DISTINCT" in query["sql"]]
     shown = root.get(reverse(RESULTS), {"ended_at__year": "2026", "ended_at__month": "9"}).content.decode()
     assert "September 29" in shown
     assert "September 28" not in shown
 
 
-def test_the_row_of_a_tenant_that_has_gone_is_still_listed(root: Client, audited: Audited) -> None:
+def test_row_of_a_deleted_tenant_is_still_listed(root: Client, audited: Audited) -> None:
     audited(tenant=None, tenant_id="gone0000")
     assert "gone0000" in root.get(reverse(RESULTS)).content.decode()
 
@@ -158,7 +158,7 @@ def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> 
     assert row.status == "COMPLETED"
 
 
-def test_quarantine_and_beat_are_the_platforms(root: Client, staff_of_acme: Client) -> None:
+def test_only_the_platform_sees_quarantine_and_periodic_tasks(root: Client, staff_of_acme: Client) -> None:
     Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
     BeatJob.objects.create(name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON)
     for model, text in (("quarantine", "odd"), ("beatjob", "drain")):
@@ -167,8 +167,10 @@ def test_quarantine_and_beat_are_the_platforms(root: Client, staff_of_acme: Clie
         assert staff_of_acme.get(listed).status_code == 403
 
 
-@pytest.mark.spec("BEA-1", "The admin shows of every job its last run, how long it took, what came of it, and the next")
-def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
+@pytest.mark.spec(
+    "BEA-1", "The admin shows the last run of each periodic task, its duration and outcome, and the next run"
+)
+def test_list_of_periodic_tasks_shows_the_last_runs(root: Client) -> None:
     started = NOON + timedelta(minutes=17, seconds=3)
     BeatJob.objects.create(
         name="drain", task="queues.drain", every_seconds=90, started_at=started,
@@ -182,8 +184,8 @@ def test_the_beat_table_shows_the_last_run_of_every_job(root: Client) -> None:
     assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403
 
 
-@pytest.mark.spec("ADM-4", "Who tried to store quarantined entries again is on record, with the reason")
-def test_a_retry_of_the_quarantine_is_on_record(root: Client) -> None:
+@pytest.mark.spec("ADM-4", "A retry of quarantined entries is recorded with its operator and reason")
+def test_retry_of_the_quarantine_is_recorded(root: Client) -> None:
     raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
     row = Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=raw)
     form = {"action": "retry", "_selected_action": [row.pk]}

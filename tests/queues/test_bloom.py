@@ -1,4 +1,4 @@
-"""The rotating Bloom filter by itself, and the three of a process: what they promise of memory, misses and lies."""
+"""The rotating Bloom filter and the filters of a process: memory, misses, false positives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROTATION_SECONDS = 99.0
 
 
 class Seconds:
-    """A monotonic clock that moves when told."""
+    """A monotonic clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 5_000.0
@@ -37,7 +37,7 @@ def small(seconds: Seconds) -> RotatingFilter:
 
 @pytest.fixture(scope="module")
 def full() -> Filters:
-    """The three filters as a process has them, each with one generation full to the brim."""
+    """The three filters of a process, each with one full generation."""
     filters = Filters()
     for one in (filters.idempotency, filters.ghost, filters.cleanup):
         for n in range(one.capacity):
@@ -54,9 +54,15 @@ SIZES = [
     pytest.param("cleanup", 2_000_000, 0.01, 4.8e6, marks=pytest.mark.spec("BLM-3", "2 M ids at 1 % take ~4.8 MB")),
 ]
 RATES = [
-    pytest.param("idempotency", 0.01, marks=pytest.mark.spec("BLM-1", "Full, it takes 1 % of unknown keys for known")),
-    pytest.param("ghost", 1e-12, marks=pytest.mark.spec("BLM-2", "Full, it takes none of a million live ids for gone")),
-    pytest.param("cleanup", 0.01, marks=pytest.mark.spec("BLM-3", "Full, it takes 1 % of unknown ids for removed")),
+    pytest.param(
+        "idempotency", 0.01, marks=pytest.mark.spec("BLM-1", "A full filter reports 1 % of unknown keys as known")
+    ),
+    pytest.param(
+        "ghost", 1e-12, marks=pytest.mark.spec("BLM-2", "A full filter reports no id of a million live ones as removed")
+    ),
+    pytest.param(
+        "cleanup", 0.01, marks=pytest.mark.spec("BLM-3", "A full filter reports 1 % of unknown ids as removed")
+    ),
 ]
 
 
@@ -74,12 +80,12 @@ def test_a_filter_rotates_as_stated(name: str, rotation_seconds: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "rate"), RATES)
-def test_a_full_filter_lies_no_more_often_than_stated(full: Filters, name: str, rate: float) -> None:
+def test_full_filter_has_at_most_the_stated_false_positives(full: Filters, name: str, rate: float) -> None:
     one: RotatingFilter = getattr(full, name)
-    asked = 1_000_000
-    lies = sum(f"acme0001 out {n}" in one for n in range(asked))
-    # Five standard deviations of a fair sample above what is stated.
-    assert lies <= rate * asked + 5 * math.sqrt(rate * asked)
+    count = 1_000_000
+    false_positives = sum(f"acme0001 out {n}" in one for n in range(count))
+    # The stated rate plus five standard deviations of a fair sample.
+    assert false_positives <= rate * count + 5 * math.sqrt(rate * count)
 
 
 @pytest.mark.spec("BLM-1", "No key that was added within the rotation is missed")
@@ -89,9 +95,7 @@ def test_a_full_filter_misses_nothing(full: Filters, name: str) -> None:
     assert all(f"acme0001 in {n}" in one for n in range(0, one.capacity, 7))
 
 
-def test_what_was_added_is_found_for_one_rotation_at_least_and_two_at_most(
-    small: RotatingFilter, seconds: Seconds
-) -> None:
+def test_key_is_known_for_at_least_one_and_at_most_two_rotations(small: RotatingFilter, seconds: Seconds) -> None:
     added: dict[str, float] = {}
     for n in range(400):
         seconds.now += 1.7
@@ -100,10 +104,10 @@ def test_what_was_added_is_found_for_one_rotation_at_least_and_two_at_most(
         young = [key for key, at in added.items() if seconds.now - at < ROTATION_SECONDS]
         old = [key for key, at in added.items() if seconds.now - at >= 2 * ROTATION_SECONDS + 2]
         assert all(key in small for key in young)
-        assert sum(key in small for key in old) <= 3 + len(old) / 20  # by chance, as any unknown key
+        assert sum(key in small for key in old) <= 3 + len(old) / 20  # false positives, as for any unknown key
 
 
-def test_a_filter_that_slept_through_two_rotations_has_forgotten(small: RotatingFilter, seconds: Seconds) -> None:
+def test_filter_unused_for_two_rotations_is_empty(small: RotatingFilter, seconds: Seconds) -> None:
     small.add("key")
     seconds.now += 2 * ROTATION_SECONDS
     assert "key" not in small
@@ -111,19 +115,19 @@ def test_a_filter_that_slept_through_two_rotations_has_forgotten(small: Rotating
     assert "key" in small
 
 
-def test_a_full_generation_takes_no_more_and_the_next_one_does(seconds: Seconds) -> None:
+def test_full_generation_accepts_no_key_until_the_next_one(seconds: Seconds) -> None:
     one = RotatingFilter(100, 0.01, ROTATION_SECONDS, seconds)
     for n in range(10_000):
         one.add(f"{n}")
     assert all(f"{n}" in one for n in range(100))
-    # The rate holds whatever is thrown at it: what came too late is simply not known.
+    # The rate of false positives holds for any number of keys: keys beyond the capacity are not added.
     assert sum(f"{n}" in one for n in range(200, 10_000)) < 0.05 * 9_800
     seconds.now += ROTATION_SECONDS
     one.add("late")
     assert "late" in one
 
 
-def test_adding_a_key_again_does_not_use_up_room(seconds: Seconds) -> None:
+def test_adding_a_key_again_does_not_use_capacity(seconds: Seconds) -> None:
     one = RotatingFilter(100, 0.0001, ROTATION_SECONDS, seconds)
     for _ in range(1_000):
         one.add("same")
@@ -132,13 +136,13 @@ def test_adding_a_key_again_does_not_use_up_room(seconds: Seconds) -> None:
     assert all(f"{n}" in one for n in range(90))
 
 
-@pytest.mark.spec("BLM-1", "Threads that add, ask and rotate at the same time miss nothing")
+@pytest.mark.spec("BLM-1", "Threads that add, read and rotate at the same time miss no key")
 def test_threads_miss_nothing_while_generations_change(seconds: Seconds) -> None:
     one = RotatingFilter(100_000, 0.01, ROTATION_SECONDS, seconds)
     missed = []
 
     def use(name: int) -> None:
-        for n in range(15_000):  # of all six together less than a generation takes
+        for n in range(15_000):  # all six threads together add less than the capacity of a generation
             key, at = f"{name} {n}", seconds.now
             one.add(key)
             is_known = key in one

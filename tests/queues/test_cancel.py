@@ -9,17 +9,17 @@ from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5_000], ids=["ready", "delayed"])
-def test_a_waiting_task_ends_cancelled_and_is_never_delivered(queue: Queue, clock: Clock, delay_ms: int) -> None:
+def test_waiting_task_is_cancelled_and_never_delivered(queue: Queue, clock: Clock, delay_ms: int) -> None:
     task = queue.enqueue(delay_ms=delay_ms)
     assert services.cancel(queue.tenant, task.id).run_sync().status is Status.CANCELLED
     clock.advance(10)
     assert queue.look().tasks == []
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location) == (Status.CANCELLED, Location.NONE)
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.status, stored.location) == (Status.CANCELLED, Location.NONE)
     assert [(e["attempt"], e["outcome"], e["worker"]) for e in queue.events()] == [("0", "CANCELLED", "")]
 
 
-@pytest.mark.spec("QUE-6", "A cancelled task is not counted as ready from that moment on")
+@pytest.mark.spec("QUE-6", "A cancelled task is not counted as ready any more")
 def test_a_cancelled_task_is_not_counted(queue: Queue) -> None:
     tasks = queue.enqueue_many(3, priority=4)
     services.cancel(queue.tenant, tasks[1].id).run_sync()
@@ -28,7 +28,7 @@ def test_a_cancelled_task_is_not_counted(queue: Queue) -> None:
     assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
-def test_a_running_task_is_told_at_its_next_heartbeat_and_its_result_refused(queue: Queue) -> None:
+def test_next_heartbeat_and_result_of_a_cancelled_task_are_refused(queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim()
     services.cancel(queue.tenant, task.id).run_sync()
@@ -39,13 +39,13 @@ def test_a_running_task_is_told_at_its_next_heartbeat_and_its_result_refused(que
     assert selectors.queue_stats(queue.tenant, "send").run_sync().in_progress == 0
 
 
-def test_cancelling_again_answers_the_same(queue: Queue) -> None:
+def test_second_cancel_returns_the_same_task(queue: Queue) -> None:
     task = queue.enqueue()
     assert services.cancel(queue.tenant, task.id).run_sync() == services.cancel(queue.tenant, task.id).run_sync()
     assert len(queue.events()) == 1
 
 
-def test_what_has_ended_cannot_be_cancelled(queue: Queue, other_queue: Queue) -> None:
+def test_ended_task_cannot_be_cancelled(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     done = queue.claim()
     queue.complete(done)

@@ -19,24 +19,24 @@ def test_a_claim_opens_a_lease(queue: Queue, clock: Clock) -> None:
     assert claimed.lease_until_ms == clock.now_ms + 60_000
     assert claimed.lease_token is not None
     assert len(claimed.lease_token) == 32
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.worker, found.location, found.lease_until_ms) == (
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.worker, stored.location, stored.lease_until_ms) == (
         "w1",
         Location.INPROG_SET,
         clock.now_ms + 60_000,
     )
-    assert found.lease_token is None, "only the claimer learns the token"
+    assert stored.lease_token is None, "only the claimer learns the token"
 
 
-@pytest.mark.spec("CLM-3", "An empty queue answers with nothing, and says when something will be due")
-def test_an_empty_claim_says_when_to_look_again(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("CLM-3", "A claim from an empty queue returns no task, and the time at which the next one is due")
+def test_empty_claim_returns_the_next_due_time(queue: Queue, clock: Clock) -> None:
     assert queue.look().tasks == []
     queue.enqueue(delay_ms=5_000)
     looked = queue.look()
     assert (looked.tasks, looked.next_due_ms) == ([], clock.now_ms + 5_000)
 
 
-@pytest.mark.spec("CLM-3", "A batch claim takes up to so many, the best first")
+@pytest.mark.spec("CLM-3", "A batch claim takes up to a number of tasks, the best first")
 def test_a_batch_claim_takes_the_best_first(queue: Queue) -> None:
     for priority in (0, 9, 4, 9):
         queue.enqueue(str(priority), priority=priority)
@@ -44,33 +44,33 @@ def test_a_batch_claim_takes_the_best_first(queue: Queue) -> None:
     assert [task.priority for task in queue.look(count=3).tasks] == [0]
 
 
-@pytest.mark.spec("QUE-2", "A higher priority is taken first, over all the queues that are asked")
+@pytest.mark.spec("QUE-2", "A higher priority is taken first, across all queues of the claim")
 def test_priority_comes_before_command(queue: Queue) -> None:
     for command, priority in (("a", 1), ("b", 8), ("c", 1), ("a", 8)):
         queue.enqueue(f"{command}{priority}", command=command, priority=priority)
     assert queue.payloads(commands=["a", "b", "c"]) == ["a8", "b8", "a1", "c1"]
 
 
-@pytest.mark.spec("QUE-1", "A queue is a command of a tenant: same names do not meet")
+@pytest.mark.spec("QUE-1", "A queue belongs to one tenant: queues with the same name are separate")
 def test_tenants_never_take_each_others_tasks(queue: Queue, other_queue: Queue) -> None:
-    queue.enqueue("ours")
+    queue.enqueue("of acme")
     assert other_queue.look(count=10).tasks == []
-    assert queue.claim().spec.payload == "ours"
+    assert queue.claim().spec.payload == "of acme"
 
 
 @pytest.mark.spec(
     "TEN-1", "Structures of two tenants are independent: every key but the partition's own names one tenant"
 )
 def test_every_key_names_its_tenant(queue: Queue, other_queue: Queue, store: redis.Redis) -> None:
-    for each in (queue, other_queue):
-        each.enqueue(idempotency_key="k")
-        each.enqueue(delay_ms=1000)
-        each.complete(each.claim())
-        each.dead()
+    for tenant_queue in (queue, other_queue):
+        tenant_queue.enqueue(idempotency_key="k")
+        tenant_queue.enqueue(delay_ms=1000)
+        tenant_queue.complete(tenant_queue.claim())
+        tenant_queue.dead()
     shared = ("due", "tenants", "woken", "waiting", "events", "task:")
     for key in store.keys("*"):
-        what = key.decode().split("}:", 1)[1]
-        assert what.startswith(shared) or what.count("acme0001") + what.count("zeta0002") == 1
+        name = key.decode().split("}:", 1)[1]
+        assert name.startswith(shared) or name.count("acme0001") + name.count("zeta0002") == 1
 
 
 @pytest.mark.spec("SCH-2", "Due tasks move at claim time, at most `inspectLimit` of them")
@@ -84,7 +84,7 @@ def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
 
 @pytest.mark.spec("CLM-4", "Expired leases are repaired before a claim takes, at most `inspectLimit` of them")
 def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine(), "options", Options(backoff="fixed"))  # jitter may well choose no delay at all
+    monkeypatch.setattr(engine(), "options", Options(backoff="fixed"))  # jitter can choose a delay of zero
     queue.enqueue_many(250)
     assert len(queue.look(count=250, lease_seconds=1).tasks) == 250
     clock.advance(1)
@@ -94,18 +94,18 @@ def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch:
     assert (stats.delayed, stats.in_progress) == (200, 50)
 
 
-@pytest.mark.spec("CLM-5", "The work of one script is bounded: past so many ghosts the claim goes on in another")
-def test_a_claim_walks_past_any_number_of_ghosts(queue: Queue, store: redis.Redis) -> None:
+@pytest.mark.spec("CLM-5", "The work of one script is limited: after a number of ghosts the claim continues in another")
+def test_claim_skips_any_number_of_ghosts(queue: Queue, store: redis.Redis) -> None:
     for task in queue.enqueue_many(1000):
         services.cancel(queue.tenant, task.id).run_sync()
-    queue.enqueue("alive")
+    queue.enqueue("live")
     store.config_resetstat()
-    assert queue.claim().spec.payload == "alive"
+    assert queue.claim().spec.payload == "live"
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == 5
     assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
-@pytest.mark.spec("QUE-4", "A claim reads the bodies it takes and no other")
+@pytest.mark.spec("QUE-4", "A claim reads only the payloads of the tasks that it takes")
 def test_a_claim_reads_only_what_it_takes(queue: Queue, store: redis.Redis) -> None:
     queue.enqueue_many(500)
     queue.claim()
@@ -132,7 +132,7 @@ def test_every_claim_has_a_token_of_its_own(queue: Queue, clock: Clock) -> None:
     assert queue.claim().lease_token != first.lease_token
 
 
-def test_a_task_that_failed_before_tells_the_next_worker_why(queue: Queue, clock: Clock) -> None:
+def test_next_worker_gets_the_error_of_the_failed_attempt(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     services.nack(queue.tenant, queue.claim().id, "w1", reason="disk full", delay_seconds=0).run_sync()
     again = queue.claim()
@@ -140,26 +140,26 @@ def test_a_task_that_failed_before_tells_the_next_worker_why(queue: Queue, clock
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [{"lease_seconds": 0}, {"lease_seconds": 43_201}, {"count": 0}, {"count": 1001}, {"commands": ["a b"]}],
     ids=str,
 )
-def test_a_claim_out_of_bounds_is_refused(queue: Queue, asked: dict[str, object]) -> None:
+def test_claim_out_of_bounds_is_refused(queue: Queue, options: dict[str, object]) -> None:
     with pytest.raises(errors.InvalidRequest):
-        queue.look(**asked)  # type: ignore[arg-type]
+        queue.look(**options)  # type: ignore[arg-type]
 
 
-def test_a_look_that_will_wait_registers_and_the_next_enqueue_publishes(queue: Queue, store: redis.Redis) -> None:
-    queue.enqueue("the queue is known from here on")
+def test_waiting_claim_is_registered_and_the_next_enqueue_publishes(queue: Queue, store: redis.Redis) -> None:
+    queue.enqueue("creates the queue")
     queue.claim()
     listener = store.pubsub()
     listener.subscribe(f"codeq:{{{engine().partition_of(queue.tenant.tid)}}}:wake")
     listener.get_message(timeout=1)
-    queue.enqueue("nobody waits")
+    queue.enqueue("no worker waits")
     queue.claim()
     assert listener.get_message(timeout=0.05) is None
     assert queue.look(wait_ms=30_000).tasks == []
-    queue.enqueue("somebody waits")
+    queue.enqueue("a worker waits")
     message = listener.get_message(timeout=1)
     assert message is not None
     assert message["data"] == b"ready acme0001:send"

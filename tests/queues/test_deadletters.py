@@ -1,4 +1,4 @@
-"""Dead letters as operators meet them: grouped, filtered, paged, looked at, mended, replayed, deleted, exported."""
+"""Dead letters: groups, filters, pages, replay with a new payload, deletion and export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queues.deadletters import exports, failure_groups, queries
 from queues.deadletters.queries import Filter
 from queues.models import AuditedResult
 from queues.search import pagination
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,23 +29,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NOW = datetime.now(UTC).replace(microsecond=0)
 
 
-def without_times(value: object) -> str:
-    """The name of a case: the same in every worker of xdist, however late it collects."""
+def name_case(value: object) -> str:
+    """Name a test case without its times, which differ between the workers of xdist."""
     return re.sub(r"datetime\.datetime\([^)]*\)", "then", repr(value))
 
 
-Made = Callable[..., list[str]]
+CreateRows = Callable[..., list[str]]
 
 
 @pytest.fixture
-def live(tenant: Tenant) -> Queue:
-    """A queue on Redis' own clock: the audit and what is asked of it go by that."""
+def live(tenant: TenantSnapshot) -> Queue:
+    """A queue on Redis' own clock, whose times the audit stores."""
     return Queue(tenant, "render")
 
 
 @pytest.fixture
-def made(tenant: Tenant) -> Made:
-    """Rows of dead letters, as the drain would have written them; the first died last."""
+def create_rows(tenant: TenantSnapshot) -> CreateRows:
+    """Create rows of dead letters as the drain writes them. The first one died last."""
 
     def make(count: int = 1, *, tid: str = tenant.tid, at: datetime = NOW, **fields: Any) -> list[str]:
         usual: dict[str, Any] = {
@@ -69,21 +69,21 @@ def made(tenant: Tenant) -> Made:
     return make
 
 
-def ids(page: queries.DeadLetterPage) -> list[str]:
+def ids_of(page: queries.DeadLetterPage) -> list[str]:
     return [letter.id for letter in page.letters]
 
 
-def found(tenant: Tenant, **asked: Any) -> list[str]:
-    return ids(queries.page([tenant.tid], Filter(**asked)))
+def list_ids(tenant: TenantSnapshot, **conditions: Any) -> list[str]:
+    return ids_of(queries.page([tenant.tid], Filter(**conditions)))
 
 
-@pytest.mark.spec("ADM-2", "Dead letters are grouped by failure: the same message but for its numbers is one failure")
-def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Made) -> None:
+@pytest.mark.spec("ADM-2", "Dead letters are grouped by failure: messages that differ only in numbers are one failure")
+def test_dead_letters_are_grouped_by_failure(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
     for number in range(3):
-        made(error=f"timeout after {number} ms", at=NOW - timedelta(hours=number * 5))
-    made(2, error="no such customer", at=NOW - timedelta(days=3))
-    made(error="timeout after 5 ms", command="mail")
-    made(error="timeout after 5 ms", is_dead=False)
+        create_rows(error=f"timeout after {number} ms", at=NOW - timedelta(hours=number * 5))
+    create_rows(2, error="no such customer", at=NOW - timedelta(days=3))
+    create_rows(error="timeout after 5 ms", command="mail")
+    create_rows(error="timeout after 5 ms", is_dead=False)
     groups = failure_groups.groups([tenant.tid])
     assert [(group.command, group.error, group.count) for group in groups] == [
         ("render", "timeout after 0 ms", 3),
@@ -93,13 +93,13 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
     assert (groups[0].last_at, groups[0].first_at) == (NOW, NOW - timedelta(hours=10))
     assert (sum(groups[0].trend), groups[0].trend[-1], sum(groups[1].trend)) == (3, 1, 0)
     assert [group.command for group in failure_groups.groups([tenant.tid], command="mail")] == ["mail"]
-    assert len(found(tenant, command="render", failure=groups[0].failure)) == 3
-    assert len(found(tenant, failure=groups[0].failure)) == 3
+    assert len(list_ids(tenant, command="render", failure=groups[0].failure)) == 3
+    assert len(list_ids(tenant, failure=groups[0].failure)) == 3
 
 
 @pytest.mark.spec("ADM-2", "The list is filtered by command, words, age, deliveries and a JSON path of the payload")
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("conditions", "expected"),
     [
         ({}, "abcd"),
         ({"command": "mail"}, "d"),
@@ -123,68 +123,74 @@ def test_dead_letters_are_grouped_by_what_they_died_of(tenant: Tenant, made: Mad
         ({"command": "render", "json_path": "$.customer", "deliveries_to": 3}, "b"),
         ({"text": "none-has-this"}, ""),
     ],
-    ids=without_times,
+    ids=name_case,
 )
-def test_dead_letters_are_found_by_what_is_known_of_them(
-    tenant: Tenant, made: Made, asked: dict[str, Any], expected: str
+def test_dead_letters_are_filtered(
+    tenant: TenantSnapshot, create_rows: CreateRows, conditions: dict[str, Any], expected: str
 ) -> None:
     hour = timedelta(hours=1)
     rows = [
-        *made(at=NOW, error="502 Bad Gateway", payload='{"urgent":true}'),
-        *made(at=NOW - hour, error="disk full", payload='{"customer":{"id":7,"name":"seven"}}', deliveries=3),
-        *made(
+        *create_rows(at=NOW, error="502 Bad Gateway", payload='{"urgent":true}'),
+        *create_rows(at=NOW - hour, error="disk full", payload='{"customer":{"id":7,"name":"seven"}}', deliveries=3),
+        *create_rows(
             at=NOW - 2 * hour, error="Full: the disk", payload='{"customer":{"id":42}}', deliveries=9, worker="host/w-9"
         ),
-        *made(at=NOW - 3 * hour, error="other", command="mail", payload='{"urgent":false,"big":1e999,"nul":"\\u0000"}'),
+        *create_rows(
+            at=NOW - 3 * hour, error="other", command="mail", payload='{"urgent":false,"big":1e999,"nul":"\\u0000"}'
+        ),
     ]
     names = dict(zip(rows, "abcd", strict=True))
-    assert "".join(names[each] for each in found(tenant, **asked)) == expected
-    assert queries.count([tenant.tid], Filter(**asked)) == len(expected)
+    assert "".join(names[task_id] for task_id in list_ids(tenant, **conditions)) == expected
+    assert queries.count([tenant.tid], Filter(**conditions)) == len(expected)
 
 
 @pytest.mark.parametrize("path", ["$[", "x y", '$.a ? (@ like_regex "(")', "drop table"])
-def test_what_is_no_json_path_is_refused_with_the_reason(tenant: Tenant, made: Made, path: str) -> None:
-    made()
+def test_invalid_json_path_is_refused_with_the_reason(
+    tenant: TenantSnapshot, create_rows: CreateRows, path: str
+) -> None:
+    create_rows()
     with pytest.raises(errors.InvalidRequest, match="jsonPath: "):
-        found(tenant, json_path=path)
-    assert len(found(tenant)) == 1  # the connection is as it was
+        list_ids(tenant, json_path=path)
+    assert len(list_ids(tenant)) == 1  # the connection can still be used
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "letter_filter",
     [
         Filter(command="a b"), Filter(command=""), Filter(command="a\0"), Filter(failure="x"), Filter(failure="-" * 16),
         Filter(text="x" * 301), Filter(json_path="\0"), Filter(json_path=""),
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_filter_that_can_mean_nothing_is_refused(tenant: Tenant, asked: Filter) -> None:
+def test_invalid_filter_is_refused(tenant: TenantSnapshot, letter_filter: Filter) -> None:
     with pytest.raises(errors.InvalidRequest):
-        queries.page([tenant.tid], asked)
+        queries.page([tenant.tid], letter_filter)
 
 
-def test_a_question_that_takes_too_long_is_ended(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_that_takes_too_long_is_ended(
+    tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "PAGE_MS", 50)
-    made(5)
-    # A row takes as long as a regular expression in somebody's JSON path may take.
+    create_rows(5)
+    # Each row takes as long as an expensive regular expression in a JSON path.
     slow = pagination.Condition("pg_sleep(10) IS NOT NULL")
-    for look in (pagination.keys, pagination.ascending):
+    for read in (pagination.read_keys, pagination.read_keys_ascending):
         with pytest.raises(errors.InvalidRequest, match="too long"):
-            look(pagination.RowFilter(tids=(tenant.tid,), where=(slow,)), None, 5)
+            read(pagination.RowFilter(tids=(tenant.tid,), scanned=(slow,)), None, 5)
     assert (
-        pagination.count(pagination.RowFilter(tids=(tenant.tid,), where=(slow,)), at_most=10, milliseconds=50) is None
+        pagination.count(pagination.RowFilter(tids=(tenant.tid,), scanned=(slow,)), at_most=10, milliseconds=50) is None
     )
     with connection.cursor() as cursor:
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("0",)
-    assert len(found(tenant)) == 5
+    assert len(list_ids(tenant)) == 5
 
 
-def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made: Made) -> None:
-    made()
-    for asked in (Filter(text="-- !"), Filter(error='"')):
-        with pytest.raises(errors.InvalidRequest, match="no word"):
-            queries.page([tenant.tid], asked)
+def test_text_without_a_letter_or_digit_is_refused(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
+    create_rows()
+    for letter_filter in (Filter(text="-- !"), Filter(error='"')):
+        with pytest.raises(errors.InvalidRequest, match="must contain a letter or digit"):
+            queries.page([tenant.tid], letter_filter)
 
 
 @pytest.mark.parametrize(
@@ -196,92 +202,93 @@ def test_words_without_a_letter_do_not_stand_for_everything(tenant: Tenant, made
         "needle's", "&needle;", "*needle*", "v:needle", "schön needle",
     ],
 )  # fmt: skip
-def test_a_word_is_found_whatever_stands_beside_it(tenant: Tenant, made: Made, text: str) -> None:
-    rows = made(error=text) + made(payload=f'"{text}"', at=NOW - timedelta(hours=1))
-    made(error="haystack")
-    assert found(tenant, text="needle") == rows
-    assert found(tenant, error="Needle") == rows[:1]
-    assert found(tenant, text=text[:200]) in (rows, [])
+def test_word_is_found_next_to_any_character(tenant: TenantSnapshot, create_rows: CreateRows, text: str) -> None:
+    rows = create_rows(error=text) + create_rows(payload=f'"{text}"', at=NOW - timedelta(hours=1))
+    create_rows(error="haystack")
+    assert list_ids(tenant, text="needle") == rows
+    assert list_ids(tenant, error="Needle") == rows[:1]
+    assert list_ids(tenant, text=text[:200]) in (rows, [])
 
 
-def test_a_windows_path_in_an_error_has_no_line_breaks(tenant: Tenant, made: Made) -> None:
-    rows = made(error="C:\\needle\\temp")
-    assert found(tenant, text="needle temp") == rows
+def test_backslashes_in_an_error_are_not_line_breaks(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
+    rows = create_rows(error="C:\\needle\\temp")
+    assert list_ids(tenant, text="needle temp") == rows
 
 
-def test_a_word_is_found_behind_a_line_break_of_the_payload(tenant: Tenant, made: Made) -> None:
-    rows = made(payload='"first\\nsecond\\tthird_part"')
-    assert [found(tenant, text=word) for word in ("second", "third", "part")] == [rows, rows, rows]
+def test_word_is_found_after_a_line_break_in_the_payload(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
+    rows = create_rows(payload='"first\\nsecond\\tthird_part"')
+    assert [list_ids(tenant, text=word) for word in ("second", "third", "part")] == [rows, rows, rows]
 
 
-@pytest.mark.spec("TEN-3", "No question about dead letters is answered with another tenant's")
-def test_nobody_sees_another_tenants_dead_letters(tenant: Tenant, other_tenant: Tenant, made: Made) -> None:
-    made(error="canary of acme")
-    theirs = made(tid=other_tenant.tid, error="canary of acme")
+@pytest.mark.spec("TEN-3", "No list, group or count of dead letters includes another tenant's")
+def test_tenant_does_not_see_another_tenants_dead_letters(
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, create_rows: CreateRows
+) -> None:
+    create_rows(error="canary of acme")
+    other_ids = create_rows(tid=other_tenant.tid, error="canary of acme")
     [group] = failure_groups.groups([other_tenant.tid])
     assert (group.tid, group.count) == (other_tenant.tid, 1)
-    for asked in ({}, {"text": "canary"}, {"failure": group.failure}, {"command": "render", "failure": group.failure}):
-        assert found(other_tenant, **asked) == theirs
-        assert queries.count([other_tenant.tid], Filter(**asked)) == 1
+    by_failure = {"failure": group.failure}
+    for conditions in ({}, {"text": "canary"}, by_failure, {"command": "render", **by_failure}):
+        assert list_ids(other_tenant, **conditions) == other_ids
+        assert queries.count([other_tenant.tid], Filter(**conditions)) == 1
     assert queries.page([], Filter()).letters == []
     assert failure_groups.groups([]) == []
     assert queries.count([], Filter()) == 0
-    assert [type(item) for item in queries.replay(tenant, theirs)] == [errors.TaskNotFound]
-    assert [type(item) for item in queries.delete(tenant, theirs)] == [errors.TaskNotFound]
-    assert found(other_tenant) == theirs
+    assert [type(item) for item in queries.replay(tenant, other_ids)] == [errors.TaskNotFound]
+    assert [type(item) for item in queries.delete(tenant, other_ids)] == [errors.TaskNotFound]
+    assert list_ids(other_tenant) == other_ids
     both = [tenant.tid, other_tenant.tid]
     assert len(queries.page(both, Filter()).letters) == len(queries.page(None, Filter(text="canary")).letters) == 2
 
 
-def pages_of(tids: list[str] | None, asked: Filter, limit: int) -> Iterator[list[str]]:
+def read_all_pages(tids: list[str] | None, letter_filter: Filter, limit: int) -> Iterator[list[str]]:
     cursor = None
     while True:
-        page = queries.page(tids, asked, cursor=cursor, limit=limit)
-        yield ids(page)
+        page = queries.page(tids, letter_filter, cursor=cursor, limit=limit)
+        yield ids_of(page)
         cursor = page.cursor
         if cursor is None:
             return
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "letter_filter",
     [Filter(), Filter(text="boom"), Filter(deliveries_from=1)],
-    ids=["all", "words", "walked"],
+    ids=["all", "words", "scanned"],
 )
-@pytest.mark.parametrize("which", ["one", "two", "all"])
-def test_pages_follow_each_other_without_a_gap_or_a_repeat(
-    tenant: Tenant, other_tenant: Tenant, made: Made, asked: Filter, which: str
+@pytest.mark.parametrize("tenants", ["one", "two", "all"])
+def test_pages_have_every_row_once_in_order(
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, create_rows: CreateRows, letter_filter: Filter, tenants: str
 ) -> None:
-    expected = made(12)
-    if which != "one":
-        expected = [each for pair in zip(expected, made(12, tid=other_tenant.tid), strict=True) for each in pair]
-    else:
-        made(12, tid=other_tenant.tid)
-    tids = {"one": [tenant.tid], "two": [tenant.tid, other_tenant.tid], "all": None}[which]
-    seen = [each for page in pages_of(tids, asked, 5) for each in page]
+    expected, other_ids = create_rows(12), create_rows(12, tid=other_tenant.tid)
+    if tenants != "one":
+        expected += other_ids
+    tids = {"one": [tenant.tid], "two": [tenant.tid, other_tenant.tid], "all": None}[tenants]
+    seen = [task_id for page in read_all_pages(tids, letter_filter, 5) for task_id in page]
     assert sorted(seen) == sorted(expected)
-    died = {str(row.pk): (row.ended_at, row.pk) for row in AuditedResult.objects.all()}
-    assert seen == sorted(seen, key=died.__getitem__, reverse=True)
+    keys = {str(row.pk): (row.ended_at, row.pk) for row in AuditedResult.objects.all()}
+    assert seen == sorted(seen, key=keys.__getitem__, reverse=True)
 
 
-def test_letters_that_died_in_the_same_moment_are_all_on_some_page(tenant: Tenant, made: Made) -> None:
-    expected = [each for _ in range(11) for each in made()]
-    seen = [each for page in pages_of([tenant.tid], Filter(), 3) for each in page]
+def test_dead_letters_with_the_same_time_are_all_listed(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
+    expected = [task_id for _ in range(11) for task_id in create_rows()]
+    seen = [task_id for page in read_all_pages([tenant.tid], Filter(), 3) for task_id in page]
     assert sorted(seen) == sorted(expected)
 
 
-def test_what_dies_meanwhile_moves_no_page(tenant: Tenant, made: Made) -> None:
-    expected = made(6)
+def test_new_dead_letters_do_not_shift_the_next_page(tenant: TenantSnapshot, create_rows: CreateRows) -> None:
+    expected = create_rows(6)
     first = queries.page([tenant.tid], Filter(), limit=3)
-    made(5, at=NOW + timedelta(minutes=1))
+    create_rows(5, at=NOW + timedelta(minutes=1))
     second = queries.page([tenant.tid], Filter(), cursor=first.cursor, limit=3)
-    assert [*ids(first), *ids(second)] == expected
+    assert [*ids_of(first), *ids_of(second)] == expected
 
 
 @pytest.mark.parametrize(
     "cursor", ["", "nonsense", "1-", "9" * 40 + "-" + "a" * 32, "1-" + "g" * 32, "99999999999999999-" + "a" * 32]
 )
-def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
+def test_invalid_cursor_is_refused(tenant: TenantSnapshot, cursor: str) -> None:
     if cursor in ("", "99999999999999999-" + "a" * 32):
         assert queries.page([tenant.tid], Filter(), cursor=cursor).letters == []
         return
@@ -289,30 +296,34 @@ def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> N
         queries.page([tenant.tid], Filter(), cursor=cursor)
 
 
-@pytest.mark.spec("ADM-2", "No page of a list does unbounded work: it ends early and says where to go on")
-def test_a_page_looks_at_so_many_rows_and_no_more(tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec("ADM-2", "The work for a page of a list is limited: the page ends early, with a cursor to continue")
+def test_page_scans_a_limited_number_of_rows(
+    tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "SCAN_LIMIT", 40)
     monkeypatch.setattr(pagination, "WINDOW", 10)
-    made(90)
-    [needle] = made(at=NOW - timedelta(hours=1), deliveries=7)
-    walked = list(pages_of([tenant.tid], Filter(deliveries_from=7), 5))
-    assert walked == [[], [], [needle]]
+    create_rows(90)
+    [needle] = create_rows(at=NOW - timedelta(hours=1), deliveries=7)
+    pages = list(read_all_pages([tenant.tid], Filter(deliveries_from=7), 5))
+    assert pages == [[], [], [needle]]
 
 
 @pytest.mark.parametrize("limit", [10, pagination.WORDS_ROWS])
-def test_words_that_are_too_common_are_found_all_the_same(
-    tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch, limit: int
+def test_very_common_words_are_found(
+    tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """From the words' own index or, where that is too much to sort, along the rows."""
+    """The index of words finds them or, with too many rows to sort, a scan of the rows."""
     monkeypatch.setattr(pagination, "WORDS_ROWS", limit)
-    expected = made(40, error="everywhere")
-    made(5, error="elsewhere")
-    assert [each for page in pages_of([tenant.tid], Filter(text="everywhere"), 7) for each in page] == expected
+    expected = create_rows(40, error="everywhere")
+    create_rows(5, error="elsewhere")
+    assert [
+        task_id for page in read_all_pages([tenant.tid], Filter(text="everywhere"), 7) for task_id in page
+    ] == expected
 
 
-@pytest.mark.spec("ADM-2", "Dead letters are listed and grouped by index, however many there are")
+@pytest.mark.spec("ADM-2", "An index answers lists and groups of dead letters, regardless of their number")
 @pytest.mark.parametrize(
-    ("asked", "index"),
+    ("read", "index"),
     [
         (lambda tid: failure_groups.groups([tid]), "audited_dead_failure"),
         (lambda tid: failure_groups.groups([tid], command="render"), "audited_dead_failure"),
@@ -325,35 +336,39 @@ def test_words_that_are_too_common_are_found_all_the_same(
     ],
     ids=["groups", "groups of a queue", "queue", "tenant", "tenants", "all", "failure", "words"],
 )
-def test_lists_are_answered_by_an_index(tenant: Tenant, made: Made, asked: Callable[[str], object], index: str) -> None:
-    # Two dead among many that are not, as it is in life; the planner must know.
+def test_lists_are_answered_by_an_index(
+    tenant: TenantSnapshot, create_rows: CreateRows, read: Callable[[str], object], index: str
+) -> None:
+    # As in production, few of the rows are dead letters. The planner chooses by their share.
     for number in range(40):
-        made(250, tid=f"other{number:03}", is_dead=False, status="COMPLETED", outcome="COMPLETED", error="")
-    made(250)
-    made(250, command="mail", error="another")
-    made(250, tid="zeta0002")
+        create_rows(250, tid=f"other{number:03}", is_dead=False, status="COMPLETED", outcome="COMPLETED", error="")
+    create_rows(250)
+    create_rows(250, command="mail", error="another")
+    create_rows(250, tid="zeta0002")
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE queues_auditedresult")
-    told = plan(lambda: asked(tenant.tid))
-    assert f"{index} " in told
-    assert "Seq Scan on queues_auditedresult" not in told
-    assert "OFFSET" not in told
+    query_plan = plan(lambda: read(tenant.tid))
+    assert f"{index} " in query_plan
+    assert "Seq Scan on queues_auditedresult" not in query_plan
+    assert "OFFSET" not in query_plan
 
 
-@pytest.mark.spec("RET-4", "A dead letter that was replayed is in no list from that moment, and in line again")
-def test_a_dead_letter_is_replayed(live: Queue) -> None:
+@pytest.mark.spec("RET-4", "A replayed dead letter is in no list any more, and is ready again")
+def test_dead_letter_is_replayed(live: Queue) -> None:
     task = live.dead()
     periodic_tasks.run_drain(lambda: True)
     [again] = queries.replay(live.tenant, [task.id])
     assert not isinstance(again, errors.CodeqError)
-    assert found(live.tenant) == []  # at once, before the stream has told
+    assert list_ids(live.tenant) == []  # at once, before the drain reads the event
     periodic_tasks.run_drain(lambda: True)
-    assert found(live.tenant) == []
+    assert list_ids(live.tenant) == []
     assert live.claim().id == task.id
 
 
-@pytest.mark.spec("RET-4", "A dead letter that was replayed, by whomever, leaves the list; one that died again is back")
-@pytest.mark.parametrize("drains", [0, 1], ids=["told of late", "told of at once"])
+@pytest.mark.spec(
+    "RET-4", "A replay by any client removes the dead letter from the list; if it dies again, it is listed again"
+)
+@pytest.mark.parametrize("drains", [0, 1], ids=["drained at the end", "drained at once"])
 def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
     task = live.dead()
     for _ in range(2):
@@ -362,30 +377,30 @@ def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
         services.replay(live.tenant, [task.id]).run_sync()
         services.nack(live.tenant, live.claim().id, "w1", reason="again").run_sync()
     periodic_tasks.run_drain(lambda: True)
-    assert found(live.tenant) == [task.id]
+    assert list_ids(live.tenant) == [task.id]
     services.replay(live.tenant, [task.id]).run_sync()
     periodic_tasks.run_drain(lambda: True)
-    assert found(live.tenant) == []
+    assert list_ids(live.tenant) == []
     live.complete(live.claim())
     periodic_tasks.run_drain(lambda: True)
     row = AuditedResult.objects.get(pk=task.id)
     assert (row.status, row.is_dead, row.deliveries) == ("COMPLETED", False, 4)
 
 
-def test_a_death_the_audit_learns_of_late_is_not_unmarked_by_an_older_look(live: Queue) -> None:
-    """Between the look at the row and its unmarking the task dies once more: the later death stands."""
+def test_later_death_is_not_cleared_by_an_earlier_position(live: Queue) -> None:
+    """The task dies again after its row was read and before its flag is cleared."""
     task = live.dead()
     periodic_tasks.run_drain(lambda: True)
-    before = {uuid.UUID(task.id): AuditedResult.objects.get(pk=task.id).position}
+    earlier = {uuid.UUID(task.id): AuditedResult.objects.get(pk=task.id).position}
     services.replay(live.tenant, [task.id]).run_sync()
     services.nack(live.tenant, live.claim().id, "w1", reason="again").run_sync()
     periodic_tasks.run_drain(lambda: True)
-    queries.forget(live.tenant.tid, before)
-    assert found(live.tenant) == [task.id]
+    queries.clear_dead_flags(live.tenant.tid, earlier)
+    assert list_ids(live.tenant) == [task.id]
 
 
-@pytest.mark.spec("ADM-2", "A payload is mended before the replay")
-def test_a_poisoned_payload_is_mended(live: Queue) -> None:
+@pytest.mark.spec("ADM-2", "A payload can be corrected before the replay")
+def test_dead_letter_is_replayed_with_a_new_payload(live: Queue) -> None:
     poisoned, other = live.dead(payload='{"amount":"x"}'), live.dead(payload='"other"')
     periodic_tasks.run_drain(lambda: True)
     queries.replay(live.tenant, [poisoned.id, other.id], {poisoned.id: '{ "amount": 1.10 }'})
@@ -393,63 +408,63 @@ def test_a_poisoned_payload_is_mended(live: Queue) -> None:
 
 
 @pytest.mark.parametrize("payload", ["", "{", "null", "NaN", '"\ud800"', "1 2"])
-def test_a_payload_that_is_no_json_is_refused_and_nothing_is_replayed(live: Queue, payload: str) -> None:
+def test_invalid_json_is_refused_and_no_task_is_replayed(live: Queue, payload: str) -> None:
     task = live.dead()
     with pytest.raises(errors.InvalidRequest):
         queries.replay(live.tenant, [task.id], {task.id: payload})
     assert selectors.queue_stats(live.tenant, "render").run_sync().dlq == 1
 
 
-def test_a_mended_payload_has_the_tenants_limit(live: Queue) -> None:
+def test_new_payload_is_limited_like_the_tenants_payloads(live: Queue) -> None:
     task = live.dead()
     with pytest.raises(errors.PayloadTooLarge):
         queries.replay(live.tenant, [task.id], {task.id: '"' + "x" * live.tenant.payload_bytes + '"'})
 
 
-@pytest.mark.spec("ADM-2", "A dead letter is deleted; its attempts stay on record, and nothing else can be deleted so")
+@pytest.mark.spec("ADM-2", "Only dead letters can be deleted; their attempts stay in the audit")
 def test_only_dead_letters_are_deleted(live: Queue) -> None:
     dead, finished = live.dead(), live.enqueue()
     live.complete(live.claim())
     waiting = live.enqueue()
     periodic_tasks.run_drain(lambda: True)
-    wrong = queries.delete(live.tenant, [dead.id, finished.id, waiting.id, "nonsense", dead.id])
-    assert [type(each) for each in wrong] == [
+    results = queries.delete(live.tenant, [dead.id, finished.id, waiting.id, "nonsense", dead.id])
+    assert [type(result) for result in results] == [
         type(None), errors.NotDead, errors.NotDead, errors.TaskNotFound, errors.TaskNotFound,
     ]  # fmt: skip
-    assert found(live.tenant) == []
+    assert list_ids(live.tenant) == []
     assert selectors.result(live.tenant, finished.id).run_sync()[0].id == finished.id
     periodic_tasks.run_drain(lambda: True)
-    assert (found(live.tenant), AuditedResult.objects.get(pk=dead.id).status) == ([], "FAILED")
+    assert (list_ids(live.tenant), AuditedResult.objects.get(pk=dead.id).status) == ([], "FAILED")
 
 
-@pytest.mark.spec("RET-4", "Dead letters that have expired are in no list any more")
-def test_what_retention_has_removed_is_not_listed(tenant: Tenant) -> None:
-    short = Tenant(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
+@pytest.mark.spec("RET-4", "Expired dead letters are in no list any more")
+def test_dead_letter_after_its_retention_is_not_listed(tenant: TenantSnapshot) -> None:
+    short = TenantSnapshot(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
     Queue(short, "render").dead()
     periodic_tasks.run_drain(lambda: True)
-    assert len(found(short)) == 1
+    assert len(list_ids(short)) == 1
     assert periodic_tasks.cleanup() == "1 removed"
     periodic_tasks.run_drain(lambda: True)
-    assert found(short) == []
+    assert list_ids(short) == []
 
 
-def test_a_row_whose_task_redis_has_lost_leaves_the_list_when_it_is_replayed(live: Queue) -> None:
+def test_replay_of_a_task_that_redis_lost_removes_it_from_the_list(live: Queue) -> None:
     task = live.dead()
     periodic_tasks.run_drain(lambda: True)
     client().flushdb()
-    assert found(live.tenant) == [task.id]
+    assert list_ids(live.tenant) == [task.id]
     assert [type(item) for item in queries.replay(live.tenant, [task.id])] == [errors.TaskNotFound]
-    assert found(live.tenant) == []
+    assert list_ids(live.tenant) == []
 
 
 @pytest.mark.spec(
-    "ADM-2", "Dead letters are exported as JSON Lines and CSV, which a spreadsheet cannot mistake for formulas"
+    "ADM-2", "Dead letters are exported as JSON Lines and as CSV, in which a spreadsheet finds no formulas"
 )
-def test_an_export_has_every_letter_and_runs_nothing(
-    tenant: Tenant, made: Made, monkeypatch: pytest.MonkeyPatch
+def test_export_has_every_dead_letter_and_no_formula(
+    tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagination, "PAGE_LIMIT", 4)
-    expected = made(9, error="=HYPERLINK(1)", payload='"+1"')
+    expected = create_rows(9, error="=HYPERLINK(1)", payload='"+1"')
     rows = list(exports.rows([tenant.tid], Filter(error="hyperlink")))
     lines = [json.loads(line) for line in b"".join(exports.as_json_lines(rows)).splitlines()]
     assert [line["id"] for line in lines] == expected
@@ -459,10 +474,10 @@ def test_an_export_has_every_letter_and_runs_nothing(
     assert (table[0]["error"], table[0]["payload"]) == ("'=HYPERLINK(1)", '"+1"')
 
 
-def test_an_empty_list_is_exported_with_its_header_alone(tenant: Tenant) -> None:
+def test_export_of_an_empty_list_has_the_header_only(tenant: TenantSnapshot) -> None:
     assert b"".join(exports.as_csv(exports.rows([tenant.tid], Filter()))).decode().startswith("id,tenant,")
 
 
 @pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])
-def test_a_failures_number_survives_being_shown(number: int) -> None:
+def test_failure_id_is_read_back_from_its_text(number: int) -> None:
     assert failure_ids.from_text(failure_ids.to_text(number)) == number

@@ -10,13 +10,13 @@ from queues.current_engine import engine
 from queues.diagnosis import why
 from queues.domain import Task
 from queues.engine import admin_commands
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock, Queue
 
 pytestmark = pytest.mark.spec("ADM-3", "A task's page says in words what the claim would find")
 
 
-def asked(queue: Queue, task: Task, tenant: Tenant | None = None) -> str:
+def asked(queue: Queue, task: Task, tenant: TenantSnapshot | None = None) -> str:
     live = selectors.task(queue.tenant, task.id).run_sync()
     return " ".join(why(tenant or queue.tenant, live, selectors.place(queue.tenant, task.id).run_sync()))
 
@@ -40,7 +40,7 @@ def test_a_lease_that_is_over_says_what_comes(queue: Queue, clock: Clock, most: 
 def test_what_stops_all_of_a_queue_comes_first(queue: Queue) -> None:
     task = queue.enqueue()
     services.pause(queue.tenant, "send").run_sync()
-    said = asked(queue, task, msgspec.structs.replace(queue.tenant, suspended=True))
+    said = asked(queue, task, msgspec.structs.replace(queue.tenant, is_suspended=True))
     assert said.index("Tenant acme is suspended") < said.index("Queue send is paused")
     assert queue.look().tasks == []
 

@@ -1,4 +1,7 @@
-"""The audit: everything that ended is in PostgreSQL once, in order, whoever died on the way."""
+"""The drain: everything that ended is in PostgreSQL once and in order.
+
+This holds even if a process is killed on the way.
+"""
 
 from __future__ import annotations
 
@@ -27,53 +30,55 @@ from queues.domain import NewResult, NewTask, Status, Task
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.periodic import SKIPPED
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.faults.deployment import database_at
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
 
-def partition(tenant: Tenant) -> int:
+def partition_of(tenant: TenantSnapshot) -> int:
     return engine().partition_of(tenant.tid)
 
 
-def enqueued(tenant: Tenant, count: int = 1, **fields: Any) -> list[str]:
+def enqueue_tasks(tenant: TenantSnapshot, count: int = 1, **fields: Any) -> list[str]:
     new = [NewTask(**{"command": "render", "payload": '{"n":1}', **fields}) for _ in range(count)]
     return [item.task.id for item in services.enqueue(tenant, new).run_sync()]
 
 
-def claimed(tenant: Tenant, count: int = 1, worker: str = "w-1") -> list[Task]:
+def claim_tasks(tenant: TenantSnapshot, count: int = 1, worker: str = "w-1") -> list[Task]:
     return services.claim(tenant, ["render"], worker, count=count).run_sync().tasks
 
 
-def completed(tenant: Tenant, count: int = 1, result: bytes = b'{"ok":true}', **fields: Any) -> list[str]:
-    """Tasks that a worker ended with a result."""
-    enqueued(tenant, count, **fields)
-    tasks = claimed(tenant, count)
+def complete_tasks(tenant: TenantSnapshot, count: int = 1, result: bytes = b'{"ok":true}', **fields: Any) -> list[str]:
+    """Complete new tasks with a result, and return their ids."""
+    enqueue_tasks(tenant, count, **fields)
+    tasks = claim_tasks(tenant, count)
     results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=result) for task in tasks]
     assert not [item for item in services.submit(tenant, "w-1", results).run_sync() if isinstance(item, Exception)]
     return [task.id for task in tasks]
 
 
-def drained(**options: Any) -> tuple[int, int]:
+def run_drain(**options: Any) -> tuple[int, int]:
     return periodic_tasks.run_drain(lambda: True, **options)
 
 
-def raw_event(tenant: Tenant, **fields: object) -> str:
-    """An entry as some release, or some accident, might have written it."""
-    usual: dict[str, object] = {
+def add_entry(tenant: TenantSnapshot, **fields: object) -> str:
+    """Add an entry with these fields, as another release or an accident might write it."""
+    defaults: dict[str, object] = {
         "id": uuid.uuid4(), "queue": f"{tenant.tid}:render", "attempt": 1, "outcome": "COMPLETED",
         "status": "COMPLETED", "attempts": 0, "priority": 0, "worker": "w-1", "created": 1_760_000_000_000,
         "visible": 1_760_000_000_000, "claimed": 1_760_000_000_000, "ended": 1_760_000_001_000, "error": "",
     }  # fmt: skip
-    values = {name: str(value) if not isinstance(value, bytes) else value for name, value in (usual | fields).items()}
-    return client().xadd(keys.of_partition(partition(tenant)).events, values).decode()
+    values = {
+        name: str(value) if not isinstance(value, bytes) else value for name, value in (defaults | fields).items()
+    }
+    return client().xadd(keys.of_partition(partition_of(tenant)).events, values).decode()
 
 
-@pytest.mark.spec("CLN-3", "What ended is in the database, and stays there when Redis has let the task go")
-def test_a_result_becomes_a_row_that_outlives_the_task(tenant: Tenant) -> None:
-    [task_id] = completed(tenant, priority=7, webhook=None, trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-    assert drained() == (1, 0)
+@pytest.mark.spec("CLN-3", "An ended task is in the database, and stays there when Redis has removed it")
+def test_result_is_stored_and_kept_after_the_task_is_removed(tenant: TenantSnapshot) -> None:
+    [task_id] = complete_tasks(tenant, priority=7, webhook=None, trace_parent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    assert run_drain() == (1, 0)
 
     services.purge(tenant, [task_id]).run_sync()
     row = AuditedResult.objects.get(pk=task_id)
@@ -97,13 +102,13 @@ def test_a_result_becomes_a_row_that_outlives_the_task(tenant: Tenant) -> None:
     )
 
 
-@pytest.mark.spec("ENQ-4", "Audit and tenant are kept with every attempt")
-def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None:
-    [task_id] = enqueued(tenant, max_attempts=2)
+@pytest.mark.spec("ENQ-4", "Every attempt is stored with its tenant")
+def test_every_attempt_is_stored_and_the_last_ending_is_kept(tenant: TenantSnapshot) -> None:
+    [task_id] = enqueue_tasks(tenant, max_attempts=2)
     for _ in range(2):
-        claimed(tenant)
+        claim_tasks(tenant)
         services.nack(tenant, task_id, "w-1", delay_seconds=0, reason="no luck").run_sync()
-    drained()
+    run_drain()
     dead = AuditedResult.objects.get(pk=task_id)
     assert (dead.status, dead.is_dead, dead.error, dead.deliveries, dead.result) == (
         "FAILED",
@@ -114,9 +119,9 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
     )
 
     services.replay(tenant, [task_id]).run_sync()
-    claimed(tenant, worker="w-2")
+    claim_tasks(tenant, worker="w-2")
     services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"{}")]).run_sync()
-    drained()
+    run_drain()
 
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.status, row.is_dead, row.worker, row.deliveries, row.result) == (
@@ -134,44 +139,43 @@ def test_every_attempt_is_a_row_and_the_last_ending_wins(tenant: Tenant) -> None
     ]
 
 
-def test_a_dead_letter_that_was_replayed_before_its_audit_does_not_show_its_next_result(
-    tenant: Tenant,
-) -> None:
-    [task_id] = enqueued(tenant, max_attempts=1)
-    claimed(tenant)
+def test_dead_letter_replayed_before_the_drain_does_not_get_the_later_result(tenant: TenantSnapshot) -> None:
+    [task_id] = enqueue_tasks(tenant, max_attempts=1)
+    claim_tasks(tenant)
     services.nack(tenant, task_id, "w-1", reason="dead").run_sync()
     services.replay(tenant, [task_id]).run_sync()
-    claimed(tenant)
+    claim_tasks(tenant)
     services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).run_sync()
 
     first, _, second = _read_new(tenant)
-    seen = [
-        events.read(entry, blobs) for entry, blobs in zip((first, second), stream.blobs([first, second]), strict=True)
+    records = [
+        events.read(entry, blobs)
+        for entry, blobs in zip((first, second), stream.read_blobs([first, second]), strict=True)
     ]
-    assert [(item.event.is_dead, item.result) for item in seen] == [(True, ""), (False, "[1]")]
+    assert [(record.event.is_dead, record.result) for record in records] == [(True, ""), (False, "[1]")]
 
 
-def _read_new(tenant: Tenant) -> list[events.Entry]:
+def _read_new(tenant: TenantSnapshot) -> list[events.StreamEntry]:
     stream.survey()
-    return stream.read({partition(tenant): stream.NEW}, 10)
+    return stream.read({partition_of(tenant): stream.NEW}, 10)
 
 
-def test_a_cancelled_waiting_task_is_audited_without_an_attempt(tenant: Tenant) -> None:
-    [task_id] = enqueued(tenant)
+def test_task_cancelled_while_waiting_is_stored_without_an_attempt(tenant: TenantSnapshot) -> None:
+    [task_id] = enqueue_tasks(tenant)
     services.cancel(tenant, task_id).run_sync()
-    drained()
+    run_drain()
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.status, row.deliveries, row.claimed_at, row.worker) == ("CANCELLED", 0, None, "")
     assert not Attempt.objects.exists()
 
 
-@pytest.mark.spec("BEA-1", "A drain that is run again over the same entries adds nothing and changes nothing")
-def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) -> None:
-    """What happens when a lock is lost: both runs read, both write, both acknowledge."""
-    completed(tenant, 300)
+@pytest.mark.spec("BEA-1", "A second drain of the same entries adds no row and changes no row")
+def test_two_drains_over_the_same_entries_write_each_row_once(tenant: TenantSnapshot) -> None:
+    """If a lock is lost, both runs read, write and acknowledge the same entries."""
+    complete_tasks(tenant, 300)
     stream.survey()
-    entries = stream.read({partition(tenant): stream.NEW}, 1000)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    entries = stream.read({partition_of(tenant): stream.NEW}, 1000)
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     barrier, failed = threading.Barrier(3), []
 
     def overlap() -> None:
@@ -200,10 +204,10 @@ def test_two_drains_over_the_same_entries_write_each_row_once(tenant: Tenant) ->
     assert stream.lag() == 0
 
 
-def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tenant: Tenant) -> None:
+def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tenant: TenantSnapshot) -> None:
     task_id = uuid.uuid4()
-    raw_event(tenant, id=task_id, attempt=1, outcome="NACKED", status="FAILED", error="dead")
-    raw_event(tenant, id=task_id, attempt=2, worker="w-2")
+    add_entry(tenant, id=task_id, attempt=1, outcome="NACKED", status="FAILED", error="dead")
+    add_entry(tenant, id=task_id, attempt=2, worker="w-2")
     first, second = [(entry, events.Blobs()) for entry in _read_new(tenant)]
     drain.store([second])
     drain.store([first])
@@ -211,21 +215,21 @@ def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tena
     assert Attempt.objects.count() == 2
 
 
-def test_what_a_dead_drain_had_read_is_stored_by_the_next_one_first(tenant: Tenant) -> None:
-    ids = completed(tenant, 30)
+def test_entries_that_a_killed_drain_had_read_are_stored_first_by_the_next(tenant: TenantSnapshot) -> None:
+    ids = complete_tasks(tenant, 30)
     stream.survey()
-    stream.read({partition(tenant): stream.NEW}, 10)  # and the process dies here
+    stream.read({partition_of(tenant): stream.NEW}, 10)  # the process is killed here
     assert stream.lag() == 30
-    ids += completed(tenant, 5)
-    assert drained(chunk=7) == (35, 0)
+    ids += complete_tasks(tenant, 5)
+    assert run_drain(chunk=7) == (35, 0)
     assert {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} == set(ids)
 
 
-def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> None:
-    completed(tenant, 10)
-    key = keys.of_partition(partition(tenant)).events
+def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: TenantSnapshot) -> None:
+    complete_tasks(tenant, 10)
+    key = keys.of_partition(partition_of(tenant)).events
     entries = _read_new(tenant)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     drain.store(batch[5:])
     stream.acknowledge(entries[5:])
     assert client().xlen(key) == 10
@@ -236,43 +240,43 @@ def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: Tenant) -> Non
     assert client().xlen(key) == 0
 
 
-def test_another_reader_of_the_stream_keeps_its_entries(tenant: Tenant) -> None:
-    key = keys.of_partition(partition(tenant)).events
-    client().xgroup_create(key, "somebody-else", id="0", mkstream=True)
-    completed(tenant, 4)
-    drained()
+def test_entries_are_kept_for_another_reader_of_the_stream(tenant: TenantSnapshot) -> None:
+    key = keys.of_partition(partition_of(tenant)).events
+    client().xgroup_create(key, "another-reader", id="0", mkstream=True)
+    complete_tasks(tenant, 4)
+    run_drain()
     assert stream.lag() == 0
     assert client().xlen(key) == 4
 
 
-def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: Tenant) -> None:
-    place = partition(tenant)
+def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: TenantSnapshot) -> None:
+    partition = partition_of(tenant)
 
     def now_ms() -> int:
         seconds, micros = client().time()
         return int(seconds) * 1000 + int(micros) // 1000
 
-    assert abs(stream.drained_until_ms(place) - now_ms()) < 10_000  # nothing ever ended
-    first = raw_event(tenant)
-    raw_event(tenant)
-    assert stream.drained_until_ms(place) == int(first.split("-")[0])  # no drain ever ran
+    assert abs(stream.drained_until_ms(partition) - now_ms()) < 10_000  # no task has ended
+    first = add_entry(tenant)
+    add_entry(tenant)
+    assert stream.drained_until_ms(partition) == int(first.split("-")[0])  # no drain has run
     entries = _read_new(tenant)
-    assert stream.drained_until_ms(place) == int(first.split("-")[0])  # read, not stored
+    assert stream.drained_until_ms(partition) == int(first.split("-")[0])  # read, not stored
     stream.acknowledge(entries[:1])
-    assert stream.drained_until_ms(place) == int(entries[1].stream_id.split("-")[0])
+    assert stream.drained_until_ms(partition) == int(entries[1].stream_id.split("-")[0])
     stream.acknowledge(entries[1:])
-    third = raw_event(tenant)
-    assert stream.drained_until_ms(place) == int(third.split("-")[0])  # not read
-    drained()
-    assert abs(stream.drained_until_ms(place) - now_ms()) < 10_000
+    third = add_entry(tenant)
+    assert stream.drained_until_ms(partition) == int(third.split("-")[0])  # not read
+    run_drain()
+    assert abs(stream.drained_until_ms(partition) - now_ms()) < 10_000
 
 
-@pytest.mark.spec("BEA-1", "Whatever a worker sent is stored, escaped where PostgreSQL would refuse it (B-18)")
-def test_text_that_postgresql_refuses_is_stored_escaped(tenant: Tenant) -> None:
+@pytest.mark.spec("BEA-1", "Any text of a worker is stored; characters that PostgreSQL refuses are escaped (B-18)")
+def test_text_that_postgresql_refuses_is_stored_escaped(tenant: TenantSnapshot) -> None:
     payload = '{"nul":"\\u0000","raw":"\0","lone":"\\ud800","big":1e400,"deep":' + "[" * 6000 + "]" * 6000 + "}"
     results = [b'{"a":"\0"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800","b":1e100000}', b"\xff\xfe"]
-    ids = [completed(tenant, result=result, payload=payload)[0] for result in results]
-    assert drained() == (4, 0)
+    ids = [complete_tasks(tenant, result=result, payload=payload)[0] for result in results]
+    assert run_drain() == (4, 0)
     stored = {str(row.pk): row for row in AuditedResult.objects.all()}
     assert stored[ids[0]].payload == payload.replace("\0", "\\u0000")
     assert [stored[task_id].result for task_id in ids] == [
@@ -282,24 +286,24 @@ def test_text_that_postgresql_refuses_is_stored_escaped(tenant: Tenant) -> None:
 
 @pytest.fixture
 def _database_refuses_worker_13() -> Iterator[None]:
-    """A row that reads well and that PostgreSQL still refuses."""
+    """Let PostgreSQL refuse rows of a worker, although their entries are valid."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE queues_auditedresult ADD CONSTRAINT unlucky CHECK (worker <> 'w-13')")
         yield
         cursor.execute("ALTER TABLE queues_auditedresult DROP CONSTRAINT IF EXISTS unlucky")
 
 
-@pytest.mark.spec("BEA-1", "A row that cannot be stored goes to quarantine and stops nobody behind it (B-18)")
+@pytest.mark.spec("BEA-1", "An entry that cannot be stored goes to quarantine and does not stop later ones (B-18)")
 @pytest.mark.usefixtures("_database_refuses_worker_13")
-def test_a_poison_row_is_isolated_and_the_thousand_behind_it_land(
-    tenant: Tenant, caplog: pytest.LogCaptureFixture
+def test_refused_rows_are_isolated_and_all_others_are_stored(
+    tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = 0
     for number in range(1000):
         poison = number in (0, 500, 501, 999)
-        raw_event(tenant, worker="w-13" if poison else "w-1", error="payload-canary")
+        add_entry(tenant, worker="w-13" if poison else "w-1", error="payload-canary")
         good += not poison
-    assert drained() == (good, 4)
+    assert run_drain() == (good, 4)
     assert AuditedResult.objects.count() == Attempt.objects.count() == good
     assert stream.lag() == 0
     assert [("unlucky" in row.reason) for row in Quarantine.objects.all()] == [True] * 4
@@ -328,13 +332,11 @@ def test_a_poison_row_is_isolated_and_the_thousand_behind_it_land(
     ],
     ids=str,
 )
-def test_an_entry_that_makes_no_sense_goes_to_quarantine_and_can_be_read_there(
-    tenant: Tenant, broken: dict[str, object]
-) -> None:
-    raw_event(tenant)
-    raw_event(tenant, **broken)
-    raw_event(tenant)
-    assert drained() == (2, 1)
+def test_invalid_entry_goes_to_quarantine_with_its_fields(tenant: TenantSnapshot, broken: dict[str, object]) -> None:
+    add_entry(tenant)
+    add_entry(tenant, **broken)
+    add_entry(tenant)
+    assert run_drain() == (2, 1)
     row = Quarantine.objects.get()
     assert row.reason
     fields, _ = msgspec.msgpack.decode(bytes(row.raw))
@@ -342,74 +344,72 @@ def test_an_entry_that_makes_no_sense_goes_to_quarantine_and_can_be_read_there(
     assert fields[name.encode()] == (value if isinstance(value, bytes) else str(value).encode())
 
 
-def test_a_broken_spec_goes_to_quarantine(tenant: Tenant) -> None:
-    task_id, other = completed(tenant, 2)
-    client().hset(keys.task(keys.of_partition(partition(tenant)).root, task_id), "spec", b"\xc1not msgpack")
-    assert drained() == (1, 1)
+def test_entry_with_an_invalid_spec_goes_to_quarantine(tenant: TenantSnapshot) -> None:
+    task_id, other = complete_tasks(tenant, 2)
+    client().hset(keys.task(keys.of_partition(partition_of(tenant)).root, task_id), "spec", b"\xc1not msgpack")
+    assert run_drain() == (1, 1)
     assert str(AuditedResult.objects.get().pk) == other
 
 
-def test_an_entry_of_a_newer_release_is_stored(tenant: Tenant) -> None:
-    raw_event(tenant, region="moon", outcome="EVAPORATED")
-    assert drained() == (1, 0)
+def test_entry_of_a_newer_release_is_stored(tenant: TenantSnapshot) -> None:
+    add_entry(tenant, region="moon", outcome="EVAPORATED")
+    assert run_drain() == (1, 0)
     assert AuditedResult.objects.get().outcome == "EVAPORATED"
 
 
-def test_a_task_purged_before_its_audit_is_still_on_record(tenant: Tenant) -> None:
-    [task_id] = completed(tenant)
+def test_task_purged_before_the_drain_is_stored_without_payload(tenant: TenantSnapshot) -> None:
+    [task_id] = complete_tasks(tenant)
     services.purge(tenant, [task_id]).run_sync()
-    assert drained() == (1, 0)
+    assert run_drain() == (1, 0)
     row = AuditedResult.objects.get(pk=task_id)
     assert (row.status, row.payload, row.result) == ("COMPLETED", "", "")
 
 
-@pytest.mark.spec(
-    "WHK-3", "What is to happen with an ended task happens in the transaction that stores it, or not at all"
-)
-def test_a_handler_that_the_database_refuses_quarantines_its_task_alone(
-    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.spec("WHK-3", "Handlers of an ended task run in the transaction that stores it, or not at all")
+def test_database_error_of_a_handler_quarantines_only_its_entry(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []
+    handled: list[str] = []
 
     def handler(batch: Any) -> None:
         with connection.cursor() as cursor:
             for item in batch:
                 cursor.execute("SELECT 1 / %s", [0 if item.event.worker == "w-13" else 1])
-        heard.extend(str(item.event.task_id) for item in batch)
+        handled.extend(str(item.event.task_id) for item in batch)
 
     monkeypatch.setattr(events, "handlers", [handler])
-    raw_event(tenant)
-    raw_event(tenant, worker="w-13")
-    raw_event(tenant)
-    assert drained() == (2, 1)
-    assert sorted(heard) == sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True))
+    add_entry(tenant)
+    add_entry(tenant, worker="w-13")
+    add_entry(tenant)
+    assert run_drain() == (2, 1)
+    assert sorted(handled) == sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True))
 
 
-def test_a_run_that_lost_its_turn_stops_before_it_writes(tenant: Tenant) -> None:
-    completed(tenant, 5)
+def test_run_that_lost_its_lock_stops_before_it_writes(tenant: TenantSnapshot) -> None:
+    complete_tasks(tenant, 5)
     assert periodic_tasks.run_drain(lambda: False) == (0, 0)
     assert not AuditedResult.objects.exists()
-    assert drained() == (5, 0)
+    assert run_drain() == (5, 0)
 
 
-def test_many_tenants_are_drained_in_turns_and_none_is_left_out() -> None:
-    tenants = [Tenant(tid=f"many{number:04}", slug=f"many-{number}") for number in range(12)]
-    for number, each in enumerate(tenants):
-        completed(each, 1 + 3 * number)
+def test_streams_of_many_tenants_are_drained_completely() -> None:
+    tenants = [TenantSnapshot(tid=f"many{number:04}", slug=f"many-{number}") for number in range(12)]
+    for number, tenant in enumerate(tenants):
+        complete_tasks(tenant, 1 + 3 * number)
     total = sum(1 + 3 * number for number in range(12))
-    assert drained(chunk=16) == (total, 0)
+    assert run_drain(chunk=16) == (total, 0)
     assert AuditedResult.objects.count() == total
     assert stream.lag() == 0
 
 
-@pytest.mark.spec("BEA-1", "One run of a job at a time, and the last one on record for operators")
-def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) -> None:
-    completed(tenant)
-    turn = PeriodicTaskLock.acquire("queues.drain", 15)
-    assert turn
+@pytest.mark.spec("BEA-1", "One run of a periodic task at a time; the last run is recorded for operators")
+def test_second_run_is_skipped_and_the_first_is_recorded(tenant: TenantSnapshot) -> None:
+    complete_tasks(tenant)
+    lock = PeriodicTaskLock.acquire("queues.drain", 15)
+    assert lock
     assert periodic_tasks.drain() == SKIPPED
     assert not AuditedResult.objects.exists()
-    turn.release()
+    lock.release()
     assert periodic_tasks.drain() == "1 stored, 0 in quarantine"
     row = BeatJob.objects.get(name="drain")
     assert (row.outcome, row.runs, row.failures, row.every_seconds) == (
@@ -421,37 +421,36 @@ def test_a_second_run_leaves_at_once_and_the_first_is_on_record(tenant: Tenant) 
     assert not client().exists(lock_key("queues.drain"))
 
 
-def test_a_frozen_run_that_wakes_up_after_its_lock_notices_and_takes_nobody_elses(tenant: Tenant) -> None:
-    """A process stopped past its lock: the lock is gone, then somebody else's."""
-    turn = PeriodicTaskLock.acquire("queues.drain", 15)
-    assert turn
-    client().delete(lock_key("queues.drain"))  # what its time-out does
+def test_run_frozen_until_its_lock_expired_does_not_release_the_next_ones_lock(tenant: TenantSnapshot) -> None:
+    lock = PeriodicTaskLock.acquire("queues.drain", 15)
+    assert lock
+    client().delete(lock_key("queues.drain"))  # as if it had expired
     other = PeriodicTaskLock.acquire("queues.drain", 15)
     assert other
-    turn._renewed_at -= 100
-    assert not turn.renew()
-    turn.release()
+    lock._renewed_at -= 100
+    assert not lock.renew()
+    lock.release()
     assert client().exists(lock_key("queues.drain"))
     other._renewed_at -= 100
     assert other.renew()
 
 
 @pytest.mark.spec(
-    "BEA-1", "With PostgreSQL stopped results go on; when it is back nothing is missing or doubled (B-17)"
+    "BEA-1", "Results are accepted while PostgreSQL is down; afterwards no row is missing or duplicated (B-17)"
 )
-def test_postgresql_away_and_back_loses_and_doubles_nothing(
-    tenant: Tenant, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
+def test_outage_of_postgresql_loses_and_duplicates_no_row(
+    tenant: TenantSnapshot, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = postgres_server(fsync="off")
     ids: list[str] = []
     with database_at(server.url):
         call_command("migrate", verbosity=0, skip_checks=True)
-        ids += completed(tenant, 20)
+        ids += complete_tasks(tenant, 20)
         assert periodic_tasks.drain() == "20 stored, 0 in quarantine"
 
         server.stop()
         for _ in range(3):
-            ids += completed(tenant, 20)
+            ids += complete_tasks(tenant, 20)
             with caplog.at_level(logging.WARNING):
                 caplog.clear()
                 assert periodic_tasks.drain() == "ended early"
@@ -459,7 +458,7 @@ def test_postgresql_away_and_back_loses_and_doubles_nothing(
         assert stream.lag() == 60
 
         server.start()
-        ids += completed(tenant, 20)
+        ids += complete_tasks(tenant, 20)
         connection.close()
         assert periodic_tasks.drain() == "80 stored, 0 in quarantine"
         assert sorted(str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)) == sorted(ids)
@@ -467,27 +466,27 @@ def test_postgresql_away_and_back_loses_and_doubles_nothing(
         assert stream.lag() == 0
 
 
-@pytest.mark.spec("OBS-1", "How far the audit is behind and what it could not store are metrics")
-def test_lag_and_quarantine_are_scraped(tenant: Tenant) -> None:
-    raw_event(tenant, id="nonsense")
-    drained()
-    completed(tenant, 3)
-    shown = metrics.scrape().decode()
-    assert "codeq_audit_lag 3.0" in shown
-    assert "codeq_audit_quarantine 1.0" in shown
+@pytest.mark.spec("OBS-1", "The lag of the audit and the number of quarantined entries are metrics")
+def test_lag_and_quarantine_are_scraped(tenant: TenantSnapshot) -> None:
+    add_entry(tenant, id="nonsense")
+    run_drain()
+    complete_tasks(tenant, 3)
+    page = metrics.scrape().decode()
+    assert "codeq_audit_lag 3.0" in page
+    assert "codeq_audit_quarantine 1.0" in page
 
 
-def test_a_stream_that_grows_too_long_is_said_aloud(
-    tenant: Tenant, settings: Any, caplog: pytest.LogCaptureFixture
+def test_stream_that_grows_too_long_is_logged(
+    tenant: TenantSnapshot, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.CODEQ = {**settings.CODEQ, "queues": {"events_alarm": 2}}
     conf.cache_clear()
     try:
-        completed(tenant, 2)
-        drained()
+        complete_tasks(tenant, 2)
+        run_drain()
         assert "holds" not in caplog.text
-        completed(tenant, 3)
-        drained()
+        complete_tasks(tenant, 3)
+        run_drain()
         assert "an events stream holds 3 entries" in caplog.text
     finally:
         conf.cache_clear()

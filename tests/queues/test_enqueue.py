@@ -7,22 +7,22 @@ import redis
 from core import errors
 from queues import selectors, services
 from queues.domain import Location, NewTask, Status
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("ENQ-1", "A task is stored as it was asked for, its payload to the byte")
-def test_a_task_is_stored_as_it_was_asked_for(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("ENQ-1", "A task is stored as requested, its payload to the byte")
+def test_task_is_stored_as_requested(queue: Queue, clock: Clock) -> None:
     payload = '{"n":1.10,"big":9007199254740993,"empty":[],"text":"\\u0000é"}'
     task = queue.enqueue(
         payload, priority=7, max_attempts=3, webhook="https://example.com/cb", trace_parent="00-a-b-01"
     )
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert found == task
-    assert found.spec.payload == payload
-    assert (found.priority, found.max_attempts, found.status) == (7, 3, Status.PENDING)
-    assert found.spec.webhook == "https://example.com/cb"
-    assert (found.created_ms, found.visible_ms) == (clock.now_ms, clock.now_ms)
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert stored == task
+    assert stored.spec.payload == payload
+    assert (stored.priority, stored.max_attempts, stored.status) == (7, 3, Status.PENDING)
+    assert stored.spec.webhook == "https://example.com/cb"
+    assert (stored.created_ms, stored.visible_ms) == (clock.now_ms, clock.now_ms)
 
 
 @pytest.mark.spec("ENQ-4", "Tenant and trace context are stored with the task")
@@ -34,18 +34,16 @@ def test_tenant_and_trace_context_are_stored_with_the_task(queue: Queue) -> None
 
 @pytest.mark.spec("ENQ-2", "Record, index, retention and idempotency mapping appear in one step")
 def test_enqueue_is_one_script_call(queue: Queue, store: redis.Redis) -> None:
-    queue.enqueue()  # the script is loaded from here on
+    queue.enqueue()  # loads the script
     store.config_resetstat()
     queue.enqueue(idempotency_key="once")
     stats = store.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 1
-    assert "cmdstat_get" in stats  # the script's own look-up of the key, not a round trip of ours
+    assert "cmdstat_get" in stats  # the script reads the key itself, without another round trip
 
 
-@pytest.mark.spec(
-    "ENQ-3", "Items of a batch are independent: a bad one is answered at its place, the others are stored"
-)
-def test_a_bad_item_of_a_batch_costs_the_others_nothing(queue: Queue) -> None:
+@pytest.mark.spec("ENQ-3", "Items of a batch are independent: an invalid one has its own error, the others are stored")
+def test_invalid_item_of_a_batch_does_not_affect_the_others(queue: Queue) -> None:
     new = [
         NewTask(command="send", payload="1"),
         NewTask(command="no spaces", payload="2"),
@@ -68,7 +66,7 @@ def test_a_batch_keeps_its_order(queue: Queue) -> None:
     assert queue.payloads() == [str(n) for n in range(250)]
 
 
-@pytest.mark.spec("SCH-1", "A delayed task is invisible until it is due, whatever its priority")
+@pytest.mark.spec("SCH-1", "A delayed task is invisible until it is due, regardless of its priority")
 @pytest.mark.parametrize(
     "when",
     [{"delay_ms": 30_000}, {"run_at_ms": 1_900_000_030_000}, {"run_at_ms": 1_900_000_030_000, "delay_ms": 5}],
@@ -93,13 +91,13 @@ def test_a_task_due_in_two_weeks_runs_in_two_weeks(queue: Queue, clock: Clock) -
     assert queue.payloads() == ["later"]
 
 
-def test_a_moment_in_the_past_means_now(queue: Queue, clock: Clock) -> None:
+def test_task_with_a_run_time_in_the_past_is_ready_at_once(queue: Queue, clock: Clock) -> None:
     task = queue.enqueue(run_at_ms=clock.now_ms - 1)
     assert (task.location, task.visible_ms) == (Location.PENDING_LIST, clock.now_ms)
 
 
-@pytest.mark.spec("IDM-1", "The same key answers with the same task for the retention window, per tenant")
-def test_a_key_stands_for_one_task(queue: Queue, other_queue: Queue) -> None:
+@pytest.mark.spec("IDM-1", "During the retention, the same key of a tenant returns the same task")
+def test_idempotency_key_identifies_one_task(queue: Queue, other_queue: Queue) -> None:
     first = queue.enqueue("1", idempotency_key="k")
     again = services.enqueue(queue.tenant, [NewTask(command="send", payload="1", idempotency_key="k")]).run_sync()[0]
     assert not isinstance(again, Exception)
@@ -109,13 +107,13 @@ def test_a_key_stands_for_one_task(queue: Queue, other_queue: Queue) -> None:
     assert queue.payloads() == []
 
 
-def test_a_key_answers_with_the_task_as_it_is_now(queue: Queue) -> None:
+def test_repeated_key_returns_the_current_task(queue: Queue) -> None:
     queue.enqueue("1", idempotency_key="k")
     queue.complete(queue.claim())
     assert queue.enqueue("1", idempotency_key="k").status is Status.COMPLETED
 
 
-def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) -> None:
+def test_key_used_for_another_request_is_reported(queue: Queue, tenant: TenantSnapshot) -> None:
     first = queue.enqueue("1", idempotency_key="k")
     other = NewTask(command="send", payload="2", idempotency_key="k")
     item = services.enqueue(tenant, [other]).run_sync()[0]
@@ -125,14 +123,14 @@ def test_a_key_used_for_another_request_is_told(queue: Queue, tenant: Tenant) ->
     assert isinstance(services.enqueue(strict, [other]).run_sync()[0], errors.IdempotencyMismatch)
 
 
-def test_a_key_that_comes_twice_in_a_batch_makes_one_task(queue: Queue) -> None:
+def test_key_used_twice_in_a_batch_creates_one_task(queue: Queue) -> None:
     new = [NewTask(command="send", payload="1", idempotency_key="k", priority=p) for p in (0, 0, 5)]
     items = services.enqueue(queue.tenant, new).run_sync()
     assert len({item.task.id for item in items if not isinstance(item, Exception)}) == 1
     assert len(queue.look(count=10).tasks) == 1
 
 
-def test_a_key_is_free_again_when_its_task_is_gone(queue: Queue, store: redis.Redis) -> None:
+def test_key_can_be_used_again_when_its_task_is_removed(queue: Queue, store: redis.Redis) -> None:
     first = queue.enqueue("1", idempotency_key="k")
     store.delete(*store.keys("*task:*"))
     second = queue.enqueue("1", idempotency_key="k")
@@ -165,20 +163,20 @@ BAD: dict[str, tuple[dict[str, object], type[errors.CodeqError]]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "error"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_a_named_error_and_writes_nothing(
-    queue: Queue, store: redis.Redis, asked: dict[str, object], error: type[errors.CodeqError]
+@pytest.mark.parametrize(("fields", "error"), BAD.values(), ids=BAD.keys())
+def test_invalid_field_is_a_specific_error_and_writes_nothing(
+    queue: Queue, store: redis.Redis, fields: dict[str, object], error: type[errors.CodeqError]
 ) -> None:
-    new = NewTask(**{"command": "send", "payload": "{}", **asked})  # type: ignore[arg-type]
+    new = NewTask(**{"command": "send", "payload": "{}", **fields})  # type: ignore[arg-type]
     assert type(services.enqueue(queue.tenant, [new]).run_sync()[0]) is error
     assert store.dbsize() == 0
 
 
-@pytest.mark.spec("TEN-5", "A suspended tenant enqueues nothing, and finishes what is claimed")
-def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: Tenant) -> None:
+@pytest.mark.spec("TEN-5", "A suspended tenant cannot enqueue or claim, but can finish claimed tasks")
+def test_suspended_tenant_can_only_finish_claimed_tasks(queue: Queue, tenant: TenantSnapshot) -> None:
     queue.enqueue()
     task = queue.claim()
-    queue.tenant = msgspec.structs.replace(tenant, suspended=True)
+    queue.tenant = msgspec.structs.replace(tenant, is_suspended=True)
     with pytest.raises(errors.TenantSuspended):
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):
@@ -186,6 +184,6 @@ def test_a_suspended_tenant_finishes_but_does_not_begin(queue: Queue, tenant: Te
     assert queue.complete(task).status is Status.COMPLETED
 
 
-def test_the_bound_on_a_batch_is_said(queue: Queue) -> None:
+def test_error_of_a_large_batch_names_the_limit(queue: Queue) -> None:
     with pytest.raises(errors.InvalidRequest, match="1000"):
         services.enqueue(queue.tenant, [NewTask(command="send", payload="1")] * 1001)

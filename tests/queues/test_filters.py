@@ -1,4 +1,4 @@
-"""The three filters in their places: what they save, and that nobody hears another answer because of them."""
+"""The three filters in use: the calls that they save, and unchanged results for clients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from queues import selectors, services
 from queues.current_engine import engine
 from queues.domain import NewResult, NewTask, Status
 from queues.filters import Filters, NoFilters
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock
 from tests.queues.engine.world import check_consistency
 
 TENANTS = [
-    Tenant(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
-    Tenant(tid="zeta0002", slug="zeta", retention_ms=60_000, dead_retention_ms=90_000, is_idempotency_strict=True),
+    TenantSnapshot(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
+    TenantSnapshot(
+        tid="zeta0002", slug="zeta", retention_ms=60_000, dead_retention_ms=90_000, is_idempotency_strict=True
+    ),
 ]
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 TOKEN = re.compile(r'"[0-9a-f]{32}"')
@@ -34,12 +36,15 @@ def use(filters: Filters, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Day:
-    """The same random day for every filter: ids and tokens differ from day to day, so they are told by their number."""
+    """A random sequence of calls, the same for all filters.
+
+    Ids and tokens differ between two runs, so the answers have their number instead.
+    """
 
     def __init__(self, seed: int, clock: Clock) -> None:
         self.dice, self.clock = random.Random(seed), clock
         self.ids: list[str] = []
-        self.held: list[tuple[Tenant, str, str]] = []
+        self.held: list[tuple[TenantSnapshot, str, str]] = []
         self.answers: list[str] = []
 
     def live(self, steps: int) -> list[str]:
@@ -59,11 +64,13 @@ class Day:
                 answer = verb(self.dice.choice(TENANTS))
             except errors.CodeqError as error:
                 answer = (type(error).__name__, error.detail)
-            self.answers.append(self._told(f"{verb.__name__} {msgspec.json.encode(answer, enc_hook=repr).decode()}"))
+            self.answers.append(
+                self._normalise(f"{verb.__name__} {msgspec.json.encode(answer, enc_hook=repr).decode()}")
+            )
         return self.answers
 
-    def _told(self, text: str) -> str:
-        """The answer with every id as the number at which it was first heard of."""
+    def _normalise(self, text: str) -> str:
+        """Return the answer with each id replaced by its number, in the order of appearance."""
         for task_id in ID.findall(text):
             if task_id not in self.ids:
                 self.ids.append(task_id)
@@ -73,7 +80,7 @@ class Day:
     def _id(self) -> str:
         return self.dice.choice(self.ids) if self.ids else "01890000-0000-7000-8000-000000000000"
 
-    def enqueue(self, tenant: Tenant) -> Any:
+    def enqueue(self, tenant: TenantSnapshot) -> Any:
         new = [
             NewTask(
                 command="send",
@@ -86,60 +93,58 @@ class Day:
         ]
         return services.enqueue(tenant, new).run_sync()
 
-    def claim(self, tenant: Tenant) -> Any:
+    def claim(self, tenant: TenantSnapshot) -> Any:
         claimed = services.claim(tenant, ["send"], "w1", lease_seconds=5, count=2).run_sync()
         self.held += [(tenant, task.id, task.lease_token or "") for task in claimed.tasks]
         return claimed.tasks, claimed.expired, claimed.dead
 
-    def _held(self, tenant: Tenant) -> tuple[Tenant, str, str]:
+    def _held(self, tenant: TenantSnapshot) -> tuple[TenantSnapshot, str, str]:
         return self.dice.choice(self.held) if self.held else (tenant, self._id(), "x")
 
-    def submit(self, tenant: Tenant) -> Any:
+    def submit(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
         return services.submit(tenant, "w1", [new, new]).run_sync()
 
-    def nack(self, tenant: Tenant) -> Any:
+    def nack(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.nack(tenant, task_id, "w1", token=token, delay_seconds=1).run_sync()
 
-    def heartbeat(self, tenant: Tenant) -> Any:
+    def heartbeat(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.heartbeat(tenant, task_id, "w1", extend_seconds=5, token=token).run_sync()
 
-    def abandon(self, tenant: Tenant) -> Any:
+    def abandon(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
         return services.abandon(tenant, task_id, "w1", token=token).run_sync()
 
-    def read(self, tenant: Tenant) -> Any:
+    def read(self, tenant: TenantSnapshot) -> Any:
         read = self.dice.choice([selectors.task, selectors.result])
         return read(tenant, self._id()).run_sync()
 
-    def cancel(self, tenant: Tenant) -> Any:
+    def cancel(self, tenant: TenantSnapshot) -> Any:
         return services.cancel(tenant, self._id()).run_sync()
 
-    def purge(self, tenant: Tenant) -> Any:
+    def purge(self, tenant: TenantSnapshot) -> Any:
         return services.purge(tenant, [self._id(), self._id()]).run_sync()
 
-    def cleanup(self, tenant: Tenant) -> Any:
+    def cleanup(self, tenant: TenantSnapshot) -> Any:
         return services.cleanup(tenant.tid, limit=5).run_sync()
 
-    def replay(self, tenant: Tenant) -> Any:
+    def replay(self, tenant: TenantSnapshot) -> Any:
         return services.replay(tenant, [self._id(), self._id()]).run_sync()
 
-    def sleep(self, tenant: Tenant) -> Any:
+    def sleep(self, tenant: TenantSnapshot) -> Any:
         self.clock.advance(self.dice.choice([0.1, 1, 6, 30, 100]))
 
-    def look(self, tenant: Tenant) -> Any:
+    def look(self, tenant: TenantSnapshot) -> Any:
         return selectors.queues(tenant).run_sync()
 
 
 @pytest.mark.spec("BLM-1", "Answers are the same with the filters and without them")
 @pytest.mark.parametrize("seed", range(8))
-def test_nobody_hears_another_answer_because_of_the_filters(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    options = msgspec.structs.replace(engine().options, backoff="fixed")  # dice would tell the days apart
+def test_filters_do_not_change_any_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    options = msgspec.structs.replace(engine().options, backoff="fixed")  # random jitter would make the two runs differ
     monkeypatch.setattr(engine(), "options", options)
     began = clock.now_ms
     days = []
@@ -160,8 +165,8 @@ def calls(store: redis.Redis) -> int:
     return int(store.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-@pytest.mark.spec("BLM-2", "What is known to be gone is answered without asking")
-def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+@pytest.mark.spec("BLM-2", "A task that is known to be removed is answered without a call to Redis")
+def test_missing_task_is_not_read_again(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
     gone = "01890000-0000-7000-8000-000000000000"
     with pytest.raises(errors.TaskNotFound):
         selectors.task(tenant, gone).run_sync()
@@ -180,8 +185,10 @@ def test_a_task_that_is_gone_is_not_asked_for_again(clock: Clock, store: redis.R
     assert calls(store) == 0
 
 
-@pytest.mark.spec("BLM-2", "What one tenant may not see is not remembered as gone for its owner")
-def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, other_tenant: Tenant) -> None:
+@pytest.mark.spec("BLM-2", "A task that another tenant asked for is not remembered as missing for its owner")
+def test_task_is_not_missing_for_its_owner_after_another_tenants_read(
+    clock: Clock, tenant: TenantSnapshot, other_tenant: TenantSnapshot
+) -> None:
     [made] = services.enqueue(tenant, [NewTask(command="send", payload="{}")]).run_sync()
     assert not isinstance(made, Exception)
     with pytest.raises(errors.TaskNotFound):
@@ -190,7 +197,7 @@ def test_anothers_task_is_not_gone_for_its_owner(clock: Clock, tenant: Tenant, o
 
 
 @pytest.mark.spec("BLM-1", "A duplicate does not send its payload again")
-def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: Tenant) -> None:
+def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis, tenant: TenantSnapshot) -> None:
     new = NewTask(command="send", payload='"' + "x" * 100_000 + '"', idempotency_key="once")
     [first] = services.enqueue(tenant, [new]).run_sync()
     received = store.info("stats")["total_net_input_bytes"]
@@ -201,8 +208,8 @@ def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis,
     assert store.info("stats")["total_net_input_bytes"] - received < 2_000
 
 
-@pytest.mark.spec("BLM-3", "What was removed is not sent again")
-def test_what_was_removed_is_left_out_of_the_next_pass() -> None:
+@pytest.mark.spec("BLM-3", "A removed task is not sent again")
+def test_removed_task_is_left_out_of_the_next_pass() -> None:
     filters = Filters()
     filters.note_gone("acme0001", ["a", "b"], [True, False])
     assert filters.was_removed("acme0001", "a")

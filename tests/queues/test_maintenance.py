@@ -1,4 +1,4 @@
-"""Beat's part of repair and retention, on queues that nobody claims from."""
+"""Repair and cleanup by periodic tasks, on queues without claims."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from queues.domain import Location, NewResult, NewTask, Status
 from queues.engine import keys, queries
 from queues.models import AuditedResult
 from tenants.cache import tenant_cache
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.fixtures.queues import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _no_follower() -> Iterator[None]:
-    """The directory's thread would hold the test database open."""
+def _stop_tenant_cache() -> Iterator[None]:
+    """Stop the tenant cache's thread, which would keep the test database open."""
     yield
     tenant_cache.stop()
 
 
 @pytest.fixture
-def keeping(tenant: Tenant) -> TenantRow:
-    return TenantRow.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
+def keeping(tenant: TenantSnapshot) -> Tenant:
+    return Tenant.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
 
 
 @pytest.fixture
-def forgetful(tenant: Tenant) -> Tenant:
-    """A tenant whose tasks may go as soon as they have ended."""
-    return Tenant(tid=tenant.tid, slug=tenant.slug, retention_ms=0)
+def forgetful(tenant: TenantSnapshot) -> TenantSnapshot:
+    """A tenant whose tasks can be removed as soon as they have ended."""
+    return TenantSnapshot(tid=tenant.tid, slug=tenant.slug, retention_ms=0)
 
 
-@pytest.mark.spec("BEA-1", "Due tasks become ready and expired leases return with no claimer around")
-def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: Tenant, clock: Clock) -> None:
+@pytest.mark.spec("BEA-1", "Due tasks become ready and expired leases are returned without a claim")
+def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: TenantSnapshot, clock: Clock) -> None:
     delayed = [NewTask(command=f"c{number}", payload="1", delay_ms=1000) for number in range(3)]
     services.enqueue(tenant, [*delayed, NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
@@ -50,7 +50,7 @@ def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: Tenant,
 
 
 @pytest.mark.usefixtures("keeping")
-def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: Tenant, clock: Clock) -> None:
+def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: TenantSnapshot, clock: Clock) -> None:
     services.enqueue(tenant, [NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
     clock.advance(2)
@@ -61,7 +61,7 @@ def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: Tenant, 
 
 
 @pytest.mark.spec("CLN-3", "Nothing is removed from Redis before it is in PostgreSQL")
-def test_cleanup_never_passes_the_audit(forgetful: Tenant) -> None:
+def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
     [item] = services.enqueue(forgetful, [NewTask(command="c", payload="1")]).run_sync()
     services.claim(forgetful, ["c"], "w").run_sync()
     services.submit(forgetful, "w", [NewResult(task_id=item.task.id, status=Status.COMPLETED, result=b"{}")]).run_sync()
@@ -72,7 +72,7 @@ def test_cleanup_never_passes_the_audit(forgetful: Tenant) -> None:
 
 
 @pytest.mark.spec("CLN-2", "Live work is never removed")
-def test_cleanup_leaves_what_has_not_ended(forgetful: Tenant) -> None:
+def test_cleanup_does_not_remove_live_tasks(forgetful: TenantSnapshot) -> None:
     [waiting, _] = services.enqueue(forgetful, [NewTask(command="c", payload="1")] * 2).run_sync()
     services.claim(forgetful, ["c"], "w").run_sync()
     assert periodic_tasks.cleanup() == "0 removed"

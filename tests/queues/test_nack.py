@@ -11,16 +11,18 @@ from queues.engine import Options
 from tests.fixtures.queues import Clock, Queue
 
 
-def delays(queue: Queue, policy: str, attempts: int, *, base_ms: int = 5_000, cap_ms: int = 900_000) -> list[int]:
-    """The delay after each failed attempt of one task under a policy."""
+def measure_delays(
+    queue: Queue, policy: str, attempts: int, *, base_ms: int = 5_000, cap_ms: int = 900_000
+) -> list[int]:
+    """Return the delay after each failed attempt of one task under a policy."""
     engine().options = Options(backoff=policy, backoff_base_ms=base_ms, backoff_cap_ms=cap_ms)
     queue.enqueue(max_attempts=attempts + 1)
-    found = []
+    delays_ms = []
     for _ in range(attempts):
         task = queue.claim()
-        found.append(services.nack(queue.tenant, task.id, "w1").run_sync().delay_ms)
+        delays_ms.append(services.nack(queue.tenant, task.id, "w1").run_sync().delay_ms)
         engine().clock.advance(cap_ms / 1000)  # type: ignore[union-attr]
-    return found
+    return delays_ms
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +35,10 @@ def test_a_nack_delays_the_task_and_counts(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim()
     answer = services.nack(queue.tenant, task.id, "w1", reason="disk full").run_sync()
-    found = selectors.task(queue.tenant, task.id).run_sync()
+    stored = selectors.task(queue.tenant, task.id).run_sync()
     assert not answer.is_dead
-    assert (found.status, found.location, found.attempts) == (Status.PENDING, Location.DELAYED_ZSET, 1)
-    assert (found.error, found.worker, found.visible_ms) == ("disk full", None, clock.now_ms + answer.delay_ms)
+    assert (stored.status, stored.location, stored.attempts) == (Status.PENDING, Location.DELAYED_ZSET, 1)
+    assert (stored.error, stored.worker, stored.visible_ms) == ("disk full", None, clock.now_ms + answer.delay_ms)
 
 
 @pytest.mark.spec("RET-1", "Backoff policies: fixed, linear, exponential, with a cap")
@@ -49,35 +51,37 @@ def test_a_nack_delays_the_task_and_counts(queue: Queue, clock: Clock) -> None:
     ],
 )
 def test_the_delay_follows_the_policy(queue: Queue, policy: str, expected: list[int]) -> None:
-    assert delays(queue, policy, 6, cap_ms=60_000) == expected
+    assert measure_delays(queue, policy, 6, cap_ms=60_000) == expected
 
 
 @pytest.mark.spec("RET-1", "Jitter is random between its bounds: 0..d in full, d/2..d in equal")
 @pytest.mark.parametrize(("policy", "least"), [("exp_full_jitter", 0.0), ("exp_equal_jitter", 0.5)])
 def test_jitter_is_random_between_its_bounds(queue: Queue, policy: str, least: float) -> None:
-    found = delays(queue, policy, 60, base_ms=100_000, cap_ms=100_000)
-    assert all(least * 100_000 <= delay <= 100_000 for delay in found)
-    assert len(set(found)) > 50
+    delays_ms = measure_delays(queue, policy, 60, base_ms=100_000, cap_ms=100_000)
+    assert all(least * 100_000 <= delay <= 100_000 for delay in delays_ms)
+    assert len(set(delays_ms)) > 50
     middle = (least + 1) / 2 * 100_000
-    assert abs(sum(found) / len(found) - middle) < 15_000
+    assert abs(sum(delays_ms) / len(delays_ms) - middle) < 15_000
 
 
 def test_a_huge_attempt_count_does_not_overflow_the_backoff(queue: Queue) -> None:
-    assert delays(queue, "exponential", 200, base_ms=1, cap_ms=1000)[-1] == 1000
+    assert measure_delays(queue, "exponential", 200, base_ms=1, cap_ms=1000)[-1] == 1000
 
 
 @pytest.mark.spec("RET-1", "A queue may have a backoff of its own")
 def test_a_queue_may_have_its_own_policy(queue: Queue, store: redis.Redis) -> None:
     root = f"codeq:{{{engine().partition_of(queue.tenant.tid)}}}:"
     store.hset(f"{root}policies:{queue.tenant.tid}", "send", "fixed 7000 9000")
-    assert delays(queue, "linear", 2) == [7000, 7000]
+    assert measure_delays(queue, "linear", 2) == [7000, 7000]
 
 
 @pytest.mark.spec("RET-2", "`delaySeconds` overrides the backoff, up to its cap")
-@pytest.mark.parametrize(("asked", "got"), [(0, 0), (1.5, 1_500), (10**9, 900_000)])
-def test_an_asked_delay_is_taken_up_to_the_cap(queue: Queue, asked: float, got: int) -> None:
+@pytest.mark.parametrize(("delay_seconds", "delay_ms"), [(0, 0), (1.5, 1_500), (10**9, 900_000)])
+def test_requested_delay_is_limited_by_the_cap(queue: Queue, delay_seconds: float, delay_ms: int) -> None:
     queue.enqueue()
-    assert services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=asked).run_sync().delay_ms == got
+    assert (
+        services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=delay_seconds).run_sync().delay_ms == delay_ms
+    )
 
 
 def test_no_delay_means_the_back_of_the_line_at_once(queue: Queue) -> None:
@@ -97,9 +101,9 @@ def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, mo
     assert answer.is_dead
     clock.advance(10_000)
     assert queue.look().tasks == []
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location, found.attempts) == (Status.FAILED, Location.DLQ_SET, most)
-    assert found.error == f"failure {most - 1}"
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.status, stored.location, stored.attempts) == (Status.FAILED, Location.DLQ_SET, most)
+    assert stored.error == f"failure {most - 1}"
     assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
 
 

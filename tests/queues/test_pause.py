@@ -9,8 +9,8 @@ from queues.engine import maintenance_commands
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("ADM-5", "A paused queue gives nothing out and takes everything in, until it is resumed")
-def test_a_paused_queue_gives_nothing_out(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("ADM-5", "A paused queue accepts tasks but returns none to claims, until it is resumed")
+def test_paused_queue_returns_no_tasks(queue: Queue, clock: Clock) -> None:
     queue.enqueue("running")
     running = queue.claim()
     services.pause(queue.tenant, "send").run_sync()
@@ -22,7 +22,7 @@ def test_a_paused_queue_gives_nothing_out(queue: Queue, clock: Clock) -> None:
     assert queue.payloads() == ["waiting"]
 
 
-def test_pausing_one_queue_leaves_the_others(queue: Queue, other_queue: Queue) -> None:
+def test_pause_does_not_affect_other_queues(queue: Queue, other_queue: Queue) -> None:
     services.pause(queue.tenant, "send").run_sync()
     queue.enqueue("stays")
     queue.enqueue("goes", command="mail")
@@ -45,6 +45,6 @@ def test_a_queue_can_be_paused_before_it_has_a_task(queue: Queue) -> None:
     assert queue.look().tasks == []
 
 
-def test_a_command_that_cannot_be_is_refused(queue: Queue) -> None:
+def test_invalid_command_is_refused(queue: Queue) -> None:
     with pytest.raises(errors.InvalidRequest):
         services.pause(queue.tenant, "a b")

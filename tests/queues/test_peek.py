@@ -1,4 +1,4 @@
-"""A look at a queue and at a task's place in it: what the console shows of live work."""
+"""The first tasks of a queue and a task's position, as the console shows them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from queues.current_engine import engine
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("ADM-3", "A look at a queue shows who is next, who works and who waits, and moves nobody")
-def test_a_look_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("ADM-3", "A peek shows the next, running and delayed tasks of a queue, and changes nothing")
+def test_peek_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Clock) -> None:
     queue.enqueue(priority=9)
     held = queue.claim("w7", lease_seconds=60)
     low, high, low_too = queue.enqueue(), queue.enqueue(priority=4), queue.enqueue()
@@ -27,14 +27,14 @@ def test_a_look_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: 
     assert [queue.claim().id for _ in range(3)] == [high.id, low.id, low_too.id]
 
 
-def test_a_look_is_as_long_as_asked_and_passes_over_the_ended(queue: Queue) -> None:
-    gone, *rest = queue.enqueue_many(30)
-    services.cancel(queue.tenant, gone.id).run_sync()
+def test_peek_returns_a_number_of_tasks_without_ended_ones(queue: Queue) -> None:
+    cancelled, *rest = queue.enqueue_many(30)
+    services.cancel(queue.tenant, cancelled.id).run_sync()
     seen = selectors.peek(queue.tenant, "send", 5).run_sync()
     assert [task.id for task in seen.in_line] == [task.id for task in rest[:5]]
 
 
-def test_a_task_knows_its_place(queue: Queue) -> None:
+def test_task_has_a_position(queue: Queue) -> None:
     queue.enqueue_many(3)
     task = queue.enqueue()
     queue.enqueue_many(2)
@@ -45,7 +45,7 @@ def test_a_task_knows_its_place(queue: Queue) -> None:
     assert selectors.place(queue.tenant, task.id).run_sync().is_paused
 
 
-def test_a_place_too_far_back_is_not_counted(queue: Queue) -> None:
+def test_position_far_back_is_not_counted(queue: Queue) -> None:
     for _ in range(10):
         queue.enqueue_many(1000)
     first, last = queue.look().tasks[0], queue.enqueue_many(3)[-1]
@@ -53,20 +53,20 @@ def test_a_place_too_far_back_is_not_counted(queue: Queue) -> None:
     assert selectors.place(queue.tenant, first.id).run_sync().ahead is None
 
 
-def test_a_waiting_worker_is_seen(queue: Queue) -> None:
+def test_position_reports_a_waiting_worker(queue: Queue) -> None:
     task = queue.enqueue(delay_ms=60_000)
     queue.look(wait_ms=10_000)
     assert selectors.place(queue.tenant, task.id).run_sync().is_awaited
 
 
-def test_an_id_tells_whose_it_is(queue: Queue, other_queue: Queue) -> None:
+def test_tenant_of_a_task_id_is_found(queue: Queue, other_queue: Queue) -> None:
     assert selectors.owner(queue.enqueue().id).run_sync() == queue.tenant.tid
     assert selectors.owner(other_queue.enqueue().id).run_sync() == other_queue.tenant.tid
     assert selectors.owner("01a1edc6-12fd-73ac-9eba-b0c00132dda0").run_sync() is None
 
 
-@pytest.mark.spec("TEN-3", "Another tenant's queue and task cannot be looked at")
-def test_nobody_looks_into_another_tenants_queue(queue: Queue, other_queue: Queue) -> None:
+@pytest.mark.spec("TEN-3", "A tenant cannot read another tenant's queue or task")
+def test_tenant_cannot_peek_another_tenants_queue(queue: Queue, other_queue: Queue) -> None:
     task = other_queue.enqueue()
     assert selectors.peek(queue.tenant, "send").run_sync().in_line == []
     with pytest.raises(errors.TaskNotFound):
@@ -83,8 +83,8 @@ def test_many_tenants_are_read_in_two_round_trips(
     runner = engine().runner
     run_now = runner.run_sync
     monkeypatch.setattr(runner, "run_sync", lambda commands: sent.append(len(commands)) or run_now(commands))
-    found = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "nobody"]).run_sync()
-    assert {tid: [each.command for each in queues] for tid, queues in found.items()} == {
-        queue.tenant.tid: ["a", "b"], other_queue.tenant.tid: ["send"], "nobody": [],
+    by_tenant = selectors.queues_of([queue.tenant.tid, other_queue.tenant.tid, "unknown"]).run_sync()
+    assert {tid: [stats.command for stats in queues] for tid, queues in by_tenant.items()} == {
+        queue.tenant.tid: ["a", "b"], other_queue.tenant.tid: ["send"], "unknown": [],
     }  # fmt: skip
-    assert sent == [3, 2]  # what their queues are called, and then what is in them
+    assert sent == [3, 2]  # first the names of their queues, then their lengths

@@ -1,4 +1,4 @@
-"""Policies of queues: kept as rows with versions, and in force for producers, workers and what has ended."""
+"""Policies of queues: versions, and the effect on producers, workers and ended tasks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from queues.engine import keys, maintenance_commands
 from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
 from tenants.cache import TenantCache, tenant_cache
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.fixtures.queues import Clock, Queue
 from tests.waiting import until
 
@@ -28,45 +28,45 @@ DAY = 86_400
 
 
 @pytest.fixture(autouse=True)
-def _no_follower() -> Iterator[None]:
-    """The directory's thread would hold the test database open."""
+def _stop_tenant_cache() -> Iterator[None]:
+    """Stop the tenant cache's thread, which would keep the test database open."""
     yield
     tenant_cache.stop()
 
 
 @pytest.fixture
-def tenant() -> Tenant:
-    TenantRow.objects.create(tid="acme0001", slug="acme")
+def tenant() -> TenantSnapshot:
+    Tenant.objects.create(tid="acme0001", slug="acme")
     found = tenant_cache.find("acme")
     assert found is not None
     return found
 
 
 @pytest.fixture
-def other_tenant() -> Tenant:
-    TenantRow.objects.create(tid="zeta0002", slug="zeta")
+def other_tenant() -> TenantSnapshot:
+    Tenant.objects.create(tid="zeta0002", slug="zeta")
     found = tenant_cache.find("zeta")
     assert found is not None
     return found
 
 
-def put(tenant: Tenant, command: str = "send", **said: Any) -> QueuePolicy:
-    return policies.put(tenant, command, Policy(**said), actor="root")[0]
+def put(tenant: TenantSnapshot, command: str = "send", **fields: Any) -> QueuePolicy:
+    return policies.put(tenant, command, Policy(**fields), actor="root")[0]
 
 
-def stats(tenant: Tenant, command: str = "send") -> tuple[int, int, int]:
-    found = selectors.queue_stats(tenant, command).run_sync()
-    return found.ready, found.in_progress, found.dlq
+def stats(tenant: TenantSnapshot, command: str = "send") -> tuple[int, int, int]:
+    queue_stats = selectors.queue_stats(tenant, command).run_sync()
+    return queue_stats.ready, queue_stats.in_progress, queue_stats.dlq
 
 
 @pytest.mark.spec("ADM-5", "A policy is made, changed and read; its version grows with a change and with nothing else")
-def test_a_version_grows_with_a_change_only(tenant: Tenant) -> None:
+def test_a_version_grows_with_a_change_only(tenant: TenantSnapshot) -> None:
     row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(5, 0)), actor="root")
     assert (is_new, row.version, row.priority_tiers, row.changed_by) == (True, 1, [0, 5], "root")
-    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(0, 5)), actor="somebody")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=3, priority_tiers=(0, 5)), actor="ada")
     assert (is_new, row.version, row.changed_by) == (False, 1, "root")
-    row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="somebody")
-    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "somebody")
+    row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="ada")
+    assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "ada")
     assert policies.find(tenant, "send").version == 2
     assert [row.command for row in policies.listed(tenant)] == ["send"]
     policies.delete(tenant, "send")
@@ -76,7 +76,7 @@ def test_a_version_grows_with_a_change_only(tenant: Tenant) -> None:
     assert policies.of(tenant) == {}
 
 
-def test_two_who_make_the_same_policy_at_once_make_one(tenant: Tenant) -> None:
+def test_two_who_make_the_same_policy_at_once_make_one(tenant: TenantSnapshot) -> None:
     def make(number: int) -> int:
         try:
             return put(tenant, max_attempts=number).version
@@ -90,7 +90,7 @@ def test_two_who_make_the_same_policy_at_once_make_one(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("TEN-3", "A policy holds for one tenant's queue; another tenant neither feels nor sees it")
-def test_a_policy_is_its_tenants_own(tenant: Tenant, other_tenant: Tenant) -> None:
+def test_a_policy_is_its_tenants_own(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     put(tenant, max_attempts=1, priority_tiers=(7,), max_consumers=1, backoff="fixed")
     with pytest.raises(errors.NotFound):
         policies.find(other_tenant, "send")
@@ -104,7 +104,7 @@ def test_a_policy_is_its_tenants_own(tenant: Tenant, other_tenant: Tenant) -> No
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"max_attempts": 0},
         {"max_attempts": 1001},
@@ -126,21 +126,21 @@ def test_a_policy_is_its_tenants_own(tenant: Tenant, other_tenant: Tenant) -> No
     ],
     ids=str,
 )
-def test_a_policy_that_cannot_hold_is_refused_and_nothing_changes(tenant: Tenant, said: dict[str, Any]) -> None:
+def test_invalid_policy_is_refused_and_nothing_changes(tenant: TenantSnapshot, fields: dict[str, Any]) -> None:
     put(tenant, max_attempts=2)
     with pytest.raises(errors.InvalidRequest):
-        put(tenant, **said)
+        put(tenant, **fields)
     assert (policies.find(tenant, "send").version, policies.of(tenant)["send"].max_attempts) == (1, 2)
 
 
 @pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n", "ü", "a:b"])
-def test_only_a_command_has_a_policy(tenant: Tenant, command: str) -> None:
+def test_only_a_command_has_a_policy(tenant: TenantSnapshot, command: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="name"):
         put(tenant, command)
 
 
 @pytest.mark.spec("ADM-5", "A policy's maxAttempts holds for tasks that name none, its priorityTiers for every task")
-def test_producers_feel_the_policy(tenant: Tenant) -> None:
+def test_producers_feel_the_policy(tenant: TenantSnapshot) -> None:
     put(tenant, max_attempts=2, priority_tiers=(0, 5))
     queue = Queue(tenant)
     assert queue.enqueue().max_attempts == 2
@@ -152,19 +152,21 @@ def test_producers_feel_the_policy(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("ADM-5", "A task that says no priority gets the lowest of its queue's priorityTiers")
-def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: Tenant) -> None:
+def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: TenantSnapshot) -> None:
     put(tenant, priority_tiers=(9, 3, 5))
     unsaid = NewTask(command="send", payload="1", is_priority_said=False)
     other = NewTask(command="other", payload="1", is_priority_said=False)
     refused = NewTask(command="send", payload="1")
-    found, elsewhere, wrong = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
-    assert (found.task.priority, elsewhere.task.priority) == (3, 0)
-    assert isinstance(wrong, errors.InvalidRequest)
-    assert "send knows 3, 5, 9" in wrong.detail
+    lowest_tier, default, invalid = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
+    assert (lowest_tier.task.priority, default.task.priority) == (3, 0)
+    assert isinstance(invalid, errors.InvalidRequest)
+    assert "send knows 3, 5, 9" in invalid.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
-def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant, policy: dict[str, Any]) -> None:
+def test_a_repeated_key_is_the_same_request_under_another_policy(
+    tenant: TenantSnapshot, policy: dict[str, Any]
+) -> None:
     new = NewTask(command="send", payload="1", idempotency_key="k", is_priority_said=False)
     [first] = services.enqueue(tenant, [new]).run_sync()
     put(tenant, **policy)
@@ -174,7 +176,7 @@ def test_a_repeated_key_is_the_same_request_under_another_policy(tenant: Tenant,
 
 @pytest.mark.spec("ADM-5", "A policy's retentionSeconds decides how long ended tasks of the queue stay")
 @pytest.mark.parametrize("ending", ["completed", "cancelled"])
-def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: Tenant, clock: Clock, ending: str) -> None:
+def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: TenantSnapshot, clock: Clock, ending: str) -> None:
     put(tenant, "send.v-1", retention_seconds=3600)
     put(tenant, "send", retention_seconds=7 * DAY)
     put(tenant, "v-1", retention_seconds=60)
@@ -192,8 +194,8 @@ def test_what_has_ended_stays_as_long_as_the_policy_says(tenant: Tenant, clock: 
     assert lived == [0, 1, 0, 1, 0, 1]
 
 
-@pytest.mark.spec("ADM-5", "maxConsumers bounds what is in progress in a queue at once, whoever claims and however")
-def test_no_more_are_in_progress_than_the_policy_allows(tenant: Tenant, clock: Clock) -> None:
+@pytest.mark.spec("ADM-5", "maxConsumers limits the tasks in progress in a queue, regardless of how they are claimed")
+def test_no_more_are_in_progress_than_the_policy_allows(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, max_consumers=3)
     queue = Queue(tenant)
     queue.enqueue_many(10)
@@ -202,18 +204,18 @@ def test_no_more_are_in_progress_than_the_policy_allows(tenant: Tenant, clock: C
     assert (len(first), len(second.tasks)) == (2, 1)
     full = queue.look("w3", wait_ms=1000)
     assert full.tasks == []
-    # Nothing tells that one has ended, so a long poll looks again soon.
+    # No message reports that a task has ended, so a long poll repeats its claim soon.
     assert full.next_due_ms is not None
     assert full.next_due_ms <= clock.now_ms + 500
     queue.complete(first[0])
     services.nack(tenant, first[1].id, "w1", delay_seconds=0).run_sync()
     assert len(queue.look("w3", count=5).tasks) == 2
-    clock.advance(10_000)  # all leases are over: a claim gives them back and takes as many
+    clock.advance(10_000)  # all leases have expired: a claim returns them and takes as many
     assert len(queue.look("w4", count=10).tasks) == 3
     assert stats(tenant)[1] == 3
 
 
-def test_a_busy_queue_does_not_stop_the_others_of_a_claim(tenant: Tenant, clock: Clock) -> None:
+def test_a_busy_queue_does_not_stop_the_others_of_a_claim(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, "few", max_consumers=2)
     put(tenant, "one", max_consumers=1)
     for command, priority in (("few", 9), ("one", 5), ("many", 1)):
@@ -224,7 +226,7 @@ def test_a_busy_queue_does_not_stop_the_others_of_a_claim(tenant: Tenant, clock:
     assert [stats(tenant, command)[1] for command in ("few", "one", "many")] == [2, 1, 5]
 
 
-def test_ghosts_in_line_do_not_use_up_room(tenant: Tenant, clock: Clock) -> None:
+def test_ghosts_in_line_do_not_use_up_room(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, max_consumers=2)
     queue = Queue(tenant)
     tasks = queue.enqueue_many(5)
@@ -233,7 +235,7 @@ def test_ghosts_in_line_do_not_use_up_room(tenant: Tenant, clock: Clock) -> None
     assert [task.id for task in queue.look(count=5).tasks] == [task.id for task in tasks[3:]]
 
 
-def test_many_claimers_at_once_never_pass_the_bound(tenant: Tenant) -> None:
+def test_many_claimers_at_once_never_pass_the_bound(tenant: TenantSnapshot) -> None:
     put(tenant, max_consumers=7)
     queue = Queue(tenant)
     queue.enqueue_many(100)
@@ -247,12 +249,12 @@ def test_many_claimers_at_once_never_pass_the_bound(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("ADM-5", "A queue without a bound costs a claim no command more")
-def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: Tenant, clock: Clock) -> None:
+def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: TenantSnapshot, clock: Clock) -> None:
     def calls(command: str) -> int:
         Queue(tenant, command).enqueue()
         client().config_resetstat()
         assert len(Queue(tenant, command).look().tasks) == 1
-        return sum(each["calls"] for name, each in client().info("commandstats").items() if "config" not in name)
+        return sum(stat["calls"] for name, stat in client().info("commandstats").items() if "config" not in name)
 
     calls("free")  # loads the scripts, and finds no lease there
     free = calls("free")
@@ -263,7 +265,7 @@ def test_a_claim_asks_for_consumers_only_where_they_are_bounded(tenant: Tenant, 
     assert calls("bound") == free + 1
 
 
-def test_pausing_keeps_the_bound(tenant: Tenant, clock: Clock) -> None:
+def test_pausing_keeps_the_bound(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, max_consumers=2)
     queue = Queue(tenant)
     queue.enqueue_many(5)
@@ -280,7 +282,7 @@ def test_pausing_keeps_the_bound(tenant: Tenant, clock: Clock) -> None:
 
 
 @pytest.mark.spec("RET-1", "A queue's policy has a backoff of its own")
-def test_workers_feel_the_backoff(tenant: Tenant, clock: Clock) -> None:
+def test_workers_feel_the_backoff(tenant: TenantSnapshot, clock: Clock) -> None:
     queue = Queue(tenant)
 
     def backoff() -> int:
@@ -299,7 +301,7 @@ def test_workers_feel_the_backoff(tenant: Tenant, clock: Clock) -> None:
     "ADM-5", "A task that is out of attempts goes to its queue's dead-letter topic, and dies there for good"
 )
 @pytest.mark.parametrize("way", ["nack", "abandon", "reap"])
-def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way: str) -> None:
+def test_the_dead_go_to_the_dead_letter_topic(tenant: TenantSnapshot, clock: Clock, way: str) -> None:
     queue, corpses = Queue(tenant), Queue(tenant, "corpses")
     task = queue.enqueue('{"x":1}', max_attempts=2, priority=6, webhook="https://example.org/hook")
 
@@ -315,7 +317,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
             maintenance_commands.reap(engine(), tenant.tid, of.command).run_sync()
 
     put(tenant, backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="corpses")
-    # To and fro it does not go.
+    # The dead-letter topic's own topic is not used.
     put(tenant, "corpses", backoff="fixed", backoff_base_seconds=0.0, dead_letter_topic="send")
     for _ in range(2):
         assert (stats(tenant), stats(tenant, "corpses")) == ((1, 0, 0), (0, 0, 0))
@@ -330,8 +332,8 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
         fail(corpses)
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (0, 0, 1))
-    told = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
-    assert told == [
+    events = [(entry["queue"][9:], entry["attempt"], entry["status"]) for entry in queue.events()]
+    assert events == [
         ("send", "1", "PENDING"), ("send", "2", "PENDING"), ("corpses", "3", "PENDING"), ("corpses", "4", "FAILED"),
     ]  # fmt: skip
     periodic_tasks.run_drain(lambda: True)
@@ -339,7 +341,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: Tenant, clock: Clock, way:
     assert (row.command, row.is_dead, row.deliveries) == ("corpses", True, 4)
 
 
-def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: Tenant, clock: Clock) -> None:
+def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: TenantSnapshot, clock: Clock) -> None:
     put(tenant, dead_letter_topic="corpses")
     queue, corpses = Queue(tenant), Queue(tenant, "corpses")
     task = queue.enqueue(max_attempts=1)
@@ -352,29 +354,29 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: Tenant, clock:
         tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]
     ).run_sync()
     assert (held.id, done.status) == (task.id, Status.COMPLETED)
-    assert [found.command for found in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
+    assert [stats.command for stats in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
 
 
 @pytest.mark.real_time
 @pytest.mark.spec("ADM-5", "A change of a policy is in force in every process within 5 s")
-def test_another_process_feels_a_change_within_seconds(tenant: Tenant) -> None:
+def test_another_process_feels_a_change_within_seconds(tenant: TenantSnapshot) -> None:
     there = TenantCache()
-    there.keep("policies", policies.load)
+    there.register_loader("policies", policies.load)
     try:
         found = there.find("acme")
         assert found is not None
-        assert there.kept("policies", found) is None
+        assert there.get_related("policies", found) is None
         put(tenant, max_attempts=3)
-        until(lambda: there.kept("policies", found), 5)
+        until(lambda: there.get_related("policies", found), 5)
         put(tenant, max_attempts=4)
-        until(lambda: there.kept("policies", found)["send"].max_attempts == 4, 5)
+        until(lambda: there.get_related("policies", found)["send"].max_attempts == 4, 5)
         policies.delete(tenant, "send")
-        until(lambda: there.kept("policies", found) is None, 5)
+        until(lambda: there.get_related("policies", found) is None, 5)
     finally:
         there.stop()
 
 
-def test_a_change_made_by_hand_is_seen_too(tenant: Tenant) -> None:
+def test_a_change_made_by_hand_is_seen_too(tenant: TenantSnapshot) -> None:
     put(tenant, max_attempts=3)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE queues_queuepolicy SET max_attempts = 9")
@@ -382,25 +384,25 @@ def test_a_change_made_by_hand_is_seen_too(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("ADM-5", "A Redis that was empty or away has the policies again a minute later")
-def test_beat_tells_redis_again(tenant: Tenant) -> None:
+def test_beat_tells_redis_again(tenant: TenantSnapshot) -> None:
     put(tenant, max_consumers=2, backoff="fixed", backoff_base_seconds=1.0, dead_letter_topic="corpses")
     root = keys.of_partition(engine().partition_of(tenant.tid)).root
     names = keys.of_tenant(root, tenant.tid)
-    told = {b"send": b"fixed 1000 900000 corpses"}
-    assert client().hgetall(names.policies) == told
+    lines = {b"send": b"fixed 1000 900000 corpses"}
+    assert client().hgetall(names.policies) == lines
     client().flushdb()
     assert periodic_tasks.tell_policies() == "1 told"
-    assert client().hgetall(names.policies) == told
+    assert client().hgetall(names.policies) == lines
     assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
 
 
-def test_a_policy_without_words_for_scripts_leaves_none(tenant: Tenant) -> None:
+def test_a_policy_without_words_for_scripts_leaves_none(tenant: TenantSnapshot) -> None:
     put(tenant, max_attempts=2)
     root = keys.of_partition(engine().partition_of(tenant.tid)).root
     assert client().hgetall(keys.of_tenant(root, tenant.tid).policies) == {}
 
 
-def test_a_tenant_has_so_many_policies_and_no_more(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_has_so_many_policies_and_no_more(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "POLICIES", 2)
     put(tenant, "a")
     put(tenant, "b")

@@ -9,7 +9,7 @@ from queues.engine import maintenance_commands
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("SCH-2", "Due tasks become ready without a claimer, and the queue says when to come again")
+@pytest.mark.spec("SCH-2", "Due tasks become ready without a claim, and the next due time is returned")
 def test_due_tasks_become_ready(queue: Queue, clock: Clock) -> None:
     for delay in (1000, 2000, 9000):
         queue.enqueue(f"{delay}", delay_ms=delay)
@@ -23,7 +23,7 @@ def test_due_tasks_become_ready(queue: Queue, clock: Clock) -> None:
     assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 2
 
 
-@pytest.mark.spec("SCH-4", "A promoted task enters at the back of its priority, the longest due first")
+@pytest.mark.spec("SCH-4", "A promoted task becomes the last of its priority, the longest due first")
 def test_promoted_tasks_enter_at_the_back_in_the_order_they_came_due(queue: Queue, clock: Clock) -> None:
     queue.enqueue("second", delay_ms=2000, priority=3)
     queue.enqueue("first", delay_ms=1000, priority=3)
@@ -35,7 +35,7 @@ def test_promoted_tasks_enter_at_the_back_in_the_order_they_came_due(queue: Queu
 
 
 @pytest.mark.spec("SCH-2", "The cost follows the number due, not the number delayed")
-def test_what_is_not_due_is_not_looked_at(queue: Queue, clock: Clock, store: redis.Redis) -> None:
+def test_tasks_that_are_not_due_are_not_read(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     queue.enqueue_many(500, delay_ms=3_600_000)
     queue.enqueue("due", delay_ms=1000)
     clock.advance(1)

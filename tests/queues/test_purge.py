@@ -13,9 +13,9 @@ DAY = 86_400
 
 
 @pytest.mark.spec(
-    "CLN-1", "Ended tasks are kept for the retention; then record, indexes and mapping go, in bounded batches"
+    "CLN-1", "Ended tasks are kept for the retention; then record, indexes and mapping are removed, in limited batches"
 )
-def test_an_ended_task_goes_when_its_retention_is_over(queue: Queue, clock: Clock, store: redis.Redis) -> None:
+def test_ended_task_is_removed_after_its_retention(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     for number in range(5):
         queue.enqueue(idempotency_key=f"{number}")
         queue.complete(queue.claim())
@@ -28,8 +28,8 @@ def test_an_ended_task_goes_when_its_retention_is_over(queue: Queue, clock: Cloc
     assert left <= {"tenants", "queues", "events", "woken", "due"}
 
 
-@pytest.mark.spec("CLN-1", "`before` removes only what was over by then, and never what is not over yet")
-def test_before_only_narrows(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("CLN-1", "With `before`, only tasks whose retention ended before that time are removed")
+def test_before_does_not_remove_tasks_within_their_retention(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     queue.complete(queue.claim())
     over_ms = clock.now_ms + DAY * 1000
@@ -65,9 +65,9 @@ def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -
 
 
 def test_an_operator_deletes_dead_letters_of_one_tenant_at_once(queue: Queue, other_queue: Queue) -> None:
-    ours, theirs = queue.dead(), other_queue.dead()
-    assert services.purge(queue.tenant, [ours.id, theirs.id, ours.id]).run_sync() == 1
-    assert selectors.task(other_queue.tenant, theirs.id).run_sync().status is Status.FAILED
+    dead, other_dead = queue.dead(), other_queue.dead()
+    assert services.purge(queue.tenant, [dead.id, other_dead.id, dead.id]).run_sync() == 1
+    assert selectors.task(other_queue.tenant, other_dead.id).run_sync().status is Status.FAILED
     assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0
 
 
@@ -79,7 +79,7 @@ def test_a_key_is_free_when_its_task_was_deleted(queue: Queue) -> None:
     assert queue.enqueue("1", idempotency_key="k").id != dead.id
 
 
-def test_a_cancelled_task_can_be_deleted_while_its_id_still_stands_in_line(queue: Queue) -> None:
+def test_cancelled_task_can_be_deleted_while_its_id_is_still_in_the_ready_list(queue: Queue) -> None:
     first, second = queue.enqueue("1"), queue.enqueue("2")
     services.cancel(queue.tenant, first.id).run_sync()
     assert services.purge(queue.tenant, [first.id]).run_sync() == 1
@@ -88,7 +88,7 @@ def test_a_cancelled_task_can_be_deleted_while_its_id_still_stands_in_line(queue
     assert selectors.queue_stats(queue.tenant, "send").run_sync().ready == 0
 
 
-@pytest.mark.spec("BLM-3", "What the cleanup filter takes for removed by mistake goes with the next pass")
+@pytest.mark.spec("BLM-3", "A task that the cleanup filter skips by mistake is removed in the next pass")
 def test_a_false_positive_of_the_cleanup_filter_waits_for_one_pass(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim()

@@ -10,8 +10,8 @@ from queues.engine import maintenance_commands
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("CLM-8", "A lease that nobody renews is found exactly at its deadline, with no claimer around")
-def test_an_expired_lease_is_found_without_a_claimer(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("CLM-8", "A lease that its worker does not renew expires exactly at its deadline, without a claim")
+def test_expired_lease_is_found_without_a_claim(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(3)
     queue.look(count=1, lease_seconds=10)
     queue.look(count=2, lease_seconds=20)
@@ -27,23 +27,25 @@ def test_an_expired_lease_is_found_without_a_claimer(queue: Queue, clock: Clock)
     assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[0] == 2
 
 
-@pytest.mark.spec("RET-1", "An expired lease counts as an attempt; the last one is death, with LEASE_EXPIRED")
-def test_expiry_counts_and_the_last_one_kills(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec(
+    "RET-1", "An expired lease counts as an attempt; the last one makes a dead letter, with LEASE_EXPIRED"
+)
+def test_expired_lease_counts_and_the_last_one_makes_a_dead_letter(queue: Queue, clock: Clock) -> None:
     task = queue.enqueue(max_attempts=2)
     queue.claim(lease_seconds=1)
     clock.advance(1)
     maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.attempts, found.error) == (Status.PENDING, 1, "LEASE_EXPIRED")
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.status, stored.attempts, stored.error) == (Status.PENDING, 1, "LEASE_EXPIRED")
     clock.advance(1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
     assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[:2] == (1, 1)
-    found = selectors.task(queue.tenant, task.id).run_sync()
-    assert (found.status, found.location, found.error) == (Status.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
+    stored = selectors.task(queue.tenant, task.id).run_sync()
+    assert (stored.status, stored.location, stored.error) == (Status.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
 
 
-def test_reaping_is_bounded_and_goes_on_where_it_stopped(queue: Queue, clock: Clock) -> None:
+def test_reaping_is_limited_and_continues_at_its_position(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(100)
     queue.look(count=100, lease_seconds=1)
     clock.advance(1)
@@ -55,7 +57,7 @@ def test_reaping_is_bounded_and_goes_on_where_it_stopped(queue: Queue, clock: Cl
     ]
 
 
-def test_live_leases_are_not_looked_at(queue: Queue, clock: Clock, store: redis.Redis) -> None:
+def test_live_leases_are_not_read(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     queue.enqueue_many(200)
     queue.look(count=199, lease_seconds=1000)
     queue.claim(lease_seconds=1)

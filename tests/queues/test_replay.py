@@ -9,7 +9,7 @@ from queues.domain import Location, Status
 from tests.fixtures.queues import Clock, Queue
 
 
-@pytest.mark.spec("RET-4", "A dead letter is never claimed; replayed, it is back in line with all its attempts")
+@pytest.mark.spec("RET-4", "A dead letter is never claimed; replayed, it is ready again with all its attempts")
 def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) -> None:
     dead = queue.dead(priority=3)
     clock.advance(100_000)
@@ -20,8 +20,8 @@ def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) 
     again = queue.claim()
     assert (again.id, again.priority) == (dead.id, 3)
     queue.complete(again)
-    told = [(e["attempt"], e["outcome"], e["status"]) for e in queue.events()]
-    assert told == [("1", "NACKED", "FAILED"), ("0", "REPLAYED", "PENDING"), ("2", "COMPLETED", "COMPLETED")]
+    events = [(e["attempt"], e["outcome"], e["status"]) for e in queue.events()]
+    assert events == [("1", "NACKED", "FAILED"), ("0", "REPLAYED", "PENDING"), ("2", "COMPLETED", "COMPLETED")]
 
 
 def test_a_second_replay_is_a_conflict(queue: Queue) -> None:
@@ -39,14 +39,14 @@ def test_only_dead_letters_of_the_tenant_can_be_replayed(queue: Queue, other_que
     assert isinstance(services.replay(queue.tenant, [waiting.id]).run_sync()[0], errors.NotDead)
 
 
-def test_a_payload_can_be_mended_before_the_replay(queue: Queue) -> None:
+def test_payload_can_be_changed_by_the_replay(queue: Queue) -> None:
     dead = queue.dead()
     spec = msgspec.structs.replace(selectors.task(queue.tenant, dead.id).run_sync().spec, payload='{"fixed":1}')
     services.replay(queue.tenant, [dead.id], [spec]).run_sync()
     assert queue.claim().spec.payload == '{"fixed":1}'
 
 
-@pytest.mark.spec("RET-4", "Dead letters expire by their own retention; a replayed one is safe from it")
+@pytest.mark.spec("RET-4", "Dead letters have their own retention; it does not apply to a replayed task")
 def test_a_replayed_task_is_not_removed_when_its_old_retention_ends(queue: Queue, clock: Clock) -> None:
     dead = queue.dead()
     services.replay(queue.tenant, [dead.id]).run_sync()

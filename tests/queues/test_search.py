@@ -1,4 +1,4 @@
-"""Finding a tenant's tasks, live and ended, page by page, with bounded work."""
+"""Search of a tenant's live and ended tasks, page by page, with limited work."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from queues.engine import queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def queue(tenant: Tenant) -> Queue:
-    """On Redis' own clock: the audit goes by that."""
+def queue(tenant: TenantSnapshot) -> Queue:
+    """A queue on Redis' own clock, whose times the audit stores."""
     return Queue(tenant, "render")
 
 
-def walk(tenant: Tenant, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
+def read_pages(tenant: TenantSnapshot, limit: int = 3, **conditions: Any) -> Iterator[list[Task]]:
     cursor = None
     for _ in range(1000):
-        page = tenant_search.page(tenant, TaskQuery(**asked), cursor=cursor, limit=limit)
+        page = tenant_search.page(tenant, TaskQuery(**conditions), cursor=cursor, limit=limit)
         assert len(page.tasks) <= limit
         yield page.tasks
         cursor = page.cursor
@@ -45,14 +45,14 @@ def walk(tenant: Tenant, limit: int = 3, **asked: Any) -> Iterator[list[Task]]:
     raise AssertionError("the pages do not end")
 
 
-def found(tenant: Tenant, **asked: Any) -> list[str]:
-    return [task.id for page in walk(tenant, **asked) for task in page]
+def search_ids(tenant: TenantSnapshot, **conditions: Any) -> list[str]:
+    return [task.id for page in read_pages(tenant, **conditions) for task in page]
 
 
 class World:
-    """A tenant with a task of every kind in two queues, by name."""
+    """One task of each kind, in two queues of a tenant, by name."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: TenantSnapshot) -> None:
         render, mail = Queue(tenant, "render"), Queue(tenant, "mail.v-2")
         self.ids: dict[str, str] = {}
         done = render.enqueue('{"customer":"Jansen"}')
@@ -76,12 +76,12 @@ class World:
                 self.ids[name] = task.id
         self.names = {task_id: name for name, task_id in self.ids.items()}
 
-    def found(self, tenant: Tenant, **asked: Any) -> list[str]:
-        return [self.names[task_id] for task_id in found(tenant, **asked)]
+    def search(self, tenant: TenantSnapshot, **conditions: Any) -> list[str]:
+        return [self.names[task_id] for task_id in search_ids(tenant, **conditions)]
 
 
 @pytest.fixture
-def world(tenant: Tenant) -> World:
+def world(tenant: TenantSnapshot) -> World:
     return World(tenant)
 
 
@@ -90,7 +90,7 @@ ENDED = ["cancelled", "dead", "failed", "done"]
 
 @pytest.mark.spec("ADM-3", "Tasks are listed live and audited, by command, status and age; each once")
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("conditions", "expected"),
     [
         ({}, ["replayed", "held", "later", "high", "low", *ENDED]),
         ({"command": "render"}, ["held", "later", "high", "low", "failed", "done"]),
@@ -124,25 +124,25 @@ ENDED = ["cancelled", "dead", "failed", "done"]
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("limit", [1, 50])
-def test_tasks_are_found_by_what_is_known_of_them(
-    tenant: Tenant, world: World, asked: dict[str, Any], expected: list[str], limit: int
+def test_tasks_are_found_by_conditions(
+    tenant: TenantSnapshot, world: World, conditions: dict[str, Any], expected: list[str], limit: int
 ) -> None:
-    assert world.found(tenant, limit=limit, **asked) == expected
+    assert world.search(tenant, limit=limit, **conditions) == expected
 
 
 @pytest.mark.spec("ADM-3", "A task is found by its id, live or audited")
-def test_a_task_is_found_by_its_id(tenant: Tenant, world: World) -> None:
+def test_task_is_found_by_its_id(tenant: TenantSnapshot, world: World) -> None:
     for name, task_id in world.ids.items():
-        assert world.found(tenant, q=task_id) == [name]
-        assert world.found(tenant, q=task_id.upper()) == [name]
+        assert world.search(tenant, q=task_id) == [name]
+        assert world.search(tenant, q=task_id.upper()) == [name]
     client().flushdb()
-    assert world.found(tenant, q=world.ids["done"]) == ["done"]
-    assert world.found(tenant, q=world.ids["low"]) == []
-    assert world.found(tenant, q=world.ids["done"], status=Status.FAILED) == []
-    assert found(tenant, q=str(uuid.uuid4())) == []
+    assert world.search(tenant, q=world.ids["done"]) == ["done"]
+    assert world.search(tenant, q=world.ids["low"]) == []
+    assert world.search(tenant, q=world.ids["done"], status=Status.FAILED) == []
+    assert search_ids(tenant, q=str(uuid.uuid4())) == []
 
 
-def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> None:
+def test_ended_task_is_returned_with_its_data(tenant: TenantSnapshot, world: World) -> None:
     [done] = tenant_search.page(tenant, TaskQuery(q="Jansen")).tasks
     assert (done.status, done.location, done.spec.payload, done.worker) == (
         Status.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
@@ -152,30 +152,32 @@ def test_an_ended_task_is_shown_as_it_ended(tenant: Tenant, world: World) -> Non
     assert (dead.location, dead.error) == (Location.DLQ_SET, "no route to printer")
 
 
-@pytest.mark.spec("TEN-3", "No search finds another tenant's task, whatever is asked")
-def test_nobody_finds_another_tenants_tasks(tenant: Tenant, other_tenant: Tenant, world: World) -> None:
-    assert list(walk(other_tenant)) == [[]]
+@pytest.mark.spec("TEN-3", "No search finds another tenant's task, regardless of its conditions")
+def test_search_does_not_find_another_tenants_tasks(
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, world: World
+) -> None:
+    assert list(read_pages(other_tenant)) == [[]]
     for status in Status:
-        assert found(other_tenant, status=status) == []
+        assert search_ids(other_tenant, status=status) == []
     for q in ("printer", "host-7", "host-9", "order 17", *world.ids.values()):
-        assert found(other_tenant, q=q) == []
-    assert found(other_tenant, command="render") == []
-    # A cursor is no key: the tenant is the caller's.
+        assert search_ids(other_tenant, q=q) == []
+    assert search_ids(other_tenant, command="render") == []
+    # A cursor gives no access: the tenant is always the caller's.
     cursor = tenant_search.page(tenant, TaskQuery(), limit=1).cursor
     assert tenant_search.page(other_tenant, TaskQuery(), cursor=cursor).tasks == []
 
 
-def test_many_live_tasks_are_each_on_one_page(tenant: Tenant, queue: Queue) -> None:
+def test_each_live_task_is_on_one_page(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(60)
     tasks += queue.enqueue_many(25, priority=5, delay_ms=1_000_000)
     held = {task.id for task in queue.look(count=10).tasks}
-    seen = found(tenant, limit=7)
+    seen = search_ids(tenant, limit=7)
     assert sorted(seen) == sorted(task.id for task in tasks)
     assert set(seen[:10]) == held
 
 
-@pytest.mark.spec("ADM-3", "Pages of live tasks go on where they were, while tasks come and go")
-def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queue) -> None:
+@pytest.mark.spec("ADM-3", "Pages of live tasks continue at their position while tasks arrive and end")
+def test_arriving_and_claimed_tasks_do_not_shift_the_next_page(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(20)
     newest_first = [task.id for task in reversed(tasks)]
     seen, cursor = [], None
@@ -183,12 +185,12 @@ def test_what_comes_and_goes_meanwhile_moves_no_page(tenant: Tenant, queue: Queu
         page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor, limit=3)
         seen += [task.id for task in page.tasks]
         cursor = page.cursor
-        queue.enqueue_many(4)  # new ones come in at the front …
-        queue.claim()  # … and the oldest goes
+        queue.enqueue_many(4)  # new tasks are listed first
+        queue.claim()  # the oldest task is claimed
     assert seen == newest_first[:12]
 
 
-def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, queue: Queue) -> None:
+def test_next_page_of_delayed_tasks_does_not_need_the_task_of_its_cursor(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = [queue.enqueue(delay_ms=1_000_000 + 1000 * number) for number in range(9)]
     page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), limit=4)
     assert [task.id for task in page.tasks] == [task.id for task in tasks[:4]]
@@ -198,39 +200,39 @@ def test_pages_of_delayed_tasks_survive_the_one_they_stopped_at(tenant: Tenant, 
     assert [task.id for task in rest.tasks] == [task.id for task in tasks[4:]]
 
 
-def test_ghosts_and_lost_records_are_not_listed(tenant: Tenant, queue: Queue) -> None:
+def test_ghosts_and_lost_records_are_not_listed(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(5)
     services.cancel(tenant, tasks[1].id).run_sync()
     services.purge(tenant, [tasks[1].id]).run_sync()
     services.cancel(tenant, tasks[3].id).run_sync()
-    assert found(tenant, status=Status.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
+    assert search_ids(tenant, status=Status.PENDING) == [tasks[4].id, tasks[2].id, tasks[0].id]
 
 
-def test_many_queues_are_looked_into_a_piece_at_a_time(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_search, "QUEUES", 4)
-    monkeypatch.setattr(tenant_search, "QUEUES_AT_ONCE", 2)
+def test_page_reads_a_limited_number_of_queues(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_search, "MAX_QUEUES", 4)
+    monkeypatch.setattr(tenant_search, "QUEUES_PER_CALL", 2)
     tasks = [Queue(tenant, f"q{number:02}").enqueue() for number in range(0, 15, 5)]
     for number in range(15):
         services.pause(tenant, f"q{number:02}").run_sync()
-    sizes = [len(page) for page in walk(tenant, limit=50)]
-    assert found(tenant, limit=50) == [task.id for task in tasks]
+    sizes = [len(page) for page in read_pages(tenant, limit=50)]
+    assert search_ids(tenant, limit=50) == [task.id for task in tasks]
     assert sizes == [1, 1, 1, 0]
 
 
-@pytest.mark.spec("ADM-3", "One page of a search never does unbounded work: it ends early and says where to go on")
-def test_a_page_looks_at_so_many_live_tasks_and_no_more(
-    tenant: Tenant, queue: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.spec("ADM-3", "The work for a page of a search is limited: the page ends early, with a cursor to continue")
+def test_page_scans_a_limited_number_of_live_tasks(
+    tenant: TenantSnapshot, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant_search, "IDS", 10)
-    monkeypatch.setattr(tenant_search, "IDS_AT_ONCE", 5)
+    monkeypatch.setattr(tenant_search, "MAX_IDS", 10)
+    monkeypatch.setattr(tenant_search, "IDS_PER_CALL", 5)
     queue.enqueue_many(40)
     held = [queue.claim(f"worker-{number}") for number in range(35)]
-    pages_seen = list(walk(tenant, q="worker-34"))
-    assert [task.id for page in pages_seen for task in page] == [held[34].id]
-    assert len(pages_seen) >= 4
+    pages = list(read_pages(tenant, q="worker-34"))
+    assert [task.id for page in pages for task in page] == [held[34].id]
+    assert len(pages) >= 4
 
 
-def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Queue) -> None:
+def test_page_calls_redis_a_limited_number_of_times(tenant: TenantSnapshot, queue: Queue) -> None:
     queue.enqueue_many(300)
     tenant_search.page(tenant, TaskQuery())
     client().config_resetstat()
@@ -240,9 +242,9 @@ def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Qu
     assert "cmdstat_keys" not in calls
 
 
-@pytest.mark.spec("ADM-3", "Searches of what has ended are answered by an index")
+@pytest.mark.spec("ADM-3", "An index answers searches of ended tasks")
 @pytest.mark.parametrize(
-    ("asked", "index"),
+    ("conditions", "index"),
     [
         ({"status": Status.COMPLETED}, "audited_tenant_ended"),
         ({"command": "rare", "status": Status.COMPLETED}, "audited_command_ended"),
@@ -252,7 +254,7 @@ def test_one_page_asks_redis_a_bounded_number_of_times(tenant: Tenant, queue: Qu
     ],
     ids=str,
 )
-def test_what_has_ended_is_found_by_an_index(tenant: Tenant, asked: dict[str, Any], index: str) -> None:
+def test_ended_tasks_are_found_by_an_index(tenant: TenantSnapshot, conditions: dict[str, Any], index: str) -> None:
     now = datetime.now(UTC)
     AuditedResult.objects.bulk_create(
         AuditedResult(
@@ -266,12 +268,14 @@ def test_what_has_ended_is_found_by_an_index(tenant: Tenant, asked: dict[str, An
     )  # fmt: skip
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE queues_auditedresult")
-    told = plan(lambda: tenant_search.page(tenant, TaskQuery(**asked)))
-    assert f"{index} " in told
-    assert "Seq Scan on queues_auditedresult" not in told
+    query_plan = plan(lambda: tenant_search.page(tenant, TaskQuery(**conditions)))
+    assert f"{index} " in query_plan
+    assert "Seq Scan on queues_auditedresult" not in query_plan
 
 
-def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_words_are_found_by_a_scan_and_rare_ones_by_index(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pagination, "WORDS_ROWS", 20)
     monkeypatch.setattr(pagination, "SCAN_LIMIT", 30)
     monkeypatch.setattr(pagination, "WINDOW", 10)
@@ -282,9 +286,9 @@ def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeyp
         queue.complete(queue.claim())
         expected.append(task.id)
     periodic_tasks.run_drain(lambda: True)
-    assert found(tenant, q="common", limit=9) == expected[::-1]
-    assert list(walk(tenant, q="rare"))[-1][-1].id == expected[0]
-    assert found(tenant, q="rare") == [expected[20], expected[0]]
+    assert search_ids(tenant, q="common", limit=9) == expected[::-1]
+    assert list(read_pages(tenant, q="rare"))[-1][-1].id == expected[0]
+    assert search_ids(tenant, q="rare") == [expected[20], expected[0]]
 
 
 @pytest.mark.parametrize(
@@ -294,33 +298,33 @@ def test_common_words_are_walked_and_rare_ones_looked_up(tenant: Tenant, monkeyp
         "ended:1-1", "render:delayed:" + "9" * 17 + ":", "render:delayed:0:" + "g" * 36, "", "render:delayed:0:\n",
     ],
 )  # fmt: skip
-def test_a_cursor_that_no_page_gave_is_refused(tenant: Tenant, cursor: str) -> None:
+def test_invalid_cursor_is_refused(tenant: TenantSnapshot, cursor: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="cursor"):
         tenant_search.page(tenant, TaskQuery(), cursor=cursor)
 
 
-def test_a_made_up_cursor_finds_nothing_it_should_not(tenant: Tenant, queue: Queue) -> None:
+def test_forged_cursor_finds_only_the_tenants_tasks(tenant: TenantSnapshot, queue: Queue) -> None:
     task = queue.enqueue()
     for cursor in ("render:ready:0:9999999999999999:" + "a" * 36, "zzz:delayed:5:", "render:inprog:0:" + "-" * 36):
         page = tenant_search.page(tenant, TaskQuery(status=Status.PENDING), cursor=cursor)
-        assert {each.id for each in page.tasks} <= {task.id}
+        assert {listed.id for listed in page.tasks} <= {task.id}
 
 
 @pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n"])
-def test_a_command_that_is_none_is_refused(tenant: Tenant, command: str) -> None:
+def test_invalid_command_is_refused(tenant: TenantSnapshot, command: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="command"):
         tenant_search.page(tenant, TaskQuery(command=command))
 
 
-def test_a_task_that_ended_a_moment_ago_is_read_from_redis_by_its_id(tenant: Tenant, queue: Queue) -> None:
+def test_task_that_the_drain_has_not_stored_is_found_by_its_id(tenant: TenantSnapshot, queue: Queue) -> None:
     task = queue.enqueue()
     queue.complete(queue.claim())
-    [seen] = tenant_search.page(tenant, TaskQuery(q=task.id)).tasks
-    assert seen.status is Status.COMPLETED
+    [ended] = tenant_search.page(tenant, TaskQuery(q=task.id)).tasks
+    assert ended.status is Status.COMPLETED
     with pytest.raises(errors.TaskNotFound):
         audit_reader.audited_task(tenant, task.id)
 
 
-def test_scanning_needs_no_queue(tenant: Tenant) -> None:
+def test_scan_of_an_unknown_queue_is_empty(tenant: TenantSnapshot) -> None:
     assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
     assert queries.list_queues(engine(), tenant.tid).run_sync() == []

@@ -68,13 +68,13 @@ def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> Non
     assert selectors.task(queue.tenant, task.id).run_sync().status is Status.COMPLETED
 
 
-@pytest.mark.spec("ACK-2", "Work that is not acknowledged returns after its lease; the late answer is refused")
-@pytest.mark.parametrize("late", ["unnoticed", "reaped", "with another", "ended by another", "dead"])
+@pytest.mark.spec("ACK-2", "A task without a result is ready again after its lease; a late result is refused")
+@pytest.mark.parametrize("late", ["not reaped", "reaped", "with another", "ended by another", "dead"])
 def test_a_late_result_is_refused(queue: Queue, clock: Clock, late: str) -> None:
     queue.enqueue(max_attempts=1 if late == "dead" else 5)
     task = queue.claim("w1", lease_seconds=10)
     clock.advance(10)
-    if late != "unnoticed":
+    if late != "not reaped":
         queue.look()
         clock.advance(1000)
     if late in ("with another", "ended by another"):
@@ -159,8 +159,8 @@ def test_every_ended_attempt_is_one_entry_in_the_outbox(queue: Queue, clock: Clo
     task = queue.claim("w4")
     clock.advance(2)
     queue.complete(task, "w4")
-    told = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.events()]
-    assert told == [
+    events = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.events()]
+    assert events == [
         ("1", "NACKED", "PENDING", "w1", "1"),
         ("2", "ABANDONED", "PENDING", "w2", "2"),
         ("3", "EXPIRED", "PENDING", "w3", "3"),

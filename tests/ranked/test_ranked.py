@@ -26,7 +26,7 @@ from queues.engine import keys
 from queues.engine.options import CHUNK
 from ranked import engine as ranked_engine
 from ranked.services import Rank, RankedQueue
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.concurrency.crowd import crowd
 from tests.fixtures.queues import NOON_MS, Clock
 from tests.queues.engine.world import LONG, TID, World
@@ -36,12 +36,12 @@ HIGH, NORMAL = Rank.HIGH, Rank.NORMAL
 
 
 @pytest.fixture
-def queue(tenant: Tenant, clock: Clock) -> RankedQueue:
+def queue(tenant: TenantSnapshot, clock: Clock) -> RankedQueue:
     return RankedQueue(tenant, "reviews")
 
 
 @pytest.fixture
-def other_worker(tenant: Tenant, clock: Clock) -> RankedQueue:
+def other_worker(tenant: TenantSnapshot, clock: Clock) -> RankedQueue:
     """Another worker of the same queue."""
     return RankedQueue(tenant, "reviews")
 
@@ -181,7 +181,7 @@ def test_requeued_task_is_delayed_to_the_millisecond(
 
 @pytest.mark.real_time
 @pytest.mark.spec("RNK-5", "A delay ends by the clock of Redis")
-def test_delay_ends_by_the_clock_of_redis(tenant: Tenant) -> None:
+def test_delay_ends_by_the_clock_of_redis(tenant: TenantSnapshot) -> None:
     queue = RankedQueue(tenant, "reviews")
     enqueue_entries(queue, "t1")
     assert queue.dequeue() == "t1"
@@ -374,12 +374,14 @@ def test_invalid_rank_is_refused(queue: RankedQueue, priority: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"name": ""}, {"name": "a:b"}, {"name": "q", "lock_seconds": 0}])
-def test_invalid_queue_is_refused(tenant: Tenant, options: dict[str, Any]) -> None:
+def test_invalid_queue_is_refused(tenant: TenantSnapshot, options: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest):
         RankedQueue(tenant, **options)
 
 
-def test_queues_and_tenants_are_isolated(queue: RankedQueue, tenant: Tenant, other_tenant: Tenant) -> None:
+def test_queues_and_tenants_are_isolated(
+    queue: RankedQueue, tenant: TenantSnapshot, other_tenant: TenantSnapshot
+) -> None:
     enqueue_entries(queue, "t1")
     queue.dequeue()
     for elsewhere in (RankedQueue(tenant, "builds"), RankedQueue(other_tenant, "reviews")):
@@ -449,7 +451,7 @@ def test_many_workers_share_a_queue(queue: RankedQueue, valkey: Valkey) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.spec("RNK-9", "A crashed worker has a task until its lock expires; then another worker gets it")
-def test_task_of_a_crashed_worker_is_served_when_its_lock_expires(tenant: Tenant) -> None:
+def test_task_of_a_crashed_worker_is_served_when_its_lock_expires(tenant: TenantSnapshot) -> None:
     crashed, alive = RankedQueue(tenant, "reviews", lock_seconds=1), RankedQueue(tenant, "reviews")
     enqueue_entries(crashed, "t1", rank=HIGH)
     assert crashed.dequeue() == "t1"
@@ -551,7 +553,7 @@ STEPS = st.one_of(
     max_examples=2_000 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(STEPS, min_size=10, max_size=60))
-def test_queue_equals_the_model(tenant: Tenant, clock: Clock, steps: list[tuple[Any, ...]]) -> None:
+def test_queue_equals_the_model(tenant: TenantSnapshot, clock: Clock, steps: list[tuple[Any, ...]]) -> None:
     client().flushdb()
     model, clock.now_ms = Model(), NOON_MS
     workers = [RankedQueue(tenant, "reviews") for _ in range(2)]

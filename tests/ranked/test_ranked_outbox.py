@@ -31,7 +31,7 @@ from ranked import periodic_tasks, services
 from ranked.models import RankedEntry
 from ranked.services import Rank, RankedQueue
 from tenants.cache import tenant_cache
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.concurrency.crowd import crowd
 from tests.conftest import ValkeyFactory
 
@@ -40,7 +40,7 @@ HOWTO = Path(settings.BASE_DIR) / "docs" / "howto" / "ranked.md"
 
 
 @pytest.fixture
-def queue(tenant: Tenant) -> RankedQueue:
+def queue(tenant: TenantSnapshot) -> RankedQueue:
     return RankedQueue(tenant, "reviews")
 
 
@@ -58,7 +58,7 @@ def list_group_names() -> list[str]:
 
 
 @pytest.mark.spec("RNK-1", "A task is enqueued, dequeued, requeued with a delay, and released")
-def test_life_cycle_of_a_task(queue: RankedQueue, tenant: Tenant) -> None:
+def test_life_cycle_of_a_task(queue: RankedQueue, tenant: TenantSnapshot) -> None:
     queue.enqueue(17)
     queue.enqueue("a-pull-request", Rank.HIGH)
     assert not RankedEntry.objects.exists()
@@ -145,7 +145,7 @@ def test_task_of_a_process_that_dies_after_its_commit_is_enqueued(
 
 
 def test_queue_that_redis_refuses_does_not_delay_others(
-    queue: RankedQueue, tenant: Tenant, caplog: pytest.LogCaptureFixture
+    queue: RankedQueue, tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The key of a queue has another type, for example after a mistake of an operator."""
     name = keys.ranked(keys.of_partition(engine().partition_of(tenant.tid)).root, tenant.tid, "broken")

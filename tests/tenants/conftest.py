@@ -21,10 +21,10 @@ Configure = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_remembered() -> Iterator[None]:
-    """No token, tenant or key of another test, and no thread that holds the test database open."""
-    # In the test's own thread, which sees what the test has not committed.
-    installation_keys.own_keys._start, start = jwks.at_once, installation_keys.own_keys._start
+def _empty_caches() -> Iterator[None]:
+    """Empty the caches, and end threads with connections to the test database."""
+    # Fetch keys in the test's thread, which sees its uncommitted rows.
+    installation_keys.own_keys._start, start = jwks.run_inline, installation_keys.own_keys._start
     yield
     installation_keys.own_keys._start = start
     verifier.stop()
@@ -34,7 +34,7 @@ def _nothing_remembered() -> Iterator[None]:
 
 @pytest.fixture
 def configure(settings: Any) -> Iterator[Configure]:
-    """`configure(auth={"single_tenant": True})`: these settings until the end of the test."""
+    """`configure(auth={"single_tenant": True})` changes settings until the end of the test."""
 
     def change(**changes: object) -> None:
         values = {**settings.CODEQ}
@@ -48,20 +48,20 @@ def configure(settings: Any) -> Iterator[Configure]:
 
 
 class JwksServer:
-    """An issuer's key server: answers with `keys`, or as `answer` says; counts what it is asked."""
+    """An issuer's key server, which counts its requests. By default it returns `keys`."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []
-        self.asked = 0
+        self.requests = 0
         self.release = threading.Event()
-        self.answer: Callable[[BaseHTTPRequestHandler], None] = self.send_keys
+        self.respond: Callable[[BaseHTTPRequestHandler], None] = self.send_keys
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                owner.asked += 1
+                owner.requests += 1
                 try:
-                    owner.answer(self)
+                    owner.respond(self)
                 except OSError:
                     self.close_connection = True
 
@@ -77,7 +77,7 @@ class JwksServer:
         self.send(handler, 200, json.dumps({"keys": self.keys}).encode())
 
     def hang(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer only once `release` is set."""
+        """Respond only when `release` is set."""
         self.release.wait(30)
         self.send_keys(handler)
 
@@ -113,8 +113,8 @@ def signer(signers: dict[str, Signer]) -> Signer:
 
 @pytest.fixture
 def issuer(configure: Configure, jwks_server: JwksServer, signers: dict[str, Signer]) -> JwksServer:
-    """The installation trusts the issuer whose keys are at the JWKS server: `signers`."""
-    jwks_server.keys = [each.jwk for each in signers.values()]
+    """The installation trusts the issuer whose JWKS server publishes the keys of `signers`."""
+    jwks_server.keys = [signer.jwk for signer in signers.values()]
     configure(auth={"jwks_url": jwks_server.url, "issuer": ISSUER})
     return jwks_server
 
@@ -139,7 +139,7 @@ class Clock:
 
 @pytest.fixture
 def fresh_verifier(issuer: JwksServer) -> Iterator[Verifier]:
-    """A verifier of its own, trusting `issuer`."""
-    one = Verifier()
-    yield one
-    one.stop()
+    """A new verifier that trusts `issuer`."""
+    verifier = Verifier()
+    yield verifier
+    verifier.stop()

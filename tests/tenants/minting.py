@@ -1,4 +1,4 @@
-"""Key pairs and tokens for the tests, genuine ones and forged ones."""
+"""Key pairs, and valid and forged tokens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def b64(data: bytes) -> str:
 
 
 def assemble(header: dict[str, Any] | bytes, payload: dict[str, Any] | bytes, signature: bytes) -> str:
-    """A compact JWS of exactly these parts."""
+    """Return a compact JWS of exactly these parts."""
     parts = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in (header, payload)]
     return ".".join([*map(b64, parts), b64(signature)])
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """A producer's claims for the tenant `acme`; `name=None` takes a claim away."""
+    """Return a producer's claims for the tenant `acme`; `name=None` removes a claim."""
     now = int(time.time())
     base = {
         "iss": ISSUER,
@@ -41,7 +41,7 @@ def claims(**changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Signer:
-    """A key pair with a name, and tokens signed with it."""
+    """A named key pair that signs tokens."""
 
     algorithm: str
     kid: str
@@ -69,7 +69,7 @@ class Signer:
         return self.sign(claims(**changes))
 
     def sign_raw(self, header: dict[str, Any] | bytes, payload: dict[str, Any] | bytes) -> str:
-        """A genuine signature over parts that no library would put together."""
+        """Return a token with a valid signature over parts that a library would refuse."""
         unsigned = assemble(header, payload, b"").removesuffix(".")
         kind = jwt.api_jws.PyJWS().get_algorithm_by_name(self.algorithm)
         return f"{unsigned}.{b64(kind.sign(unsigned.encode(), self.private))}"

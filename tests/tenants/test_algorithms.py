@@ -1,4 +1,4 @@
-"""Which signatures count, and every known way to make one that should not."""
+"""Accepted signatures, and every known way to forge one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.tenants.minting import Signer, assemble, b64, claims
 
 pytestmark = [
     pytest.mark.usefixtures("acme"),
-    pytest.mark.spec("AUT-1", "Only a genuine RS256, ES256 or EdDSA signature of a known key is accepted"),
+    pytest.mark.spec("AUT-1", "Only a valid RS256, ES256 or EdDSA signature of a known key is accepted"),
 ]
 
 Signers = dict[str, Signer]
 
 
-def refused(verifier: Verifier, token: str) -> None:
+def assert_refused(verifier: Verifier, token: str) -> None:
     with pytest.raises(Unauthenticated):
         verifier.verify(token)
 
@@ -37,44 +37,40 @@ def hs256(header: dict[str, Any], secret: bytes) -> str:
     return f"{unsigned}.{b64(hmac.digest(secret, unsigned.encode(), hashlib.sha256))}"
 
 
-def test_the_accepted_algorithms_are_these_three_and_no_setting() -> None:
+def test_accepted_algorithms_are_fixed() -> None:
     assert jwks.ALGORITHMS == ("RS256", "ES256", "EdDSA")
 
 
 @pytest.mark.parametrize("algorithm", jwks.ALGORITHMS)
-def test_a_genuine_signature_is_accepted(algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
+def test_valid_signature_is_accepted(algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
     assert fresh_verifier.verify(signers[algorithm].token(sub="me")).subject == "me"
 
 
 @pytest.mark.parametrize("algorithm", jwks.ALGORITHMS)
-def test_a_changed_claim_breaks_the_signature(algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
+def test_changed_claim_is_refused(algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
     header, _, signature = signers[algorithm].token().split(".")
-    refused(fresh_verifier, f"{header}.{b64(json.dumps(claims(tenantId='other')).encode())}.{signature}")
+    assert_refused(fresh_verifier, f"{header}.{b64(json.dumps(claims(tenantId='other')).encode())}.{signature}")
 
 
 @pytest.mark.parametrize("algorithm", jwks.ALGORITHMS)
-def test_one_flipped_bit_of_the_signature_is_noticed(
-    algorithm: str, signers: Signers, fresh_verifier: Verifier
-) -> None:
+def test_changed_signature_is_refused(algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
     token = signers[algorithm].token()
     unsigned, signature = token.rsplit(".", 1)
     middle = len(signature) // 2
     flipped = "A" if signature[middle] != "A" else "B"
-    refused(fresh_verifier, f"{unsigned}.{signature[:middle]}{flipped}{signature[middle + 1 :]}")
+    assert_refused(fresh_verifier, f"{unsigned}.{signature[:middle]}{flipped}{signature[middle + 1 :]}")
 
 
 @pytest.mark.parametrize("name", ["none", "None", "nOnE", "NONE", "", "HS256", "PS256", "ES384", "RS512", "ES256K"])
 @pytest.mark.parametrize("signature", [b"", b"x" * 64], ids=["unsigned", "some-bytes"])
-def test_an_algorithm_off_the_list_is_refused(
-    name: str, signature: bytes, signer: Signer, fresh_verifier: Verifier
-) -> None:
-    refused(fresh_verifier, assemble({"alg": name, "typ": "JWT", "kid": signer.kid}, claims(), signature))
+def test_other_algorithm_is_refused(name: str, signature: bytes, signer: Signer, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, assemble({"alg": name, "typ": "JWT", "kid": signer.kid}, claims(), signature))
 
 
 @pytest.mark.parametrize("strip", ["signature", "dot", "payload", "header"])
-def test_a_token_with_a_part_missing_is_refused(strip: str, signer: Signer, fresh_verifier: Verifier) -> None:
+def test_token_with_a_missing_part_is_refused(strip: str, signer: Signer, fresh_verifier: Verifier) -> None:
     header, payload, signature = signer.token().split(".")
-    refused(
+    assert_refused(
         fresh_verifier,
         {
             "signature": f"{header}.{payload}.",
@@ -97,55 +93,57 @@ PUBLIC_FORMS: dict[str, Callable[[Any, Signer], bytes]] = {
 
 @pytest.mark.parametrize("form", PUBLIC_FORMS)
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
-def test_a_public_key_is_no_hmac_secret(form: str, algorithm: str, signers: Signers, fresh_verifier: Verifier) -> None:
+def test_public_key_is_not_accepted_as_hmac_secret(
+    form: str, algorithm: str, signers: Signers, fresh_verifier: Verifier
+) -> None:
     signer = signers[algorithm]
     secret = PUBLIC_FORMS[form](signer.private.public_key(), signer)
-    refused(fresh_verifier, hs256({"alg": "HS256", "kid": signer.kid}, secret))
+    assert_refused(fresh_verifier, hs256({"alg": "HS256", "kid": signer.kid}, secret))
 
 
-def test_pkcs1_of_the_public_key_is_no_hmac_secret(signers: Signers, fresh_verifier: Verifier) -> None:
+def test_pkcs1_public_key_is_not_accepted_as_hmac_secret(signers: Signers, fresh_verifier: Verifier) -> None:
     public = signers["RS256"].private.public_key()
     for encoding in (Encoding.PEM, Encoding.DER):
         secret = public.public_bytes(encoding, PublicFormat.PKCS1)
-        refused(fresh_verifier, hs256({"alg": "HS256", "kid": "key-RS256"}, secret))
+        assert_refused(fresh_verifier, hs256({"alg": "HS256", "kid": "key-RS256"}, secret))
 
 
 @pytest.mark.parametrize("claimed", jwks.ALGORITHMS)
 @pytest.mark.parametrize("real", jwks.ALGORITHMS)
-def test_a_key_is_good_for_its_own_algorithm_only(
+def test_key_verifies_its_own_algorithm_only(
     claimed: str, real: str, signers: Signers, fresh_verifier: Verifier
 ) -> None:
     token = signers[real].sign_raw({"alg": claimed, "kid": signers[real].kid}, claims())
     if claimed == real:
         assert fresh_verifier.verify(token).subject == "someone"
     else:
-        refused(fresh_verifier, token)
+        assert_refused(fresh_verifier, token)
 
 
-def test_a_pss_signature_of_a_known_rsa_key_is_refused(signers: Signers, fresh_verifier: Verifier) -> None:
+def test_pss_signature_is_refused(signers: Signers, fresh_verifier: Verifier) -> None:
     private: rsa.RSAPrivateKey = signers["RS256"].private
     for name in ("PS256", "RS256"):
         unsigned = assemble({"alg": name, "kid": "key-RS256"}, claims(), b"").removesuffix(".")
         signature = private.sign(
             unsigned.encode(), padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH), SHA256()
         )
-        refused(fresh_verifier, f"{unsigned}.{b64(signature)}")
+        assert_refused(fresh_verifier, f"{unsigned}.{b64(signature)}")
 
 
-def test_another_key_under_a_known_name_is_refused(signers: Signers, fresh_verifier: Verifier) -> None:
-    refused(fresh_verifier, Signer("ES256", signers["ES256"].kid).token())
+def test_other_key_with_a_known_kid_is_refused(signers: Signers, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, Signer("ES256", signers["ES256"].kid).token())
 
 
 @pytest.mark.parametrize("where", ["jwk", "jku", "x5u", "x5c"])
-def test_a_key_that_the_token_brings_along_is_not_used(where: str, signer: Signer, fresh_verifier: Verifier) -> None:
+def test_key_in_the_token_header_is_not_used(where: str, signer: Signer, fresh_verifier: Verifier) -> None:
     own = Signer("ES256", "key-ES256")
-    brought = {
+    key_reference = {
         "jwk": own.jwk,
         "jku": "http://127.0.0.1:9/jwks",
         "x5u": "http://127.0.0.1:9/cert",
         "x5c": ["MIIB"],
     }[where]
-    refused(fresh_verifier, own.sign_raw({"alg": "ES256", "kid": signer.kid, where: brought}, claims()))
+    assert_refused(fresh_verifier, own.sign_raw({"alg": "ES256", "kid": signer.kid, where: key_reference}, claims()))
 
 
 @pytest.mark.parametrize(
@@ -168,19 +166,19 @@ def test_a_key_that_the_token_brings_along_is_not_used(where: str, signer: Signe
     ],
     ids=str,
 )
-def test_an_odd_header_is_refused(header: dict[str, Any], signer: Signer, fresh_verifier: Verifier) -> None:
-    refused(fresh_verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid, **header}, claims()))
+def test_invalid_header_field_is_refused(header: dict[str, Any], signer: Signer, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid, **header}, claims()))
 
 
-def test_without_a_kid_the_only_key_of_the_algorithm_is_meant(signer: Signer, fresh_verifier: Verifier) -> None:
+def test_token_without_kid_uses_the_only_key_of_its_algorithm(signer: Signer, fresh_verifier: Verifier) -> None:
     assert fresh_verifier.verify(signer.sign_raw({"alg": "ES256"}, claims())).subject == "someone"
 
 
-def test_without_a_kid_two_keys_of_the_algorithm_leave_a_doubt(
+def test_token_without_kid_is_refused_if_two_keys_have_its_algorithm(
     issuer: Any, signer: Signer, fresh_verifier: Verifier
 ) -> None:
     issuer.keys.append(Signer("ES256", "another").jwk)
-    refused(fresh_verifier, signer.sign_raw({"alg": "ES256"}, claims()))
+    assert_refused(fresh_verifier, signer.sign_raw({"alg": "ES256"}, claims()))
 
 
 @pytest.mark.parametrize(
@@ -200,21 +198,19 @@ def test_without_a_kid_two_keys_of_the_algorithm_leave_a_doubt(
         b'{"iss":["https://issuer.example"]}',
         b'{"iss":null}',
     ],
-    ids=lambda each: repr(each[:24]),
+    ids=lambda text: repr(text[:24]),
 )
-def test_a_signed_payload_that_is_no_claims_is_refused(
-    payload: bytes, signer: Signer, fresh_verifier: Verifier
-) -> None:
-    refused(fresh_verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload))
+def test_signed_payload_without_claims_is_refused(payload: bytes, signer: Signer, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload))
 
 
 @pytest.mark.parametrize(
     "header",
     [b"", b"[]", b"null", b"\xff", b"[" * 5000, b'{"x":' * 4000 + b"1" + b"}" * 4000, b'{"alg":"ES256","alg":"none"}'],
-    ids=lambda each: repr(each[:24]),
+    ids=lambda text: repr(text[:24]),
 )
-def test_a_header_that_is_no_header_is_refused(header: bytes, signer: Signer, fresh_verifier: Verifier) -> None:
-    refused(fresh_verifier, signer.sign_raw(header, claims()))
+def test_malformed_header_is_refused(header: bytes, signer: Signer, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, signer.sign_raw(header, claims()))
 
 
 @pytest.mark.parametrize(
@@ -232,27 +228,27 @@ def test_a_header_that_is_no_header_is_refused(header: bytes, signer: Signer, fr
         "eyJ9.eyJ9.eyJ9",
         "\udcff" * 3,
     ],
-    ids=lambda each: ascii(each[:12]),
+    ids=lambda text: ascii(text[:12]),
 )
-def test_what_is_no_token_is_refused(token: str, fresh_verifier: Verifier) -> None:
-    refused(fresh_verifier, token)
+def test_malformed_token_is_refused(token: str, fresh_verifier: Verifier) -> None:
+    assert_refused(fresh_verifier, token)
 
 
 @pytest.mark.parametrize("junk", ["!", "\n", " ", "=", "==", "+", "/", "%"])
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_a_token_has_one_spelling(junk: str, part: int, signer: Signer, fresh_verifier: Verifier) -> None:
-    """Two texts for one token would be two entries of every cache, log and rate limit."""
+def test_token_has_one_spelling(junk: str, part: int, signer: Signer, fresh_verifier: Verifier) -> None:
+    """A second spelling of a token would have its own cache entry and rate limit."""
     parts = signer.token().split(".")
     parts[part] += junk
-    refused(fresh_verifier, ".".join(parts))
+    assert_refused(fresh_verifier, ".".join(parts))
 
 
-def test_weak_and_foreign_keys_of_a_jwks_are_left_out(signers: Signers) -> None:
+def test_unusable_keys_are_left_out(signers: Signers) -> None:
     weak = rsa.generate_private_key(65537, 1024)
     short = Signer("RS256", "short")
     short.private = weak
     usable = signers["RS256"].jwk
-    odd: list[object] = [
+    unusable: list[object] = [
         short.jwk,
         {"kty": "oct", "kid": "secret", "k": "c2VjcmV0"},
         {**usable, "kid": "enc", "use": "enc"},
@@ -267,15 +263,15 @@ def test_weak_and_foreign_keys_of_a_jwks_are_left_out(signers: Signers) -> None:
         "RSA",
         None,
     ]
-    assert set(jwks.keys_of({"keys": [*odd, usable]})) == {"key-RS256"}
+    assert set(jwks.parse_keys({"keys": [*unusable, usable]})) == {"key-RS256"}
 
 
 @pytest.mark.parametrize("document", [None, [], "keys", 1, {}, {"keys": None}, {"keys": {}}, {"keys": []}], ids=str)
-def test_a_document_that_is_no_jwks_has_no_keys(document: object) -> None:
-    assert jwks.keys_of(document) == {}
+def test_malformed_jwks_has_no_keys(document: object) -> None:
+    assert jwks.parse_keys(document) == {}
 
 
-def test_a_private_key_published_by_mistake_is_read_as_a_public_one(signer: Signer) -> None:
+def test_published_private_key_is_read_as_a_public_key(signer: Signer) -> None:
     published = {**ECAlgorithm.to_jwk(signer.private, as_dict=True), "kid": "oops"}
     assert "d" in published
-    assert not hasattr(jwks.keys_of({"keys": [published]})["oops"].material, "private_numbers")
+    assert not hasattr(jwks.parse_keys({"keys": [published]})["oops"].material, "private_numbers")

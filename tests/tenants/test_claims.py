@@ -1,4 +1,4 @@
-"""What a genuine token is allowed to say, and what it is worth: times, audience, tenant, roles, scopes."""
+"""Claims of tokens with a valid signature: times, audience, tenant, roles and scopes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from core.errors import CodeqError, Forbidden, Unauthenticated
 from tenants import models, services
 from tenants.auth.claims import TENANT_CLAIMS
 from tenants.auth.verifier import Verifier
+from tenants.domain import WORKER_SCOPES, Caller, CallerRole
 from tenants.permissions import (
     HasScope,
     IsAdmin,
@@ -21,7 +22,6 @@ from tenants.permissions import (
     IsWorker,
     commands_for,
 )
-from tenants.tenant import WORKER_SCOPES, Caller, Role
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer, claims
 
@@ -44,8 +44,8 @@ def verifier(issuer: JwksServer, clock: Clock) -> Verifier:
     return Verifier(clock=clock)
 
 
-def verdict(verifier: Verifier, token: str) -> type[CodeqError] | None:
-    """The error the token meets, or None."""
+def find_error(verifier: Verifier, token: str) -> type[CodeqError] | None:
+    """Return the error that the token causes, or None."""
     try:
         verifier.verify(token)
     except CodeqError as error:
@@ -53,7 +53,7 @@ def verdict(verifier: Verifier, token: str) -> type[CodeqError] | None:
     return None
 
 
-def said(**changes: Any) -> dict[str, Any]:
+def fresh_claims(**changes: Any) -> dict[str, Any]:
     return claims(**{"iat": NOW, "exp": NOW + 600, **changes})
 
 
@@ -84,42 +84,42 @@ TIMES: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.spec("AUT-1", "A token is good from nbf to exp, give or take the leeway, and must expire")
-@pytest.mark.parametrize(("changes", "is_good"), [each[1:] for each in TIMES], ids=[each[0] for each in TIMES])
+@pytest.mark.spec("AUT-1", "A token is valid from nbf to exp, with the leeway, and must expire")
+@pytest.mark.parametrize(("changes", "is_good"), [case[1:] for case in TIMES], ids=[case[0] for case in TIMES])
 def test_times(changes: dict[str, Any], is_good: bool, signer: Signer, verifier: Verifier) -> None:
-    assert verdict(verifier, signer.sign(said(**changes))) is (None if is_good else Unauthenticated)
+    assert find_error(verifier, signer.sign(fresh_claims(**changes))) is (None if is_good else Unauthenticated)
 
 
-@pytest.mark.spec("AUT-1", "A token is good from nbf to exp, give or take the leeway, and must expire")
+@pytest.mark.spec("AUT-1", "A token is valid from nbf to exp, with the leeway, and must expire")
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1e308", "NaN", "Infinity", "9" * 400, '"1e9"', "null"])
 def test_numbers_that_overflow_are_refused(number: str, signer: Signer, verifier: Verifier) -> None:
     for name in ("exp", "nbf", "iat"):
-        text = json.dumps(said(**{name: "@"})).replace('"@"', number)
+        text = json.dumps(fresh_claims(**{name: "@"})).replace('"@"', number)
         token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, text.encode())
-        assert verdict(verifier, token) is Unauthenticated
+        assert find_error(verifier, token) is Unauthenticated
 
 
-@pytest.mark.spec("AUT-1", "A remembered token ends with its exp, leeway or not")
-def test_a_token_is_not_remembered_beyond_its_end(signer: Signer, verifier: Verifier, clock: Clock) -> None:
-    token = signer.sign(said(exp=NOW + 10))
+@pytest.mark.spec("AUT-1", "A cached token expires at its exp, without the leeway")
+def test_token_is_not_cached_after_it_expires(signer: Signer, verifier: Verifier, clock: Clock) -> None:
+    token = signer.sign(fresh_claims(exp=NOW + 10))
     verifier.verify(token)
     clock.now = NOW + 9.9
-    assert verifier.cached(token) is not None
+    assert verifier.get_cached(token) is not None
     clock.now = NOW + 10
-    assert verifier.cached(token) is None
+    assert verifier.get_cached(token) is None
     clock.now = NOW + 69
-    assert verdict(verifier, token) is None
+    assert find_error(verifier, token) is None
     clock.now = NOW + 70
-    assert verdict(verifier, token) is Unauthenticated
+    assert find_error(verifier, token) is Unauthenticated
 
 
 PRODUCER, WORKER = "codeq-producer", "codeq-worker"
-AUDIENCES: list[tuple[str, Any, frozenset[Role] | None]] = [
-    ("producer", PRODUCER, frozenset({Role.PRODUCER})),
-    ("worker", WORKER, frozenset({Role.WORKER})),
-    ("list-of-one", [PRODUCER], frozenset({Role.PRODUCER})),
-    ("among-others", ["https://else.example", WORKER], frozenset({Role.WORKER})),
-    ("both", [PRODUCER, WORKER], frozenset({Role.PRODUCER, Role.WORKER})),
+AUDIENCES: list[tuple[str, Any, frozenset[CallerRole] | None]] = [
+    ("producer", PRODUCER, frozenset({CallerRole.PRODUCER})),
+    ("worker", WORKER, frozenset({CallerRole.WORKER})),
+    ("list-of-one", [PRODUCER], frozenset({CallerRole.PRODUCER})),
+    ("among-others", ["https://else.example", WORKER], frozenset({CallerRole.WORKER})),
+    ("both", [PRODUCER, WORKER], frozenset({CallerRole.PRODUCER, CallerRole.WORKER})),
     ("other", "else", None),
     ("missing", None, None),
     ("empty", "", None),
@@ -137,12 +137,12 @@ AUDIENCES: list[tuple[str, Any, frozenset[Role] | None]] = [
 ]
 
 
-@pytest.mark.spec("AUT-1", "The audience says whether the token is a producer's or a worker's")
-@pytest.mark.parametrize(("audience", "roles"), [each[1:] for each in AUDIENCES], ids=[e[0] for e in AUDIENCES])
-def test_audiences(audience: Any, roles: frozenset[Role] | None, signer: Signer, verifier: Verifier) -> None:
-    token = signer.sign(said(aud=audience))
+@pytest.mark.spec("AUT-1", "The audience determines whether the token is a producer's or a worker's")
+@pytest.mark.parametrize(("audience", "roles"), [case[1:] for case in AUDIENCES], ids=[case[0] for case in AUDIENCES])
+def test_audiences(audience: Any, roles: frozenset[CallerRole] | None, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign(fresh_claims(aud=audience))
     if roles is None:
-        assert verdict(verifier, token) is Unauthenticated
+        assert find_error(verifier, token) is Unauthenticated
     else:
         assert verifier.verify(token).roles == roles
 
@@ -153,9 +153,9 @@ def test_audiences(audience: Any, roles: frozenset[Role] | None, signer: Signer,
     [None, "", "codeq", ISSUER + "/", ISSUER.upper(), ISSUER[:-1], "https://issuer.example.evil", [ISSUER], 7, True],
     ids=str,
 )
-def test_another_issuer_is_refused(issuer_claim: Any, signer: Signer, verifier: Verifier) -> None:
-    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, said(iss=issuer_claim))
-    assert verdict(verifier, token) is Unauthenticated
+def test_other_issuer_is_refused(issuer_claim: Any, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, fresh_claims(iss=issuer_claim))
+    assert find_error(verifier, token) is Unauthenticated
 
 
 SUBJECTS: list[tuple[str, Any, bool]] = [
@@ -174,23 +174,23 @@ SUBJECTS: list[tuple[str, Any, bool]] = [
 
 
 @pytest.mark.spec("AUT-2", "The worker's id is the token's sub")
-@pytest.mark.parametrize(("subject", "is_good"), [each[1:] for each in SUBJECTS], ids=[e[0] for e in SUBJECTS])
+@pytest.mark.parametrize(("subject", "is_good"), [case[1:] for case in SUBJECTS], ids=[case[0] for case in SUBJECTS])
 def test_subjects(subject: Any, is_good: bool, signer: Signer, verifier: Verifier) -> None:
-    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, said(sub=subject))
-    assert verdict(verifier, token) is (None if is_good else Unauthenticated)
+    token = signer.sign_raw({"alg": "ES256", "kid": signer.kid}, fresh_claims(sub=subject))
+    assert find_error(verifier, token) is (None if is_good else Unauthenticated)
     if is_good:
         assert verifier.verify(token).subject == subject
 
 
 # -- tenant ---------------------------------------------------------------------------------------------------------
 
-TENANT_SPEC = pytest.mark.spec("TEN-2", "The tenant is the one value of the tenant claims, or the token is refused")
+TENANT_SPEC = pytest.mark.spec("TEN-2", "All tenant claims of a token name the same tenant, or it is refused")
 
 
 @TENANT_SPEC
 @pytest.mark.parametrize("name", TENANT_CLAIMS)
 def test_each_tenant_claim_names_the_tenant(name: str, signer: Signer, verifier: Verifier) -> None:
-    caller = verifier.verify(signer.sign(said(**{"tenantId": None, name: "other"})))
+    caller = verifier.verify(signer.sign(fresh_claims(**{"tenantId": None, name: "other"})))
     assert caller.tenant.slug == "other"
 
 
@@ -198,11 +198,11 @@ def test_each_tenant_claim_names_the_tenant(name: str, signer: Signer, verifier:
 @pytest.mark.parametrize("first", TENANT_CLAIMS)
 @pytest.mark.parametrize("second", TENANT_CLAIMS)
 def test_two_tenant_claims_must_agree(first: str, second: str, signer: Signer, verifier: Verifier) -> None:
-    agreeing = said(tenantId=None) | {first: "acme", second: "acme"}
+    agreeing = fresh_claims(tenantId=None) | {first: "acme", second: "acme"}
     assert verifier.verify(signer.sign(agreeing)).tenant.slug == "acme"
     if first != second:
-        differing = said(tenantId=None) | {first: "acme", second: "other"}
-        assert verdict(verifier, signer.sign(differing)) is Forbidden
+        differing = fresh_claims(tenantId=None) | {first: "acme", second: "other"}
+        assert find_error(verifier, signer.sign(differing)) is Forbidden
 
 
 @TENANT_SPEC
@@ -215,55 +215,51 @@ def test_two_tenant_claims_must_agree(first: str, second: str, signer: Signer, v
     ],
     ids=lambda value: ascii(value)[:16],
 )
-def test_a_tenant_claim_that_is_not_exactly_a_name_is_refused(
-    name: str, value: Any, signer: Signer, verifier: Verifier
-) -> None:
-    payload = said(tenantId=None) | {name: value}
-    assert verdict(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
+def test_invalid_tenant_name_is_refused(name: str, value: Any, signer: Signer, verifier: Verifier) -> None:
+    payload = fresh_claims(tenantId=None) | {name: value}
+    assert find_error(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
 
 
 @TENANT_SPEC
 @pytest.mark.parametrize("value", ["", None, 7, ["acme"]], ids=repr)
-def test_an_odd_tenant_claim_beside_a_good_one_is_refused(value: Any, signer: Signer, verifier: Verifier) -> None:
-    payload = said() | {"organization_id": value}
-    assert verdict(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
+def test_invalid_tenant_claim_beside_a_valid_one_is_refused(value: Any, signer: Signer, verifier: Verifier) -> None:
+    payload = fresh_claims() | {"organization_id": value}
+    assert find_error(verifier, signer.sign_raw({"alg": "ES256", "kid": signer.kid}, payload)) is Forbidden
 
 
 @TENANT_SPEC
 @pytest.mark.parametrize("subject", ["acme", "other", "someone"])
-def test_without_a_tenant_claim_nobody_becomes_the_tenant_of_their_name(
-    subject: str, signer: Signer, verifier: Verifier
-) -> None:
-    assert verdict(verifier, signer.sign(said(tenantId=None, sub=subject))) is Forbidden
+def test_subject_is_not_used_as_tenant_name(subject: str, signer: Signer, verifier: Verifier) -> None:
+    assert find_error(verifier, signer.sign(fresh_claims(tenantId=None, sub=subject))) is Forbidden
 
 
 @TENANT_SPEC
 def test_in_single_tenant_mode_sub_is_the_tenant(configure: Configure, signer: Signer, verifier: Verifier) -> None:
     configure(auth={"single_tenant": True})
-    assert verifier.verify(signer.sign(said(tenantId=None, sub="acme"))).tenant.slug == "acme"
-    assert verifier.verify(signer.sign(said(tenantId="other", sub="acme"))).tenant.slug == "other"
-    assert verdict(verifier, signer.sign(said(tenantId=None, sub="nobody"))) is Forbidden
-    # An empty claim is not the absence of one.
-    assert verdict(verifier, signer.sign(said(tenantId="", sub="acme"))) is Forbidden
+    assert verifier.verify(signer.sign(fresh_claims(tenantId=None, sub="acme"))).tenant.slug == "acme"
+    assert verifier.verify(signer.sign(fresh_claims(tenantId="other", sub="acme"))).tenant.slug == "other"
+    assert find_error(verifier, signer.sign(fresh_claims(tenantId=None, sub="nobody"))) is Forbidden
+    # An empty claim is not a missing claim.
+    assert find_error(verifier, signer.sign(fresh_claims(tenantId="", sub="acme"))) is Forbidden
 
 
-@pytest.mark.spec("TEN-2", "An unknown tenant is a 403, or made at first sight where that is allowed")
-def test_an_unknown_tenant_is_refused_or_made(configure: Configure, signer: Signer, verifier: Verifier) -> None:
-    token = signer.sign(said(tenantId="newcomer"))
-    assert verdict(verifier, token) is Forbidden
+@pytest.mark.spec("TEN-2", "A token of an unknown tenant is a 403, or creates the tenant if the setting allows it")
+def test_unknown_tenant_is_refused_or_created(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+    token = signer.sign(fresh_claims(tenantId="newcomer"))
+    assert find_error(verifier, token) is Forbidden
     configure(auth={"provision_tenants": True})
     tenant = verifier.verify(token).tenant
     assert models.Tenant.objects.get(slug="newcomer").tid == tenant.tid
-    for odd in ("a b", "a}:{b", "x" * 129, "ü", "a\nb"):
-        assert verdict(verifier, signer.sign(said(tenantId=odd))) is Forbidden
+    for invalid_name in ("a b", "a}:{b", "x" * 129, "ü", "a\nb"):
+        assert find_error(verifier, signer.sign(fresh_claims(tenantId=invalid_name))) is Forbidden
     assert models.Tenant.objects.count() == 3
 
 
-@pytest.mark.spec("TEN-1", "No name a tenant may have reaches a key: ids are minted, and never shared")
-def test_a_tenants_id_has_nothing_of_its_name(configure: Configure, signer: Signer, verifier: Verifier) -> None:
+@pytest.mark.spec("TEN-1", "Keys contain a tenant's random id, never its name")
+def test_tid_is_independent_of_the_name(configure: Configure, signer: Signer, verifier: Verifier) -> None:
     configure(auth={"provision_tenants": True})
     names = ["a:b", "a.b", "A:B", "_", "-", "a|b", "a/b", "a=b", "a@b"]
-    ids = {name: verifier.verify(signer.sign(said(tenantId=name))).tenant.tid for name in names}
+    ids = {name: verifier.verify(signer.sign(fresh_claims(tenantId=name))).tenant.tid for name in names}
     assert len(set(ids.values())) == len(names)
     assert all(len(tid) == 8 and set(tid) <= set("abcdefghijklmnopqrstuvwxyz234567") for tid in ids.values())
 
@@ -272,15 +268,15 @@ def test_a_tenants_id_has_nothing_of_its_name(configure: Configure, signer: Sign
 
 
 def caller_of(verifier: Verifier, signer: Signer, **changes: Any) -> Caller:
-    return verifier.verify(signer.sign(said(**changes)))
+    return verifier.verify(signer.sign(fresh_claims(**changes)))
 
 
-ADMINS: list[tuple[str, dict[str, Any], set[Role] | None]] = [
+ADMINS: list[tuple[str, dict[str, Any], set[CallerRole] | None]] = [
     ("plain", {}, set()),
-    ("role", {"role": "ADMIN"}, {Role.ADMIN}),
-    ("scope", {"scope": "codeq:admin"}, {Role.ADMIN}),
-    ("scope-among-others", {"scope": "a codeq:admin b"}, {Role.ADMIN}),
-    ("operator", {"scope": "codeq:operator"}, {Role.OPERATOR}),
+    ("role", {"role": "ADMIN"}, {CallerRole.ADMIN}),
+    ("scope", {"scope": "codeq:admin"}, {CallerRole.ADMIN}),
+    ("scope-among-others", {"scope": "a codeq:admin b"}, {CallerRole.ADMIN}),
+    ("operator", {"scope": "codeq:operator"}, {CallerRole.OPERATOR}),
     ("role-lower", {"role": "admin"}, set()),
     ("role-title", {"role": "Admin"}, set()),
     ("role-padded", {"role": " ADMIN"}, set()),
@@ -297,19 +293,21 @@ ADMINS: list[tuple[str, dict[str, Any], set[Role] | None]] = [
 ]
 
 
-@pytest.mark.spec("AUT-1", "An administrator is a producer whose token says so exactly")
-@pytest.mark.parametrize(("changes", "roles"), [each[1:] for each in ADMINS], ids=[each[0] for each in ADMINS])
-def test_administrators(changes: dict[str, Any], roles: set[Role] | None, signer: Signer, verifier: Verifier) -> None:
+@pytest.mark.spec("AUT-1", "An administrator is a producer with the exact role or scope")
+@pytest.mark.parametrize(("changes", "roles"), [case[1:] for case in ADMINS], ids=[case[0] for case in ADMINS])
+def test_administrators(
+    changes: dict[str, Any], roles: set[CallerRole] | None, signer: Signer, verifier: Verifier
+) -> None:
     if roles is None:
-        assert verdict(verifier, signer.sign(said(**changes))) is Forbidden
+        assert find_error(verifier, signer.sign(fresh_claims(**changes))) is Forbidden
     else:
-        assert caller_of(verifier, signer, **changes).roles == {Role.PRODUCER} | roles
+        assert caller_of(verifier, signer, **changes).roles == {CallerRole.PRODUCER} | roles
 
 
-@pytest.mark.spec("AUT-1", "A worker's token makes no administrator")
+@pytest.mark.spec("AUT-1", "A worker's token never grants administration")
 @pytest.mark.parametrize("changes", [{"role": "ADMIN"}, {"scope": "codeq:admin codeq:operator"}], ids=str)
-def test_a_worker_is_never_an_administrator(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
-    assert caller_of(verifier, signer, aud=WORKER, **changes).roles == {Role.WORKER}
+def test_worker_is_never_an_administrator(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
+    assert caller_of(verifier, signer, aud=WORKER, **changes).roles == {CallerRole.WORKER}
 
 
 ALLOWED: dict[str, tuple[dict[str, Any], set[type[BasePermission]]]] = {
@@ -321,36 +319,38 @@ ALLOWED: dict[str, tuple[dict[str, Any], set[type[BasePermission]]]] = {
 }
 
 
-@pytest.mark.spec("AUT-1", "Guards for producers, workers, either, and administrators, an operator among them")
-@pytest.mark.parametrize("who", ALLOWED)
-def test_guards(who: str, signer: Signer, verifier: Verifier) -> None:
-    changes, allowed = ALLOWED[who]
+@pytest.mark.spec(
+    "AUT-1", "Permission classes accept producers, workers, either, or administrators including operators"
+)
+@pytest.mark.parametrize("name", ALLOWED)
+def test_permission_classes(name: str, signer: Signer, verifier: Verifier) -> None:
+    changes, allowed = ALLOWED[name]
     caller = caller_of(verifier, signer, **changes)
-    guards = {IsProducer, IsWorker, IsEither, IsAdmin}
-    assert {guard for guard in guards if is_permitted(guard, caller)} == allowed
+    classes = {IsProducer, IsWorker, IsEither, IsAdmin}
+    assert {permission_class for permission_class in classes if is_permitted(permission_class, caller)} == allowed
 
 
-@pytest.mark.spec("AUT-2", "A scope opens one worker's door, and only in a worker's token")
+@pytest.mark.spec("AUT-2", "A scope allows one operation of a worker, and only in a worker's token")
 @pytest.mark.parametrize("scope", WORKER_SCOPES)
-def test_a_missing_scope_closes_its_door_only(scope: str, signer: Signer, verifier: Verifier) -> None:
-    rest = [each for each in WORKER_SCOPES if each != scope]
+def test_missing_scope_refuses_its_operation_only(scope: str, signer: Signer, verifier: Verifier) -> None:
+    rest = [other for other in WORKER_SCOPES if other != scope]
     worker = caller_of(verifier, signer, aud=WORKER, scope=" ".join(rest))
-    assert {each for each in WORKER_SCOPES if is_permitted(HasScope(each), worker)} == set(rest)
+    assert {granted for granted in WORKER_SCOPES if is_permitted(HasScope(granted), worker)} == set(rest)
     producer = caller_of(verifier, signer, scope=scope)
     assert not is_permitted(HasScope(scope), producer)
 
 
-@pytest.mark.spec("AUT-2", "A scope opens one worker's door, and only in a worker's token")
+@pytest.mark.spec("AUT-2", "A scope allows one operation of a worker, and only in a worker's token")
 @pytest.mark.parametrize("text", ["", "codeq:claims", "CODEQ:CLAIM", "codeq:*", "*", "codeq:claim,codeq:nack", "claim"])
-def test_what_only_looks_like_a_scope_is_none(text: str, signer: Signer, verifier: Verifier) -> None:
+def test_similar_scope_is_not_accepted(text: str, signer: Signer, verifier: Verifier) -> None:
     worker = caller_of(verifier, signer, aud=WORKER, scope=text)
-    assert not any(is_permitted(HasScope(each), worker) for each in WORKER_SCOPES)
+    assert not any(is_permitted(HasScope(scope), worker) for scope in WORKER_SCOPES)
 
 
 COMMANDS: list[tuple[str, Any, list[str] | None, list[str] | None]] = [
-    # name, eventTypes, asked, granted (None = Forbidden)
+    # name, eventTypes, requested, granted (None = Forbidden)
     ("all-of-mine", ["b", "a"], None, ["a", "b"]),
-    ("asked-empty", ["a"], [], ["a"]),
+    ("requested-empty", ["a"], [], ["a"]),
     ("subset", ["a", "b"], ["b"], ["b"]),
     ("order-kept", ["a", "b", "c"], ["c", "a"], ["c", "a"]),
     ("twice", ["a"], ["a", "a"], ["a"]),
@@ -365,23 +365,23 @@ COMMANDS: list[tuple[str, Any, list[str] | None, list[str] | None]] = [
     ("pattern-is-no-star", ["a*"], ["ab"], None),
     ("none", None, None, None),
     ("empty", [], None, None),
-    ("empty-asked", [], ["a"], None),
+    ("empty-requested", [], ["a"], None),
 ]
 
 
-@pytest.mark.spec("AUT-2", "A worker touches the commands of its eventTypes and no others")
+@pytest.mark.spec("AUT-2", "A worker may claim only the commands of its eventTypes")
 @pytest.mark.parametrize(
-    ("event_types", "asked", "granted"), [each[1:] for each in COMMANDS], ids=[each[0] for each in COMMANDS]
+    ("event_types", "requested", "granted"), [case[1:] for case in COMMANDS], ids=[case[0] for case in COMMANDS]
 )
 def test_commands(
-    event_types: Any, asked: list[str] | None, granted: list[str] | None, signer: Signer, verifier: Verifier
+    event_types: Any, requested: list[str] | None, granted: list[str] | None, signer: Signer, verifier: Verifier
 ) -> None:
     worker = caller_of(verifier, signer, aud=WORKER, eventTypes=event_types)
     if granted is None:
         with pytest.raises(Forbidden):
-            commands_for(worker, asked)
+            commands_for(worker, requested)
     else:
-        assert commands_for(worker, asked) == granted
+        assert commands_for(worker, requested) == granted
 
 
 @pytest.mark.spec("AUT-2", "Claims of a wrong type are refused")
@@ -402,38 +402,38 @@ def test_commands(
     ids=str,
 )
 def test_claims_of_a_wrong_type_are_refused(changes: dict[str, Any], signer: Signer, verifier: Verifier) -> None:
-    assert verdict(verifier, signer.sign(said(aud=WORKER, **changes))) is Forbidden
+    assert find_error(verifier, signer.sign(fresh_claims(aud=WORKER, **changes))) is Forbidden
 
 
-@pytest.mark.spec("AUT-2", "The worker's group comes with its token")
-def test_the_group_is_the_tokens(signer: Signer, verifier: Verifier) -> None:
+@pytest.mark.spec("AUT-2", "The worker's group is a claim of its token")
+def test_group_comes_from_the_token(signer: Signer, verifier: Verifier) -> None:
     assert caller_of(verifier, signer, aud=WORKER, workerGroup="blue").group == "blue"
     assert caller_of(verifier, signer, aud=WORKER).group == ""
 
 
-@pytest.mark.spec("AUT-2", "Producers may claim only where the development setting says so")
+@pytest.mark.spec("AUT-2", "Producers may claim only with the development setting")
 def test_producers_as_workers(configure: Configure, signer: Signer, verifier: Verifier) -> None:
-    assert Role.WORKER not in caller_of(verifier, signer, jti="1").roles
+    assert CallerRole.WORKER not in caller_of(verifier, signer, jti="1").roles
     configure(auth={"producer_as_worker": True})
     caller = caller_of(verifier, signer, jti="2")
-    assert caller.roles == {Role.PRODUCER, Role.WORKER}
+    assert caller.roles == {CallerRole.PRODUCER, CallerRole.WORKER}
     assert commands_for(caller, None) == ["*"]
     assert all(is_permitted(HasScope(scope), caller) for scope in WORKER_SCOPES)
 
 
-@pytest.mark.spec("AUT-1", "Tokens of this installation say what they were asked to say")
-@pytest.mark.parametrize("role", list(Role))
-def test_issued_tokens(role: Role) -> None:
+@pytest.mark.spec("AUT-1", "Issued tokens have the requested claims")
+@pytest.mark.parametrize("role", list(CallerRole))
+def test_issued_tokens(role: CallerRole) -> None:
     token = services.issue_token("acme", role, subject="me", commands=["a", "b"], group="blue")
     caller = Verifier().verify(token)
     assert caller.tenant.slug == "acme"
     assert caller.subject == "me"
     expected = {
-        Role.PRODUCER: {Role.PRODUCER},
-        Role.WORKER: {Role.WORKER},
-        Role.ADMIN: {Role.PRODUCER, Role.ADMIN},
-        Role.OPERATOR: {Role.PRODUCER, Role.ADMIN, Role.OPERATOR},
+        CallerRole.PRODUCER: {CallerRole.PRODUCER},
+        CallerRole.WORKER: {CallerRole.WORKER},
+        CallerRole.ADMIN: {CallerRole.PRODUCER, CallerRole.ADMIN},
+        CallerRole.OPERATOR: {CallerRole.PRODUCER, CallerRole.ADMIN, CallerRole.OPERATOR},
     }
     assert caller.roles == expected[role]
-    if role is Role.WORKER:
+    if role is CallerRole.WORKER:
         assert (caller.commands, caller.group, caller.scopes) == ({"a", "b"}, "blue", set(WORKER_SCOPES))

@@ -1,4 +1,4 @@
-"""One GET that ends in time and in size, whatever the other side does."""
+"""Limits on the time and size of a fetch."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.tenants.conftest import JwksServer
 pytestmark = pytest.mark.spec("AUT-1", "A JWKS is fetched within 3 s and 256 KiB, or not at all")
 
 
-def test_the_bounds_are_the_promised_ones() -> None:
+def test_limits_are_the_documented_ones() -> None:
     assert http_fetch.DEADLINE_SECONDS <= 3
-    assert http_fetch.LARGEST_BYTES <= 256 * 1024
+    assert http_fetch.MAX_BYTES <= 256 * 1024
 
 
-def test_a_document_is_fetched(jwks_server: JwksServer) -> None:
+def test_document_is_fetched(jwks_server: JwksServer) -> None:
     jwks_server.keys = [{"kid": "a"}]
     assert fetch_json(jwks_server.url) == {"keys": [{"kid": "a"}]}
     assert fetch_json(jwks_server.url + "?v=1") == {"keys": [{"kid": "a"}]}
 
 
 def redirect(server: JwksServer) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def respond(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(302)
         handler.send_header("Location", server.url)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
 
-    return answer
+    return respond
 
 
 def endless(handler: BaseHTTPRequestHandler) -> None:
@@ -69,15 +69,15 @@ BAD: dict[str, Callable[[JwksServer], Callable[[BaseHTTPRequestHandler], None]]]
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_answer_is_no_document(kind: str, jwks_server: JwksServer) -> None:
-    jwks_server.answer = BAD[kind](jwks_server)
+def test_unusable_response_is_an_error(kind: str, jwks_server: JwksServer) -> None:
+    jwks_server.respond = BAD[kind](jwks_server)
     with pytest.raises(FetchError):
         fetch_json(jwks_server.url)
 
 
 @pytest.fixture
-def dripper() -> Iterator[Callable[[bytes], str]]:
-    """A server that sends one byte after the other, each within any timeout between two bytes."""
+def slow_server() -> Iterator[Callable[[bytes], str]]:
+    """A server that sends single bytes, too fast for a timeout between two bytes."""
     done = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     threads: list[threading.Thread] = []
@@ -120,8 +120,8 @@ def dripper() -> Iterator[Callable[[bytes], str]]:
     ],
     ids=["status", "header", "body", "body-until-close", "chunk"],
 )
-def test_a_slow_drip_ends_at_the_deadline(first: bytes, dripper: Callable[[bytes], str]) -> None:
-    url = dripper(first)
+def test_slow_response_ends_at_the_deadline(first: bytes, slow_server: Callable[[bytes], str]) -> None:
+    url = slow_server(first)
     started = time.monotonic()
     with pytest.raises((FetchError, OSError)):
         fetch_json(url, deadline_seconds=0.5)
@@ -129,15 +129,15 @@ def test_a_slow_drip_ends_at_the_deadline(first: bytes, dripper: Callable[[bytes
 
 
 @pytest.mark.real_time
-def test_a_server_that_never_answers_ends_at_the_deadline(jwks_server: JwksServer) -> None:
-    jwks_server.answer = jwks_server.hang
+def test_missing_response_ends_at_the_deadline(jwks_server: JwksServer) -> None:
+    jwks_server.respond = jwks_server.hang
     started = time.monotonic()
     with pytest.raises((FetchError, OSError)):
         fetch_json(jwks_server.url, deadline_seconds=0.3)
     assert time.monotonic() - started < 15
 
 
-def test_nobody_listening_is_an_os_error() -> None:
+def test_refused_connection_is_an_os_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(OSError, match=r"refused"):

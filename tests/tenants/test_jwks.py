@@ -1,4 +1,4 @@
-"""The keys of an issuer through outage, rotation and stampede."""
+"""The cache of an issuer's keys during outages, key rotation and many requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HOUR = 3600.0
 
 
 class Source:
-    """A key set whose clock and answers the test sets, fetched in the test's own thread."""
+    """A key cache with a clock and responses that the test sets. Fetches in the test's thread."""
 
     def __init__(self) -> None:
         self.clock = Clock(1000.0)
         self.answer: dict[str, jwks.Key] | Exception = {"k1": K1}
         self.fetched = 0
-        self.keys = jwks.KeySet("the test's issuer", self.fetch, start=jwks.at_once, clock=self.clock)
+        self.keys = jwks.KeyCache("the test's issuer", self.fetch, start=jwks.run_inline, clock=self.clock)
 
     def fetch(self) -> Mapping[str, jwks.Key]:
         self.fetched += 1
@@ -40,12 +40,12 @@ class Source:
         return self.answer
 
     def find(self, kid: str) -> jwks.Key | None:
-        """As the verifier does it: wait, and ask again."""
+        """Wait for a fetch and look up again, like the verifier."""
         for _ in range(3):
             try:
                 return self.keys.find(kid, "ES256")
-            except jwks.Pending as pending:
-                pending.flight.result(1)
+            except jwks.KeysPending as pending:
+                pending.fetch.result(1)
         raise AssertionError("still pending")
 
 
@@ -54,9 +54,11 @@ def source() -> Source:
     return Source()
 
 
-OUTAGE = pytest.mark.spec("AUT-1", "Cached keys serve for 24 h while their source is down, empty or garbled")
-ROTATION = pytest.mark.spec("AUT-1", "A new key is accepted within 5 s of first sight, a withdrawn one ends")
-STAMPEDE = pytest.mark.spec("AUT-1", "No crowd and no random kid makes more than a few fetches")
+OUTAGE = pytest.mark.spec("AUT-1", "Cached keys are used for 24 h while their source is down or returns no usable key")
+ROTATION = pytest.mark.spec(
+    "AUT-1", "A new key is accepted within 5 s of its first token, and a withdrawn key is refused"
+)
+STAMPEDE = pytest.mark.spec("AUT-1", "Many clients and random kids cause only a few fetches")
 
 FAILURES: dict[str, dict[str, jwks.Key] | Exception] = {
     "down": ConnectionRefusedError("refused"),
@@ -68,7 +70,7 @@ FAILURES: dict[str, dict[str, jwks.Key] | Exception] = {
 
 @OUTAGE
 @pytest.mark.parametrize("failure", FAILURES)
-def test_keys_serve_a_day_without_their_source(failure: str, source: Source) -> None:
+def test_keys_are_used_for_a_day_without_their_source(failure: str, source: Source) -> None:
     assert source.find("k1") is K1
     source.answer = FAILURES[failure]
     for _ in range(24 * 60 - 1):
@@ -83,7 +85,7 @@ def test_keys_serve_a_day_without_their_source(failure: str, source: Source) -> 
 
 
 @OUTAGE
-def test_a_source_that_never_answered_is_a_503_and_asked_again_soon(source: Source) -> None:
+def test_unavailable_source_is_a_503_and_retried_soon(source: Source) -> None:
     source.answer = FAILURES["down"]
     for _ in range(20):
         with pytest.raises(Unavailable):
@@ -95,7 +97,7 @@ def test_a_source_that_never_answered_is_a_503_and_asked_again_soon(source: Sour
 
 
 @OUTAGE
-def test_an_unknown_key_during_an_outage_is_unknown_and_no_503(source: Source) -> None:
+def test_unknown_key_during_an_outage_is_not_a_503(source: Source) -> None:
     source.find("k1")
     source.answer = FAILURES["down"]
     source.clock.now += HOUR
@@ -103,19 +105,19 @@ def test_an_unknown_key_during_an_outage_is_unknown_and_no_503(source: Source) -
 
 
 @ROTATION
-def test_a_new_key_is_known_within_five_seconds_of_first_sight(source: Source) -> None:
+def test_new_key_is_accepted_within_five_seconds_of_its_first_token(source: Source) -> None:
     source.find("k1")
     source.clock.now += 0.1
     source.answer = {"k1": K1, "k2": K2}
-    first_sight = source.clock.now
+    first_token_at = source.clock.now
     while source.find("k2") is None:
         source.clock.now += 0.1
-    assert source.clock.now - first_sight <= 5
+    assert source.clock.now - first_token_at <= 5
     assert source.fetched == 2
 
 
 @ROTATION
-def test_a_new_key_is_known_at_once_when_the_set_is_not_brand_new(source: Source) -> None:
+def test_new_key_is_accepted_at_once_if_the_last_fetch_is_old_enough(source: Source) -> None:
     source.find("k1")
     source.clock.now += 30
     source.answer = {"k1": K1, "k2": K2}
@@ -123,18 +125,18 @@ def test_a_new_key_is_known_at_once_when_the_set_is_not_brand_new(source: Source
 
 
 @ROTATION
-def test_a_withdrawn_key_ends_with_the_next_fetch(source: Source) -> None:
+def test_withdrawn_key_is_refused_after_the_next_fetch(source: Source) -> None:
     source.find("k1")
     source.answer = {"k2": K2}
     source.clock.now += 59
     assert source.find("k1") is K1
     source.clock.now += 2
-    source.find("k1")  # answered from the old set, which this question has renewed
+    source.find("k1")  # returns the old key, and starts a fetch
     assert source.find("k1") is None
 
 
 @ROTATION
-def test_after_a_quiet_hour_a_withdrawn_key_is_not_good_even_once(source: Source) -> None:
+def test_withdrawn_key_is_refused_at_once_after_a_quiet_hour(source: Source) -> None:
     source.find("k1")
     source.answer = {"k2": K2}
     source.clock.now += HOUR
@@ -143,17 +145,17 @@ def test_after_a_quiet_hour_a_withdrawn_key_is_not_good_even_once(source: Source
 
 
 @STAMPEDE
-def test_random_kids_cause_a_fetch_every_thirty_seconds_at_most(source: Source) -> None:
+def test_random_kids_cause_at_most_one_fetch_per_thirty_seconds(source: Source) -> None:
     for step in range(60_000):
         source.clock.now = 1000 + step / 1000
         assert source.find(f"random-{step}") is None
         if step % 100 == 0:
             assert source.find("k1") is K1
-    assert source.fetched <= 3  # the first look, and two in sixty seconds
+    assert source.fetched <= 3  # the first fetch, and two in sixty seconds
 
 
 @STAMPEDE
-def test_a_fetch_that_breaks_unforeseen_wakes_whoever_waits() -> None:
+def test_unexpected_error_in_a_fetch_wakes_the_waiters() -> None:
     def fetch() -> Mapping[str, jwks.Key]:
         raise ZeroDivisionError
 
@@ -161,57 +163,57 @@ def test_a_fetch_that_breaks_unforeseen_wakes_whoever_waits() -> None:
         with pytest.raises(ZeroDivisionError):
             job()
 
-    keys = jwks.KeySet("broken", fetch, start=start)
-    with pytest.raises(jwks.Pending) as pending:
+    keys = jwks.KeyCache("broken", fetch, start=start)
+    with pytest.raises(jwks.KeysPending) as pending:
         keys.find("k1", "ES256")
-    assert pending.value.flight.done()
+    assert pending.value.fetch.done()
     with pytest.raises(Unavailable):
         keys.find("k1", "ES256")
 
 
 @STAMPEDE
-def test_where_no_thread_can_be_started_nobody_waits_for_one() -> None:
+def test_fetch_ends_if_no_thread_can_be_started() -> None:
     def start(job: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
-    keys = jwks.KeySet("no threads", dict, start=start)
-    with pytest.raises(jwks.Pending) as pending:
+    keys = jwks.KeyCache("no threads", dict, start=start)
+    with pytest.raises(jwks.KeysPending) as pending:
         keys.find("k1", "ES256")
-    assert pending.value.flight.done()
+    assert pending.value.fetch.done()
 
 
 # -- over HTTP ------------------------------------------------------------------------------------------------------
 
 
-def keys_at(server: JwksServer, clock: Clock) -> jwks.KeySet:
-    return jwks.KeySet(server.url, lambda: jwks.keys_of(http_fetch.fetch_json(server.url)), clock=clock)
+def create_key_cache(server: JwksServer, clock: Clock) -> jwks.KeyCache:
+    return jwks.KeyCache(server.url, lambda: jwks.parse_keys(http_fetch.fetch_json(server.url)), clock=clock)
 
 
-def verifier_at(server: JwksServer, clock: Clock) -> Verifier:
-    return Verifier([JwksValidator(keys_at(server, clock))])
+def create_verifier(server: JwksServer, clock: Clock) -> Verifier:
+    return Verifier([JwksValidator(create_key_cache(server, clock))])
 
 
 @OUTAGE
 @pytest.mark.usefixtures("acme")
 @pytest.mark.parametrize("kind", BAD)
-def test_tokens_are_verified_while_the_issuer_answers_nonsense(kind: str, issuer: JwksServer, signer: Signer) -> None:
+def test_tokens_are_verified_while_the_issuer_returns_garbage(kind: str, issuer: JwksServer, signer: Signer) -> None:
     clock = Clock(0)
-    keys = keys_at(issuer, clock)
+    keys = create_key_cache(issuer, clock)
     verifier = Verifier([JwksValidator(keys)])
     verifier.verify(signer.token(jti="before"))
-    issuer.answer = BAD[kind](issuer)
+    issuer.respond = BAD[kind](issuer)
     for hours in (1, 12, 23.9):
-        clock.now, asked = hours * HOUR, issuer.asked
+        clock.now, requests_before = hours * HOUR, issuer.requests
         verifier.verify(signer.token(jti=f"after {hours} h"))
-        until(lambda asked=asked: issuer.asked > asked and not keys.is_fetching)
+        until(lambda before=requests_before: issuer.requests > before and not keys.is_fetching)
     with pytest.raises(Unauthenticated):
         verifier.verify(Signer("ES256", "unknown").token())
 
 
 @OUTAGE
 @pytest.mark.usefixtures("acme")
-def test_a_cold_start_without_the_issuer_is_a_503_with_retry_after(issuer: JwksServer, signer: Signer) -> None:
-    issuer.answer = BAD["500"](issuer)
+def test_cold_start_without_the_issuer_is_a_503_with_retry_after(issuer: JwksServer, signer: Signer) -> None:
+    issuer.respond = BAD["500"](issuer)
     with pytest.raises(Unavailable) as refusal:
         Verifier().verify(signer.token())
     assert refusal.value.retry_after_seconds
@@ -221,7 +223,7 @@ def test_a_cold_start_without_the_issuer_is_a_503_with_retry_after(issuer: JwksS
 @pytest.mark.usefixtures("acme")
 def test_rotation_over_http(issuer: JwksServer) -> None:
     clock = Clock(0)
-    verifier = verifier_at(issuer, clock)
+    verifier = create_verifier(issuer, clock)
     old, new = Signer("ES256", "old"), Signer("EdDSA", "new")
     issuer.keys = [old.jwk]
     verifier.verify(old.token())
@@ -252,7 +254,7 @@ def test_two_hundred_threads_at_a_cold_start_fetch_once(issuer: JwksServer, sign
 
     with ThreadPoolExecutor(200) as pool:
         assert list(pool.map(verify, given)) == ["acme"] * 200
-    assert issuer.asked == 1
+    assert issuer.requests == 1
 
 
 @STAMPEDE
@@ -272,46 +274,44 @@ def test_two_hundred_threads_with_random_kids_fetch_twice(issuer: JwksServer, si
 
     with ThreadPoolExecutor(200) as pool:
         assert all(pool.map(refused, forgeries))
-    assert issuer.asked <= 2
+    assert issuer.requests <= 2
 
 
 @STAMPEDE
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("acme")
-async def test_tokens_of_known_keys_do_not_wait_for_keys_that_come_slowly(
+async def test_tokens_of_cached_keys_do_not_wait_for_a_slow_fetch(
     issuer: JwksServer, signer: Signer, configure: Configure
 ) -> None:
     clock = Clock(0)
-    verifier = verifier_at(issuer, clock)
+    verifier = create_verifier(issuer, clock)
     await verifier.verify_async(signer.token())
-    issuer.answer, asked = issuer.hang, issuer.asked
+    issuer.respond, requests_before = issuer.hang, issuer.requests
     clock.now = 10
     unknown = [Signer("ES256", f"random-{n}").token() for n in range(50)]
     waiting = [asyncio.ensure_future(verifier.verify_async(token)) for token in unknown]
 
-    async def is_asked() -> bool:
-        return issuer.asked > asked
+    async def is_requested() -> bool:
+        return issuer.requests > requests_before
 
-    await until_async(is_asked)
-    # More unknown tokens wait than there are threads, and yet:
+    await until_async(is_requested)
+    # More tokens of unknown keys wait than there are threads.
     caller = await asyncio.wait_for(verifier.verify_async(signer.token(sub="known")), 2)
     assert caller.subject == "known"
-    assert not any(each.done() for each in waiting)
+    assert not any(task.done() for task in waiting)
     issuer.release.set()
-    answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(each) for each in answers} == {Unauthenticated}
-    assert issuer.asked == asked + 1
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Unauthenticated}
+    assert issuer.requests == requests_before + 1
     await asyncio.to_thread(verifier.stop)
 
 
 @OUTAGE
 @pytest.mark.real_time
 @pytest.mark.usefixtures("acme")
-def test_nobody_waits_longer_than_the_fetch_may_take(
-    issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tenants.auth.verifier._WAIT_SECONDS", 0.2)
-    issuer.answer = issuer.hang
+def test_wait_for_a_fetch_is_bounded(issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenants.auth.verifier._FETCH_WAIT_SECONDS", 0.2)
+    issuer.respond = issuer.hang
     with pytest.raises(CodeqError) as refusal:
         Verifier().verify(signer.token())
     assert isinstance(refusal.value, Unavailable)
@@ -321,19 +321,19 @@ def test_nobody_waits_longer_than_the_fetch_may_take(
 @pytest.mark.real_time
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("acme")
-async def test_one_who_gives_up_waiting_for_keys_spoils_it_for_nobody(
+async def test_cancelled_wait_for_keys_does_not_affect_other_requests(
     issuer: JwksServer, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, issuer.answer = Verifier(), issuer.hang
-    monkeypatch.setattr("tenants.auth.verifier._WAIT_SECONDS", 0.05)
+    verifier, issuer.respond = Verifier(), issuer.hang
+    monkeypatch.setattr("tenants.auth.verifier._FETCH_WAIT_SECONDS", 0.05)
     with pytest.raises(Unavailable):
-        await one.verify_async(signer.token(jti="impatient"))
+        await verifier.verify_async(signer.token(jti="impatient"))
     monkeypatch.undo()
-    gone = asyncio.ensure_future(one.verify_async(signer.token(jti="gone")))
-    stays = asyncio.ensure_future(one.verify_async(signer.token(jti="stays")))
+    cancelled = asyncio.ensure_future(verifier.verify_async(signer.token(jti="cancelled")))
+    waiting = asyncio.ensure_future(verifier.verify_async(signer.token(jti="waiting")))
     await asyncio.sleep(0.05)
-    gone.cancel()
+    cancelled.cancel()
     issuer.release.set()
-    assert (await asyncio.wait_for(stays, 5)).tenant.slug == "acme"
-    assert issuer.asked == 1
-    await asyncio.to_thread(one.stop)
+    assert (await asyncio.wait_for(waiting, 5)).tenant.slug == "acme"
+    assert issuer.requests == 1
+    await asyncio.to_thread(verifier.stop)

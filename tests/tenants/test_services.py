@@ -1,4 +1,4 @@
-"""Tenants made, keys and secrets kept, and the operator's two commands."""
+"""Tenants, signing secrets, the installation's keys, and the management commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from tests.tenants.minting import Signer
 from tests.waiting import until
 
 MODEL = pytest.mark.spec("TEN-5", "Tenants are rows with limits, suspension, secrets and issuers")
-SECRETS = pytest.mark.spec("WHK-4", "Signing secrets per tenant: sealed at rest, two in force during rotation")
+SECRETS = pytest.mark.spec(
+    "WHK-4", "Signing secrets are per tenant and encrypted, and two are active during a rotation"
+)
 OWN_KEYS = pytest.mark.spec("AUT-1", "The installation's key pair is shared by its machines and served as JWKS")
 
 
@@ -36,7 +38,7 @@ OWN_KEYS = pytest.mark.spec("AUT-1", "The installation's key pair is shared by i
 
 
 @MODEL
-def test_a_tenants_name_is_unique_and_a_name(db: None) -> None:
+def test_name_of_a_tenant_is_valid_and_unique(db: None) -> None:
     services.create_tenant("acme")
     for slug in ("acme", "", "a b", "a{b}", "ü", "x" * 129, "a\n"):
         with pytest.raises(InvalidRequest):
@@ -45,7 +47,7 @@ def test_a_tenants_name_is_unique_and_a_name(db: None) -> None:
 
 
 @MODEL
-def test_an_id_that_is_taken_is_minted_again(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_tid_is_replaced(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     minted = iter(["aaaaaaaa", "aaaaaaaa", "bbbbbbbb"])
     monkeypatch.setattr(services, "mint_tid", lambda: next(minted))
     assert services.create_tenant("one").tid == "aaaaaaaa"
@@ -54,7 +56,7 @@ def test_an_id_that_is_taken_is_minted_again(db: None, monkeypatch: pytest.Monke
 
 @MODEL
 @pytest.mark.django_db(transaction=True)
-def test_a_tenant_seen_first_by_twenty_at_once_is_made_once() -> None:
+def test_twenty_concurrent_requests_create_one_tenant() -> None:
     barrier = threading.Barrier(20, timeout=10)
 
     def provision(_: int) -> str:
@@ -94,13 +96,13 @@ def test_suspending_and_resuming(acme: Tenant) -> None:
     ],
     ids=str,
 )
-def test_an_issuer_that_could_not_work_is_not_valid(fields: dict[str, Any], acme: Tenant) -> None:
+def test_unusable_issuer_is_invalid(fields: dict[str, Any], acme: Tenant) -> None:
     with pytest.raises(ValidationError):
         TenantIssuer(tenant=acme, **fields).full_clean()
 
 
 @MODEL
-def test_an_issuer_by_url_or_by_key_is_valid(acme: Tenant, signer: Signer, configure: Configure) -> None:
+def test_issuer_with_url_or_keys_is_valid(acme: Tenant, signer: Signer, configure: Configure) -> None:
     TenantIssuer(tenant=acme, issuer="a", jwks={"keys": [signer.jwk]}).full_clean()
     TenantIssuer(tenant=acme, issuer="b", jwks_url="https://idp.example/jwks").full_clean()
     plain = TenantIssuer(tenant=acme, issuer="c", jwks_url="http://idp.example/jwks")
@@ -115,7 +117,7 @@ def test_an_issuer_by_url_or_by_key_is_valid(acme: Tenant, signer: Signer, confi
 
 @SECRETS
 @pytest.mark.usefixtures("acme")
-def test_a_signing_secret_is_long_and_stays_the_same() -> None:
+def test_signing_secret_is_long_and_stays_the_same() -> None:
     secret = services.signing_secret("acme")
     assert secret.startswith("whsec_")
     assert len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) >= 24
@@ -127,19 +129,19 @@ def test_a_signing_secret_is_long_and_stays_the_same() -> None:
 @SECRETS
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("acme")
-def test_twenty_who_ask_at_once_get_one_secret() -> None:
-    def ask(_: int) -> str:
+def test_twenty_concurrent_requests_get_one_secret() -> None:
+    def get_secret(_: int) -> str:
         try:
             return services.signing_secret("acme")
         finally:
             connections.close_all()
 
     with ThreadPoolExecutor(20) as pool:
-        assert len(set(pool.map(ask, range(20)))) == 1
+        assert len(set(pool.map(get_secret, range(20)))) == 1
 
 
 @SECRETS
-def test_a_secret_is_sealed_and_masked(acme: Tenant) -> None:
+def test_secret_is_encrypted_and_masked(acme: Tenant) -> None:
     secret = services.signing_secret("acme")
     row = SigningSecret.objects.get()
     with connection.cursor() as cursor:
@@ -147,14 +149,14 @@ def test_a_secret_is_sealed_and_masked(acme: Tenant) -> None:
         stored = cursor.fetchone()[0]
     assert secret not in stored
     assert secret.removeprefix("whsec_")[:8] not in stored
-    for shown in (str(row), repr(row), f"{row}"):
-        assert secret not in shown
-        assert "…" in shown
+    for text in (str(row), repr(row), f"{row}"):
+        assert secret not in text
+        assert "…" in text
     assert len(row.hint) == 4
 
 
 @SECRETS
-def test_two_secrets_are_in_force_during_rotation_and_never_three(acme: Tenant) -> None:
+def test_at_most_two_secrets_are_active(acme: Tenant) -> None:
     first = services.signing_secret("acme")
     second = services.rotate_signing_secret("acme").reveal()
     assert services.signing_secrets(acme.tid) == [second, first]
@@ -167,12 +169,12 @@ def test_two_secrets_are_in_force_during_rotation_and_never_three(acme: Tenant) 
 
 
 @SECRETS
-def test_a_later_rotation_does_not_lengthen_an_older_secrets_life(acme: Tenant) -> None:
+def test_rotation_does_not_extend_an_older_secret(acme: Tenant) -> None:
     services.signing_secret("acme")
     services.rotate_signing_secret("acme", overlap_seconds=60)
-    ends = SigningSecret.objects.exclude(retires_at=None).get().retires_at
+    retires_at = SigningSecret.objects.exclude(retires_at=None).get().retires_at
     services.rotate_signing_secret("acme", overlap_seconds=3600)
-    assert SigningSecret.objects.filter(retires_at__lte=ends).count() == 1
+    assert SigningSecret.objects.filter(retires_at__lte=retires_at).count() == 1
 
 
 @SECRETS
@@ -183,36 +185,36 @@ def test_tenants_share_no_secret(acme: Tenant, other: Tenant) -> None:
 
 
 @SECRETS
-def test_a_copy_of_the_database_opens_nothing_without_the_key(acme: Tenant) -> None:
+def test_secrets_cannot_be_decrypted_without_the_key(acme: Tenant) -> None:
     secret = services.signing_secret("acme")
-    former = secret_encryption.settings.SECRET_KEY
+    old_key = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
         with pytest.raises(ConfigError, match="SECRET_KEY_FALLBACKS"):
             services.signing_secret("acme")
-        with override_settings(SECRET_KEY_FALLBACKS=[former]):
+        with override_settings(SECRET_KEY_FALLBACKS=[old_key]):
             assert services.signing_secret("acme") == secret
 
 
 @SECRETS
-def test_a_former_key_can_be_dropped_once_all_is_sealed_anew(acme: Tenant) -> None:
+def test_old_key_can_be_removed_after_reseal(acme: Tenant) -> None:
     secret = services.signing_secret("acme")
     kid = installation_keys.document()["keys"][0]["kid"]
-    former = secret_encryption.settings.SECRET_KEY
+    old_key = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
         with pytest.raises(CommandError, match="1 in tenants"):
             call_command("reseal", stdout=io.StringIO())
-        said = io.StringIO()
-        with override_settings(SECRET_KEY_FALLBACKS=[former]):
-            call_command("reseal", stdout=said)
-        assert "tenants.SigningSecret.sealed: 1 sealed anew" in said.getvalue()
+        output = io.StringIO()
+        with override_settings(SECRET_KEY_FALLBACKS=[old_key]):
+            call_command("reseal", stdout=output)
+        assert "tenants.SigningSecret.sealed: 1 encrypted again" in output.getvalue()
         assert services.signing_secret("acme") == secret
         assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
     with pytest.raises(ConfigError):
         services.signing_secret("acme")
 
 
-def test_every_sealed_column_is_found() -> None:
-    assert {f"{model._meta.label}.{name}" for model, name in secret_encryption.columns()} == {
+def test_encrypted_columns_are_complete() -> None:
+    assert {f"{model._meta.label}.{name}" for model, name in secret_encryption.encrypted_columns()} == {
         "tenants.InstallationKey.sealed", "tenants.SigningSecret.sealed",
         "webhooks.Endpoint.sealed", "webhooks.Endpoint.former_sealed",
     }  # fmt: skip
@@ -223,14 +225,14 @@ def test_every_sealed_column_is_found() -> None:
 
 @OWN_KEYS
 @pytest.mark.django_db(transaction=True)
-def test_two_machines_that_start_at_once_make_one_key() -> None:
-    is_made, may_commit = threading.Event(), threading.Event()
+def test_two_machines_that_start_together_create_one_key() -> None:
+    is_created, may_commit = threading.Event(), threading.Event()
 
     def first() -> None:
         try:
             with transaction.atomic():
                 installation_keys.document()
-                is_made.set()
+                is_created.set()
                 assert may_commit.wait(10)
         finally:
             connections.close_all()
@@ -243,10 +245,10 @@ def test_two_machines_that_start_at_once_make_one_key() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(first)
-        assert is_made.wait(10)
+        assert is_created.wait(10)
         two = pool.submit(second)
         until(lambda: two.done() or is_waiting_for_the_lock())
-        # Without the lock it would see no key yet, and have made another by now.
+        # Without the lock, the second machine would see no key and create another one.
         assert not two.done()
         may_commit.set()
         one.result(10)
@@ -262,7 +264,7 @@ def is_waiting_for_the_lock() -> bool:
 @OWN_KEYS
 @pytest.mark.django_db
 @pytest.mark.urls("tests.tenants.urls")
-def test_the_jwks_document_is_public_cacheable_and_enough_to_verify(client: Client, acme: Tenant) -> None:
+def test_jwks_document_is_public_cacheable_and_verifies_tokens(client: Client, acme: Tenant) -> None:
     token = services.issue_token("acme", "producer")
     answer = client.get("/.well-known/jwks.json")
     assert answer.status_code == 200
@@ -279,7 +281,7 @@ def test_the_jwks_document_is_public_cacheable_and_enough_to_verify(client: Clie
 
 
 @OWN_KEYS
-def test_the_private_key_is_sealed(db: None) -> None:
+def test_private_key_is_encrypted(db: None) -> None:
     installation_keys.document()
     with connection.cursor() as cursor:
         cursor.execute("SELECT row_to_json(tenants_installationkey)::text FROM tenants_installationkey")
@@ -290,7 +292,7 @@ def test_the_private_key_is_sealed(db: None) -> None:
 
 @OWN_KEYS
 @pytest.mark.usefixtures("acme")
-def test_the_installations_key_can_be_replaced() -> None:
+def test_installation_key_can_be_replaced() -> None:
     before = services.issue_token("acme", "producer")
     kid = InstallationKey.objects.get().kid
     assert installation_keys.rotate() != kid
@@ -306,39 +308,40 @@ def test_the_installations_key_can_be_replaced() -> None:
 
 @OWN_KEYS
 @pytest.mark.usefixtures("acme")
-def test_a_key_made_on_another_machine_is_known_within_a_second() -> None:
+def test_key_created_on_another_machine_is_accepted_within_a_second() -> None:
     one = Verifier()
     one.verify(services.issue_token("acme", "producer"))
-    installation_keys._make()  # by another machine: nothing in this process was told
+    installation_keys._create()  # as on another machine, without `rotate` in this process
     token = services.issue_token("acme", "producer")
-    installation_keys.own_keys._tried = installation_keys.own_keys._asked = installation_keys.own_keys._clock() - 1
+    own_keys = installation_keys.own_keys
+    own_keys._tried_at = own_keys._unknown_at = own_keys._clock() - 1
     assert one.verify(token).tenant.slug == "acme"
 
 
 @OWN_KEYS
-@pytest.mark.spec("AUT-1", "A token of a known key does not wait for a database that hangs")
+@pytest.mark.spec("AUT-1", "A token of a cached key does not wait for a database that hangs")
 @pytest.mark.usefixtures("acme")
 def test_no_token_waits_for_a_database_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     token = services.issue_token("acme", "producer")
     Verifier().verify(token)
-    own, thawed, asked = installation_keys.own_keys, threading.Event(), threading.Event()
+    own_keys, thawed, is_fetching = installation_keys.own_keys, threading.Event(), threading.Event()
 
     def hang() -> dict[str, Any]:
-        asked.set()
+        is_fetching.set()
         thawed.wait(10)
         return {}
 
-    monkeypatch.setattr(own, "_start", installation_keys._in_a_thread)
-    monkeypatch.setattr(own, "_fetch", hang)
-    own._fetched = own._tried = own._clock() - 61
-    began = time.monotonic()
+    monkeypatch.setattr(own_keys, "_start", installation_keys._run_in_thread)
+    monkeypatch.setattr(own_keys, "_fetch_keys", hang)
+    own_keys._fetched_at = own_keys._tried_at = own_keys._clock() - 61
+    started = time.monotonic()
     try:
         assert Verifier().verify(token).tenant.slug == "acme"
-        assert time.monotonic() - began < 8
-        assert asked.wait(5)
+        assert time.monotonic() - started < 8
+        assert is_fetching.wait(5)
     finally:
         thawed.set()
-        until(lambda: not own.is_fetching)
+        until(lambda: not own_keys.is_fetching)
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
@@ -350,12 +353,12 @@ def run(*args: str) -> str:
     return out.getvalue()
 
 
-COMMANDS = pytest.mark.spec("AUT-1", "`manage.py token` prints a working token, and nothing else")
+COMMANDS = pytest.mark.spec("AUT-1", "`manage.py token` prints only a valid token")
 
 
 @COMMANDS
 @pytest.mark.usefixtures("acme")
-def test_the_token_command_prints_the_token_alone() -> None:
+def test_token_command_prints_only_the_token() -> None:
     out = run(
         "token", "--tenant", "acme", "--role", "worker", "--sub", "w-1", "--commands", "a, b,", "--group", "g",
         "--ttl", "60",
@@ -363,20 +366,20 @@ def test_the_token_command_prints_the_token_alone() -> None:
     assert out.count("\n") == 1
     caller = Verifier().verify(out.strip())
     assert (caller.subject, caller.commands, caller.group) == ("w-1", {"a", "b"}, "g")
-    lifetime = jwt.decode(out.strip(), options={"verify_signature": False})
-    assert lifetime["exp"] - lifetime["iat"] == 60
+    issued = jwt.decode(out.strip(), options={"verify_signature": False})
+    assert issued["exp"] - issued["iat"] == 60
 
 
 @COMMANDS
 @pytest.mark.usefixtures("acme")
 @pytest.mark.parametrize("role", ["producer", "worker", "admin", "operator"])
-def test_the_token_command_knows_every_role(role: str) -> None:
+def test_token_command_accepts_every_role(role: str) -> None:
     assert role in Verifier().verify(run("token", "--tenant", "acme", "--role", role).strip()).roles
 
 
 @COMMANDS
-def test_an_unknown_tenant_is_made_or_a_clear_error(db: None, configure: Configure) -> None:
-    with pytest.raises(CommandError, match="no tenant acme"):
+def test_unknown_tenant_is_created_or_an_error(db: None, configure: Configure) -> None:
+    with pytest.raises(CommandError, match="acme does not exist"):
         run("token", "--tenant", "acme", "--role", "worker")
     configure(auth={"provision_tenants": True})
     Verifier().verify(run("token", "--tenant", "acme", "--role", "worker").strip())
@@ -387,7 +390,7 @@ def test_an_unknown_tenant_is_made_or_a_clear_error(db: None, configure: Configu
 
 @COMMANDS
 @pytest.mark.usefixtures("acme")
-def test_where_tokens_come_from_elsewhere_none_is_issued(configure: Configure) -> None:
+def test_no_token_is_issued_with_an_external_issuer(configure: Configure) -> None:
     configure(auth={"jwks_url": "https://idp.example/jwks"})
     with pytest.raises(CommandError, match="CODEQ_AUTH_JWKS_URL"):
         run("token", "--tenant", "acme", "--role", "worker")
@@ -395,23 +398,23 @@ def test_where_tokens_come_from_elsewhere_none_is_issued(configure: Configure) -
 
 @SECRETS
 @pytest.mark.usefixtures("acme")
-def test_the_secret_command_prints_the_secret_alone() -> None:
+def test_secret_command_prints_only_the_secret() -> None:
     assert run("secret", "--tenant", "acme") == services.signing_secret("acme") + "\n"
-    with pytest.raises(CommandError, match="no tenant nobody"):
+    with pytest.raises(CommandError, match="nobody does not exist"):
         run("secret", "--tenant", "nobody")
 
 
 @MODEL
-def test_names_that_look_alike_are_not_both_names(db: None) -> None:
+def test_name_with_a_similar_letter_is_invalid(db: None) -> None:
     tenant = models.Tenant(slug="аcme")  # a Cyrillic а
     with pytest.raises(ValidationError):
         tenant.full_clean()
 
 
 @OWN_KEYS
-@pytest.mark.spec("AUT-1", "`manage.py keys` replaces the key that signs: both verify until the former one is retired")
+@pytest.mark.spec("AUT-1", "`manage.py keys` replaces the signing key; both keys verify until the old one is retired")
 @pytest.mark.usefixtures("acme")
-def test_the_key_is_replaced_by_three_commands() -> None:
+def test_key_is_replaced_by_three_commands() -> None:
     before = services.issue_token("acme", "producer")
     [former] = run("keys", "list").split("\n")[:-1]
     kid = former.split()[0]
@@ -432,9 +435,12 @@ def test_the_key_is_replaced_by_three_commands() -> None:
 
 @OWN_KEYS
 @pytest.mark.usefixtures("acme")
-def test_the_key_that_signs_and_one_that_is_none_are_not_retired() -> None:
+def test_signing_key_and_unknown_key_cannot_be_retired() -> None:
     services.issue_token("acme", "producer")
-    for kid, said in ((InstallationKey.objects.get().kid, "rotate` first"), ("nonsense", "no key nonsense")):
-        with pytest.raises(CommandError, match=said):
+    for kid, message in (
+        (InstallationKey.objects.get().kid, "signs new tokens"),
+        ("nonsense", "nonsense does not exist"),
+    ):
+        with pytest.raises(CommandError, match=message):
             run("keys", "retire", kid)
     assert InstallationKey.objects.count() == 1

@@ -1,4 +1,4 @@
-"""The paths of this room and of the console around it, without the rest of the site."""
+"""The URLs of tenants and of the console, without the rest of the site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.urls import include, path
 from tenants import views
 
 urlpatterns = [
-    # The sidebar of every page of the admin leads there.
+    # The sidebar of every admin page links to these.
     path("admin/", include("console.urls")),
     path("admin/", include("console.insights")),
     path("admin/", admin.site.urls),

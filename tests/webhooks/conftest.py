@@ -61,8 +61,8 @@ def receiver(loopback: None, make_receiver: MakeReceiver) -> Receiver:
 
 
 @pytest.fixture(autouse=True)
-def _stop_directory() -> Iterator[None]:
-    """Stop the directory's thread, which keeps the test database open."""
+def _stop_tenant_cache() -> Iterator[None]:
+    """Stop the tenant cache's thread, which keeps the test database open."""
     yield
     tenant_cache.stop()
 

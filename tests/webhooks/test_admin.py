@@ -1,4 +1,4 @@
-"""Operators see what was sent for their tenants, send it again with a reason, and look after endpoints."""
+"""Admin pages of deliveries and endpoints: visible rows, replay, recovery and secrets."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def send_again(client: Client, *rows: Delivery, reason: str = "they asked") -> s
     return client.post(reverse(LIST), form, follow=True).content.decode()
 
 
-@pytest.mark.spec("WHK-6", "An operator replays deliveries: with a reason, answered by a count, on record")
-def test_a_replay_answers_with_a_count_and_leaves_a_row(login: Login, make_delivery: MakeDelivery) -> None:
+@pytest.mark.spec("WHK-6", "An operator's replay requires a reason, reports a count and is logged")
+def test_replay_reports_a_count_and_is_logged(login: Login, make_delivery: MakeDelivery) -> None:
     done = [make_delivery(HOOK, status=status) for status in ("delivered", "given up", "held")]
     pending = make_delivery(HOOK, due_at=datetime(2030, 1, 1, tzinfo=UTC))
     page = send_again(login("operator"), *done, pending)
@@ -61,30 +61,32 @@ def test_a_replay_answers_with_a_count_and_leaves_a_row(login: Login, make_deliv
     assert (entry.object_repr, entry.change_message) == ("acme", "Sent 3 deliveries again: they asked")
 
 
-def test_without_a_reason_nothing_is_sent(login: Login, make_delivery: MakeDelivery) -> None:
+def test_replay_requires_a_reason(login: Login, make_delivery: MakeDelivery) -> None:
     row = make_delivery(HOOK, status="delivered")
-    assert "give a reason" in send_again(login("operator"), row, reason=" ")
+    assert "Enter a reason" in send_again(login("operator"), row, reason=" ")
     row.refresh_from_db()
     assert row.status == "delivered"
 
 
-@pytest.mark.spec("ADM-4", "Nobody sends another tenant's deliveries, and who may only look sends none")
-def test_a_replay_is_limited_to_what_one_may_act_for(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
+@pytest.mark.spec("ADM-4", "Only operators of a tenant replay its deliveries")
+def test_replay_skips_tenants_without_the_operator_role(
+    login: Login, make_delivery: MakeDelivery, other: Tenant
+) -> None:
     foreign = make_delivery(HOOK, status="delivered", tenant=other)
     own = make_delivery(HOOK, status="delivered")
     send_again(login("operator"), foreign)
     send_again(login("viewer"), own)
-    looked_at = User.objects.get(username="staff-operator")
-    TenantMembership.objects.create(tenant=other, user=looked_at, role="viewer")
+    user = User.objects.get(username="staff-operator")
+    TenantMembership.objects.create(tenant=other, user=user, role="viewer")
     client = Client()
-    client.force_login(looked_at)
+    client.force_login(user)
     assert "1 will be sent again, 1 skipped" in send_again(client, foreign, own)
     foreign.refresh_from_db()
     assert foreign.status == "delivered"
 
 
-@pytest.mark.spec("TEN-3", "Staff see their own tenants' webhooks and no other")
-def test_no_list_shows_another_tenants_rows(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
+@pytest.mark.spec("TEN-3", "Users see only the webhooks of their own tenants")
+def test_pages_hide_rows_of_other_tenants(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
     now = datetime.now(UTC)
     rows: dict[str, Any] = {
         "delivery": make_delivery("https://canary.example.org/", tenant=other),
@@ -109,7 +111,7 @@ def test_no_list_shows_another_tenants_rows(login: Login, make_delivery: MakeDel
             assert "canary" in root.get(page).content.decode()
 
 
-def test_a_delivery_shows_its_attempts_harmlessly(login: Login, make_delivery: MakeDelivery) -> None:
+def test_attempts_of_a_delivery_are_escaped(login: Login, make_delivery: MakeDelivery) -> None:
     row = make_delivery(HOOK, last_error="HTTP 500")
     DeliveryAttempt.objects.create(
         delivery=row, number=1, started_at=datetime.now(UTC), duration_ms=1234, status_code=500,
@@ -121,7 +123,7 @@ def test_a_delivery_shows_its_attempts_harmlessly(login: Login, make_delivery: M
     assert "&lt;script&gt;alert" in page
 
 
-def test_the_list_asks_no_more_for_more_rows(login: Login, make_delivery: MakeDelivery) -> None:
+def test_list_has_a_constant_number_of_queries(login: Login, make_delivery: MakeDelivery) -> None:
     client = login("root")
     make_delivery(HOOK)
     with CaptureQueriesContext(connection) as few:
@@ -133,34 +135,34 @@ def test_the_list_asks_no_more_for_more_rows(login: Login, make_delivery: MakeDe
     assert len(few) == len(many)
 
 
-def act(client: Client, endpoint: Endpoint, name: str, **form: str) -> Any:
+def run_action(client: Client, endpoint: Endpoint, name: str, **form: str) -> Any:
     url = reverse("admin:webhooks_endpoint_change", args=[endpoint.pk]).replace("/change/", f"/{name}/")
     return client.post(url, {"_form_submitted": "True", "reason": "as asked", **form})
 
 
 @pytest.mark.spec("ADM-1", "An endpoint is disabled and recovered since a date, with a reason")
-def test_an_endpoint_is_disabled_and_recovered(login: Login, acme: Tenant, make_delivery: MakeDelivery) -> None:
+def test_endpoint_is_disabled_and_recovered(login: Login, acme: Tenant, make_delivery: MakeDelivery) -> None:
     endpoint = Endpoint.objects.create(tenant=acme, address=HOOK)
     row = make_delivery(HOOK)
     client = login("operator")
-    assert act(client, endpoint, "disable").status_code == 200
+    assert run_action(client, endpoint, "disable").status_code == 200
     row.refresh_from_db()
     endpoint.refresh_from_db()
     assert (row.status, endpoint.is_enabled, endpoint.disabled_because) == ("held", False, "as asked")
 
     since = row.created_at - timedelta(hours=1)
-    act(client, endpoint, "recover", since_0=f"{since:%Y-%m-%d}", since_1=f"{since:%H:%M:%S}")
+    run_action(client, endpoint, "recover", since_0=f"{since:%Y-%m-%d}", since_1=f"{since:%H:%M:%S}")
     row.refresh_from_db()
     endpoint.refresh_from_db()
     assert (row.status, endpoint.is_enabled) == ("pending", True)
     assert LogEntry.objects.count() == 2
 
 
-@pytest.mark.spec("WHK-4", "An endpoint's own secret is made by the tenant's admin and shown once")
-def test_a_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> None:
+@pytest.mark.spec("WHK-4", "A tenant's admin creates an endpoint's own secret, which is shown once")
+def test_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> None:
     endpoint, former = services.register(acme.pk, HOOK)
-    assert act(login("operator"), endpoint, "new-secret").status_code in {302, 403}
-    answer = act(login("admin"), endpoint, "new-secret")
+    assert run_action(login("operator"), endpoint, "new-secret").status_code in {302, 403}
+    answer = run_action(login("admin"), endpoint, "new-secret")
     assert "whsec_" in answer.content.decode()
     assert "no-store" in answer["Cache-Control"]
     page = login("root").get(reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])).content.decode()
@@ -170,11 +172,11 @@ def test_a_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> N
 
 
 @pytest.mark.parametrize("term", ["https://hooks.example.com/a", str(uuid.uuid4())], ids=["address", "id"])
-def test_a_search_for_deliveries_is_answered_by_an_index(login: Login, term: str) -> None:
+def test_search_for_deliveries_uses_an_index(login: Login, term: str) -> None:
     login("root")
     request = RequestFactory().get("/")
     request.user = User.objects.get(username="staff-root")
-    found, _ = admin.site._registry[Delivery].get_search_results(request, Delivery.objects.all(), term)
+    rows, _ = admin.site._registry[Delivery].get_search_results(request, Delivery.objects.all(), term)
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")  # a table of no rows is read through otherwise
-    assert "Seq Scan on webhooks_delivery" not in found.explain()
+        cursor.execute("SET LOCAL enable_seqscan = off")  # PostgreSQL scans an empty table otherwise
+    assert "Seq Scan on webhooks_delivery" not in rows.explain()

@@ -16,8 +16,8 @@ from queues.current_engine import engine
 from queues.domain import TERMINAL, NewResult, NewTask, Status
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Send
 from tests.webhooks.receiver import Receiver
 from webhooks.models import Delivery, Endpoint
@@ -27,20 +27,20 @@ HOOK = "https://example.org/hook?x=1"
 
 
 @pytest.fixture
-def tenant(acme: TenantRow) -> Tenant:
-    return Tenant(tid=acme.tid, slug=acme.slug)
+def tenant(acme: Tenant) -> TenantSnapshot:
+    return TenantSnapshot(tid=acme.tid, slug=acme.slug)
 
 
-def enqueue(tenant: Tenant, **fields: Any) -> str:
+def enqueue(tenant: TenantSnapshot, **fields: Any) -> str:
     new = NewTask(**{"command": "render", "payload": "1", "webhook": HOOK, **fields})
     return services.enqueue(tenant, [new]).run_sync()[0].task.id
 
 
-def claim(tenant: Tenant, **options: Any) -> None:
+def claim(tenant: TenantSnapshot, **options: Any) -> None:
     assert services.claim(tenant, ["render"], "w", **options).run_sync().tasks
 
 
-def submit(tenant: Tenant, *task_ids: str, **fields: Any) -> None:
+def submit(tenant: TenantSnapshot, *task_ids: str, **fields: Any) -> None:
     outcome: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
     results = services.submit(tenant, "w", [NewResult(task_id=task_id, **outcome) for task_id in task_ids]).run_sync()
     assert not [result for result in results if isinstance(result, Exception)]
@@ -55,42 +55,42 @@ def callback_bodies(task_id: str) -> list[dict[str, Any]]:
     return [json.loads(row.body) for row in rows]
 
 
-def end_by_result(tenant: Tenant) -> str:
+def end_by_result(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id)
     return task_id
 
 
-def end_by_failure(tenant: Tenant) -> str:
+def end_by_failure(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id, status=Status.FAILED, error="no luck")
     return task_id
 
 
-def end_by_batch(tenant: Tenant) -> str:
+def end_by_batch(tenant: TenantSnapshot) -> str:
     task_ids = [enqueue(tenant, webhook=None), enqueue(tenant), enqueue(tenant, webhook=None)]
     claim(tenant, count=3)
     submit(tenant, *task_ids)
     return task_ids[1]
 
 
-def end_by_nack(tenant: Tenant) -> str:
+def end_by_nack(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
     services.nack(tenant, task_id, "w", reason="no luck").run_sync()
     return task_id
 
 
-def end_by_abandon(tenant: Tenant) -> str:
+def end_by_abandon(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant)
     services.abandon(tenant, task_id, "w").run_sync()
     return task_id
 
 
-def end_by_expiry(tenant: Tenant) -> str:
+def end_by_expiry(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant, max_attempts=1)
     claim(tenant, lease_seconds=1)
     seconds, _ = client().time()
@@ -102,20 +102,20 @@ def end_by_expiry(tenant: Tenant) -> str:
     return task_id
 
 
-def end_by_cancelling_while_waiting(tenant: Tenant) -> str:
+def end_by_cancelling_while_waiting(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant)
     services.cancel(tenant, task_id).run_sync()
     return task_id
 
 
-def end_by_cancelling_while_running(tenant: Tenant) -> str:
+def end_by_cancelling_while_running(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
     services.cancel(tenant, task_id).run_sync()
     return task_id
 
 
-ENDINGS: dict[Callable[[Tenant], str], tuple[str, str]] = {
+ENDINGS: dict[Callable[[TenantSnapshot], str], tuple[str, str]] = {
     end_by_result: ("COMPLETED", ""),
     end_by_failure: ("FAILED", "no luck"),
     end_by_batch: ("COMPLETED", ""),
@@ -129,7 +129,9 @@ ENDINGS: dict[Callable[[Tenant], str], tuple[str, str]] = {
 
 @pytest.mark.spec("WHK-3", "Every terminal transition creates exactly one delivery (W-1)")
 @pytest.mark.parametrize(("end", "outcome"), ENDINGS.items(), ids=[end.__name__ for end in ENDINGS])
-def test_every_end_creates_one_delivery(tenant: Tenant, end: Callable[[Tenant], str], outcome: tuple[str, str]) -> None:
+def test_every_end_creates_one_delivery(
+    tenant: TenantSnapshot, end: Callable[[TenantSnapshot], str], outcome: tuple[str, str]
+) -> None:
     task_id = end(tenant)
     drain()
     drain()
@@ -140,7 +142,7 @@ def test_every_end_creates_one_delivery(tenant: Tenant, end: Callable[[Tenant], 
 
 
 @pytest.mark.spec("WHK-3", "A dead letter that is replayed and then completed has two deliveries with two ids (W-1)")
-def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: Tenant) -> None:
+def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: TenantSnapshot) -> None:
     task_id = end_by_nack(tenant)
     services.replay(tenant, [task_id]).run_sync()
     claim(tenant)
@@ -155,7 +157,7 @@ def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: Tenant) -> Non
 @pytest.mark.spec(
     "RET-4", "Replay, recall and purge of a dead letter are events, update its row, and create no delivery"
 )
-def test_operations_on_a_dead_letter_create_no_delivery(tenant: Tenant) -> None:
+def test_operations_on_a_dead_letter_create_no_delivery(tenant: TenantSnapshot) -> None:
     task_id = end_by_nack(tenant)
     operations = {
         "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").run_sync(),
@@ -175,7 +177,7 @@ def test_operations_on_a_dead_letter_create_no_delivery(tenant: Tenant) -> None:
     assert Attempt.objects.count() == Delivery.objects.count() == 1
 
 
-def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: Tenant) -> None:
+def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: TenantSnapshot) -> None:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(
@@ -199,7 +201,7 @@ def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: Tenant) ->
 
 
 @pytest.mark.parametrize("result", [b"not json", b"\xff\xfe", b'{"a":', b"[" * 100_000], ids=repr)
-def test_invalid_result_json_becomes_a_string(tenant: Tenant, result: bytes) -> None:
+def test_invalid_result_json_becomes_a_string(tenant: TenantSnapshot, result: bytes) -> None:
     task_id = enqueue(tenant)
     claim(tenant)
     submit(tenant, task_id, status=Status.COMPLETED, result=result)
@@ -208,7 +210,7 @@ def test_invalid_result_json_becomes_a_string(tenant: Tenant, result: bytes) -> 
     assert isinstance(body["result"], str)
 
 
-def test_task_without_webhook_creates_no_delivery(tenant: Tenant) -> None:
+def test_task_without_webhook_creates_no_delivery(tenant: TenantSnapshot) -> None:
     task_id = enqueue(tenant, webhook=None)
     claim(tenant)
     submit(tenant, task_id)
@@ -216,7 +218,7 @@ def test_task_without_webhook_creates_no_delivery(tenant: Tenant) -> None:
     assert not Delivery.objects.exists()
 
 
-def test_refused_url_is_recorded_and_never_sent(tenant: Tenant, send: Send) -> None:
+def test_refused_url_is_recorded_and_never_sent(tenant: TenantSnapshot, send: Send) -> None:
     """Such a task was enqueued before the settings changed, or bypassed the check."""
     task_id = enqueue(tenant, webhook="http://169.254.169.254/latest/")
     services.cancel(tenant, task_id).run_sync()
@@ -227,7 +229,7 @@ def test_refused_url_is_recorded_and_never_sent(tenant: Tenant, send: Send) -> N
     assert (sender.delivered, sender.failed) == (0, 0)
 
 
-def test_delivery_to_a_disabled_endpoint_is_held(tenant: Tenant, acme: TenantRow) -> None:
+def test_delivery_to_a_disabled_endpoint_is_held(tenant: TenantSnapshot, acme: Tenant) -> None:
     Endpoint.objects.create(tenant=acme, address="https://example.org/hook", is_enabled=False)
     end_by_result(tenant)
     drain()
@@ -235,12 +237,12 @@ def test_delivery_to_a_disabled_endpoint_is_held(tenant: Tenant, acme: TenantRow
 
 
 @pytest.mark.spec("WHK-3", "An event that is read twice, as after a crash of the drain, creates one delivery")
-def test_event_read_twice_creates_one_delivery(tenant: Tenant) -> None:
+def test_event_read_twice_creates_one_delivery(tenant: TenantSnapshot) -> None:
     end_by_result(tenant)
     partition = engine().partition_of(tenant.tid)
     stream.survey()
     entries = stream.read({partition: stream.NEW}, 10)
-    batch = list(zip(entries, stream.blobs(entries), strict=True))
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
     audit_drain.store(batch)
     Delivery.objects.update(status="delivered")
     audit_drain.store(batch)
@@ -248,7 +250,7 @@ def test_event_read_twice_creates_one_delivery(tenant: Tenant) -> None:
 
 
 @pytest.mark.spec("WHK-3", "A worker's result is drained, and sent to the endpoint with the tenant's signature")
-def test_result_reaches_its_endpoint(tenant: Tenant, receiver: Receiver, send: Send, clock: Clock) -> None:
+def test_result_reaches_its_endpoint(tenant: TenantSnapshot, receiver: Receiver, send: Send, clock: Clock) -> None:
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     task_id = enqueue(tenant, webhook=receiver.url(), trace_parent=trace, trace_state="k=v")
     claim(tenant)

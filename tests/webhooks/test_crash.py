@@ -17,8 +17,8 @@ from queues import services
 from queues.audit import stream
 from queues.domain import NewResult, NewTask, Status
 from queues.models import AuditedResult
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.faults.deployment import Deployment, kill, own_database
 from tests.queues.engine.world import LONG
 from tests.waiting import until
@@ -56,7 +56,7 @@ def test_worker_killed_during_a_post_loses_no_delivery(
     assert DeliveryAttempt.objects.count() == 1
 
 
-def end_tasks(tenant: Tenant, hooks: list[str]) -> set[str]:
+def end_tasks(tenant: TenantSnapshot, hooks: list[str]) -> set[str]:
     """Enqueue and complete a task for each webhook; return the task ids."""
     task_ids: set[str] = set()
     for start in range(0, len(hooks), 500):
@@ -77,7 +77,7 @@ def end_tasks(tenant: Tenant, hooks: list[str]) -> set[str]:
     "Workers killed at random, every fifth response a failure: all delivered, at most 1% twice (W-2)",
 )
 def test_killed_workers_lose_no_delivery(
-    loopback: None, make_receiver: MakeReceiver, acme: TenantRow, tmp_path: Path
+    loopback: None, make_receiver: MakeReceiver, acme: Tenant, tmp_path: Path
 ) -> None:
     count, kills = (10_000, 10) if LONG else (1_000, 4)
     rng = random.Random(20261118)
@@ -100,7 +100,7 @@ def test_killed_workers_lose_no_delivery(
 
     receiver = make_receiver(host="0.0.0.0", answer=answer)
     hooks = [receiver.url(f"/{number}", host=f"127.0.0.{2 + number % 10}") for number in range(count)]
-    task_ids = end_tasks(Tenant(tid=acme.tid, slug=acme.slug), hooks)
+    task_ids = end_tasks(TenantSnapshot(tid=acme.tid, slug=acme.slug), hooks)
     assert len(task_ids) == count
 
     settings = {"TRIES": "15", "RETRY_BASE_SECONDS": "0.5", "RETRY_CAP_SECONDS": "2", "DEADLINE_SECONDS": "3"}

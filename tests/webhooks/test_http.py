@@ -1,4 +1,4 @@
-"""The POST itself: it ends by its deadline, reads little, follows nothing, and believes only the right certificate."""
+"""One POST request: its deadline, limits, redirects, addresses and certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.webhooks.receiver import Receiver, drip, hang, raw, status
 from webhooks import http
 
 
-async def test_a_body_arrives_as_it_was_sent(receiver: Receiver) -> None:
+async def test_body_arrives_unchanged(receiver: Receiver) -> None:
     posted = await http.post(receiver.url("/a?b=c"), {"X-One": "1"}, '{"ü":"€"}'.encode())
     assert (posted.status, posted.error, posted.answer) == (200, "", b"ok")
     [request] = receiver.requests
@@ -29,7 +29,7 @@ async def test_a_body_arrives_as_it_was_sent(receiver: Receiver) -> None:
     assert request.headers["x-one"] == "1"
 
 
-async def test_a_large_body_is_sent_whole(receiver: Receiver) -> None:
+async def test_large_body_is_sent_completely(receiver: Receiver) -> None:
     body = b"x" * 4_000_000
     assert (await http.post(receiver.url(), {}, body)).status == 200
     assert receiver.requests[0].body == body
@@ -39,13 +39,15 @@ SLOW = {
     "never answers": hang,
     "drips a head": drip(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n"),
     "drips a status": drip(b"HTTP/1.1 2", b"0"),
-    "says 103 again and again": drip(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", every=0.01),
+    "repeats 103": drip(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", every=0.01),
 }
 
 
-@pytest.mark.spec("WHK-3", "An endpoint that hangs or drips holds a slot until the total deadline and no longer (W-6)")
+@pytest.mark.spec(
+    "WHK-3", "An endpoint that hangs or responds slowly holds a slot until the total deadline at most (W-6)"
+)
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW.keys())
-async def test_a_slow_endpoint_ends_by_the_total_deadline(receiver: Receiver, answer: Callable[..., object]) -> None:
+async def test_slow_endpoint_ends_by_the_total_deadline(receiver: Receiver, answer: Callable[..., object]) -> None:
     receiver.answer = answer  # type: ignore[assignment]
     started = time.monotonic()
     posted = await http.post(receiver.url(), {}, b"{}", deadline_seconds=0.5)
@@ -54,25 +56,25 @@ async def test_a_slow_endpoint_ends_by_the_total_deadline(receiver: Receiver, an
     assert posted.error
 
 
-async def test_an_endpoint_that_does_not_read_ends_by_the_total_deadline(loopback: None) -> None:
-    is_over = asyncio.Event()
+async def test_endpoint_that_does_not_read_ends_by_the_total_deadline(loopback: None) -> None:
+    is_done = asyncio.Event()
 
-    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await is_over.wait()
+        await is_done.wait()
         writer.transport.abort()
 
-    async with await asyncio.start_server(deaf, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(never_read, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         started = time.monotonic()
         posted = await http.post(url, {}, b"x" * 50_000_000, deadline_seconds=0.5)
-        is_over.set()
+        is_done.set()
         assert time.monotonic() - started < 10
         assert posted.status is None
 
 
-async def test_the_status_counts_though_the_rest_drips(receiver: Receiver) -> None:
-    """Or a receiver that has taken the event would be sent it again for a day."""
+async def test_status_counts_even_if_the_body_is_slow(receiver: Receiver) -> None:
+    """Otherwise an endpoint that has accepted the event would receive retries for a day."""
     receiver.answer = drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nwell", b"x")
     started = time.monotonic()
     posted = await http.post(receiver.url(), {}, b"{}", deadline_seconds=2.0)
@@ -81,7 +83,7 @@ async def test_the_status_counts_though_the_rest_drips(receiver: Receiver) -> No
     assert posted.answer.startswith(b"well")
 
 
-async def test_an_endless_answer_is_read_no_further_than_the_limit(receiver: Receiver, configure: Configure) -> None:
+async def test_endless_response_is_read_up_to_the_limit(receiver: Receiver, configure: Configure) -> None:
     configure(answer_bytes=64 * 2**10)
     receiver.answer = drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n", b"x" * 2**20, every=0)
     posted = await http.post(receiver.url(), {}, b"{}")
@@ -91,7 +93,7 @@ async def test_an_endless_answer_is_read_no_further_than_the_limit(receiver: Rec
 
 @pytest.mark.spec("WHK-5", "A redirect is a failure and is not followed (W-8)")
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_not_followed(receiver: Receiver, make_receiver: MakeReceiver, code: int) -> None:
+async def test_redirect_is_not_followed(receiver: Receiver, make_receiver: MakeReceiver, code: int) -> None:
     other = make_receiver()
     receiver.answer = status(code, location=other.url())
     posted = await http.post(receiver.url(), {}, b"{}")
@@ -99,7 +101,7 @@ async def test_a_redirect_is_not_followed(receiver: Receiver, make_receiver: Mak
     assert other.connections == 0
 
 
-ODD = {
+INVALID = {
     "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
     "HTTP/0.9": b"hello",
     "nothing": b"",
@@ -111,8 +113,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
-async def test_what_is_not_an_answer_is_a_failed_try(receiver: Receiver, answer: bytes) -> None:
+@pytest.mark.parametrize("answer", INVALID.values(), ids=INVALID.keys())
+async def test_invalid_response_is_a_failed_attempt(receiver: Receiver, answer: bytes) -> None:
     receiver.answer = raw(answer)
     posted = await http.post(receiver.url(), {}, b"{}", deadline_seconds=3)
     assert posted.status is None
@@ -120,7 +122,7 @@ async def test_what_is_not_an_answer_is_a_failed_try(receiver: Receiver, answer:
     assert len(posted.error) < 300
 
 
-async def test_a_closed_port_is_a_failed_try(receiver: Receiver) -> None:
+async def test_closed_port_is_a_failed_attempt(receiver: Receiver) -> None:
     url = receiver.url()
     receiver.stop()
     posted = await http.post(url, {}, b"{}")
@@ -128,7 +130,7 @@ async def test_a_closed_port_is_a_failed_try(receiver: Receiver) -> None:
     assert posted.error.startswith("no connection")
 
 
-async def test_the_second_address_is_tried_when_the_first_is_dead(loopback: None, make_receiver: MakeReceiver) -> None:
+async def test_second_address_is_tried_if_the_first_is_unreachable(loopback: None, make_receiver: MakeReceiver) -> None:
     receiver = make_receiver(host="127.0.0.3")
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -137,7 +139,7 @@ async def test_the_second_address_is_tried_when_the_first_is_dead(loopback: None
     assert (await http.post(f"http://example.org:{receiver.port}/", {}, b"{}", resolve=resolve)).status == 200
 
 
-async def test_a_proxy_of_the_environment_is_not_asked(
+async def test_proxy_of_the_environment_is_not_used(
     receiver: Receiver, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = make_receiver()
@@ -148,7 +150,7 @@ async def test_a_proxy_of_the_environment_is_not_asked(
 
 
 class Authority:
-    """A certificate authority, and certificates of it."""
+    """A certificate authority that issues server certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -217,8 +219,8 @@ async def to_loopback(host: str, port: int) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-@pytest.mark.spec("WHK-5", "The certificate must be that of the name, though the address is what is called (W-10)")
-async def test_tls_is_spoken_with_the_name_of_the_url(
+@pytest.mark.spec("WHK-5", "The certificate must match the host name, although the connection is to an address (W-10)")
+async def test_tls_uses_the_host_name_of_the_url(
     loopback: None, make_receiver: MakeReceiver, authority: Authority
 ) -> None:
     receiver = make_receiver(tls=authority.server("hooks.example.org"))
@@ -231,9 +233,9 @@ async def test_tls_is_spoken_with_the_name_of_the_url(
     assert (await http.post(literal.url(), {}, b"{}", tls=authority.trusted)).status == 200
 
 
-@pytest.mark.spec("WHK-5", "An expired, foreign or self-made certificate is refused before anything is sent (W-10)")
+@pytest.mark.spec("WHK-5", "An expired, wrong or self-signed certificate is refused before anything is sent (W-10)")
 @pytest.mark.parametrize("wrong", ["expired", "of another name", "self-signed", "of an unknown authority"])
-async def test_a_wrong_certificate_is_refused(
+async def test_wrong_certificate_is_refused(
     loopback: None, make_receiver: MakeReceiver, authority: Authority, wrong: str
 ) -> None:
     contexts = {
@@ -251,7 +253,7 @@ async def test_a_wrong_certificate_is_refused(
     assert receiver.requests == []
 
 
-async def test_production_speaks_plain_http_only_to_networks_that_were_opened(
+async def test_plain_http_in_production_is_limited_to_allowed_networks(
     settings: object, configure: Configure, make_receiver: MakeReceiver
 ) -> None:
     receiver = make_receiver()

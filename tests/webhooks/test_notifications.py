@@ -17,8 +17,8 @@ from queues.current_engine import engine
 from queues.domain import NewTask
 from queues.engine import keys
 from tenants import services as tenants
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, MakeReceiver
 from tests.webhooks.receiver import Receiver, hang, status
 from webhooks import nonempty_queues, notifications, periodic_tasks, subscriptions
@@ -29,12 +29,12 @@ Subscribe = Callable[..., Subscription]
 
 
 @pytest.fixture
-def tenant(acme: TenantRow) -> Tenant:
-    return Tenant(tid=acme.tid, slug=acme.slug)
+def tenant(acme: Tenant) -> TenantSnapshot:
+    return TenantSnapshot(tid=acme.tid, slug=acme.slug)
 
 
 @pytest.fixture
-def subscribe(tenant: Tenant, receiver: Receiver, clock: Clock) -> Subscribe:
+def subscribe(tenant: TenantSnapshot, receiver: Receiver, clock: Clock) -> Subscribe:
     def make(worker: str = "w-1", **fields: Any) -> Subscription:
         defaults: dict[str, Any] = {"callback_url": receiver.url(f"/{worker}"), "event_types": ["*"], "now": clock.now}
         return subscriptions.subscribe(fields.pop("tenant", tenant), worker, **(defaults | fields))
@@ -42,7 +42,7 @@ def subscribe(tenant: Tenant, receiver: Receiver, clock: Clock) -> Subscribe:
     return make
 
 
-def enqueue(tenant: Tenant, command: str = "render", count: int = 1, **fields: Any) -> None:
+def enqueue(tenant: TenantSnapshot, command: str = "render", count: int = 1, **fields: Any) -> None:
     services.enqueue(tenant, [NewTask(command=command, payload="1", **fields) for _ in range(count)]).run_sync()
 
 
@@ -52,7 +52,7 @@ def paths(receiver: Receiver) -> list[str]:
 
 @pytest.mark.spec("WHK-2", "A queue that becomes non-empty notifies its subscribers with its depth")
 def test_enqueue_into_an_empty_queue_notifies_the_subscriber(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     row = subscribe()
     enqueue(tenant, count=3)
@@ -74,7 +74,7 @@ def test_enqueue_into_an_empty_queue_notifies_the_subscriber(
 
 @pytest.mark.spec("WHK-2", "A delayed task that is due and a task that returns to its queue notify too")
 def test_due_and_requeued_tasks_notify_too(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_900_000_000_000]
     monkeypatch.setattr(engine(), "clock", lambda: now[0])
@@ -93,7 +93,7 @@ def test_due_and_requeued_tasks_notify_too(
 
 
 def test_empty_or_paused_queue_notifies_nobody(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     subscribe()
     enqueue(tenant)
@@ -106,17 +106,17 @@ def test_empty_or_paused_queue_notifies_nobody(
 
 @pytest.mark.spec("TEN-3", "A tenant's tasks notify that tenant's subscribers only")
 def test_other_tenants_queue_of_the_same_name_notifies_nobody(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
-    TenantRow.objects.create(tid="zeta0002", slug="zeta")
+    Tenant.objects.create(tid="zeta0002", slug="zeta")
     subscribe()
-    enqueue(Tenant(tid="zeta0002", slug="zeta"))
+    enqueue(TenantSnapshot(tid="zeta0002", slug="zeta"))
     assert notifications.notify(clock=clock) == (0, 0)
 
 
 @pytest.mark.spec("WHK-1", "At most one notification per minIntervalSeconds, and deferred ones are sent later (W-16)")
 def test_queue_deferred_by_the_interval_is_notified_after_it(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     subscribe(min_interval_seconds=5)
     for number in range(5):
@@ -134,7 +134,7 @@ def test_queue_deferred_by_the_interval_is_notified_after_it(
 
 
 def test_subscriber_without_interval_is_notified_of_every_queue_at_once(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     subscribe(min_interval_seconds=0)
     for number in range(30):
@@ -148,7 +148,7 @@ def test_subscriber_without_interval_is_notified_of_every_queue_at_once(
 
 @pytest.mark.spec("WHK-1", "An expired subscription is not notified and is deleted (W-16)")
 def test_expired_subscription_is_not_notified(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     subscribe(ttl_seconds=1, now=clock.now - timedelta(seconds=9))
     enqueue(tenant)
@@ -158,7 +158,7 @@ def test_expired_subscription_is_not_notified(
 
 
 def test_dead_subscriber_does_not_delay_the_others(
-    tenant: Tenant, receiver: Receiver, make_receiver: MakeReceiver, subscribe: Subscribe, clock: Clock,
+    tenant: TenantSnapshot, receiver: Receiver, make_receiver: MakeReceiver, subscribe: Subscribe, clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(notifications, "DEADLINE_SECONDS", 1.5)
@@ -169,11 +169,11 @@ def test_dead_subscriber_does_not_delay_the_others(
     assert notifications.notify(clock=clock) == (1, 3)
     assert paths(receiver) == ["/lives"]
     failing = dict(Subscription.objects.values_list("worker", "last_error"))
-    assert failing == {"hangs": "no answer within 1.5 s", "fails": "HTTP 500", "lives": ""}
+    assert failing == {"hangs": "no response within 1.5 s", "fails": "HTTP 500", "lives": ""}
 
 
 def test_members_of_a_group_are_notified_in_turn(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe, clock: Clock
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
     for number in range(3):
         subscribe(f"w-{number}", mode="group", group="pool", min_interval_seconds=0)
@@ -185,7 +185,7 @@ def test_members_of_a_group_are_notified_in_turn(
 
 
 @pytest.mark.spec("WHK-2", "A notification costs the enqueue one SADD in its script; a periodic task sends it")
-def test_enqueue_sends_no_request_itself(tenant: Tenant, receiver: Receiver, subscribe: Subscribe) -> None:
+def test_enqueue_sends_no_request_itself(tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe) -> None:
     subscribe()
     enqueue(tenant)
     assert receiver.connections == 0
@@ -196,7 +196,7 @@ def test_enqueue_sends_no_request_itself(tenant: Tenant, receiver: Receiver, sub
 
 
 def test_second_run_of_the_periodic_task_notifies_nobody(
-    tenant: Tenant, receiver: Receiver, subscribe: Subscribe
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe
 ) -> None:
     subscribe(now=datetime.now().astimezone())
     enqueue(tenant)

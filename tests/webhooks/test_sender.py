@@ -20,9 +20,9 @@ from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
 from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status
 from webhooks import delivery_results, due_deliveries, services
-from webhooks.http import Posted
+from webhooks.http import PostResult
 from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint
-from webhooks.schedule import RetryDecision, Verdict
+from webhooks.retry_schedule import RetryDecision, Verdict
 from webhooks.sender import BURST_SECONDS, Sender
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -292,7 +292,7 @@ def test_after_its_reservation_a_failure_is_ignored_and_a_success_counts(
 
     def record_result(code: int, verdict: str) -> None:
         decision = RetryDecision(Verdict(verdict), clock.now + timedelta(hours=9))
-        result = delivery_results.DeliveryResult(delivery, clock.now, Posted(code, "", 1), decision)
+        result = delivery_results.DeliveryResult(delivery, clock.now, PostResult(code, "", 1), decision)
         delivery_results.record(frozen_sender, [result], clock.now)
         row.refresh_from_db()
 

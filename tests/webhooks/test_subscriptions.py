@@ -11,8 +11,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from core.errors import Forbidden, InvalidRequest, NotFound
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.webhooks.conftest import Clock, Configure
 from webhooks import subscriptions
 from webhooks.models import Subscription
@@ -21,18 +21,18 @@ HOOK = "https://example.org/wake"
 
 
 @pytest.fixture
-def tenant(db: None, acme: TenantRow) -> Tenant:
-    return Tenant(tid=acme.tid, slug=acme.slug)
+def tenant(db: None, acme: Tenant) -> TenantSnapshot:
+    return TenantSnapshot(tid=acme.tid, slug=acme.slug)
 
 
 @pytest.fixture
-def other(db: None) -> Tenant:
-    TenantRow.objects.create(tid="zeta0002", slug="zeta")
-    return Tenant(tid="zeta0002", slug="zeta")
+def other(db: None) -> TenantSnapshot:
+    Tenant.objects.create(tid="zeta0002", slug="zeta")
+    return TenantSnapshot(tid="zeta0002", slug="zeta")
 
 
 @pytest.fixture
-def subscribe(tenant: Tenant, clock: Clock) -> Any:
+def subscribe(tenant: TenantSnapshot, clock: Clock) -> Any:
     def make(worker: str = "w-1", **fields: Any) -> Subscription:
         defaults: dict[str, Any] = {"callback_url": HOOK, "event_types": ["render"], "now": clock.now}
         return subscriptions.subscribe(fields.pop("tenant", tenant), worker, **(defaults | fields))
@@ -41,7 +41,9 @@ def subscribe(tenant: Tenant, clock: Clock) -> Any:
 
 
 @pytest.mark.spec("WHK-1", "A worker creates, renews, lists and deletes its own subscriptions")
-def test_subscription_lives_until_it_is_deleted_or_expires(tenant: Tenant, subscribe: Any, clock: Clock) -> None:
+def test_subscription_lives_until_it_is_deleted_or_expires(
+    tenant: TenantSnapshot, subscribe: Any, clock: Clock
+) -> None:
     row = subscribe(ttl_seconds=60)
     assert row.expires_at == clock.now + timedelta(seconds=60)
     clock.advance(seconds=50)
@@ -59,7 +61,9 @@ def test_subscription_lives_until_it_is_deleted_or_expires(tenant: Tenant, subsc
 
 
 @pytest.mark.spec("TEN-3", "Another tenant's or worker's subscription appears not to exist")
-def test_subscription_belongs_to_its_worker_only(tenant: Tenant, other: Tenant, subscribe: Any, clock: Clock) -> None:
+def test_subscription_belongs_to_its_worker_only(
+    tenant: TenantSnapshot, other: TenantSnapshot, subscribe: Any, clock: Clock
+) -> None:
     row = subscribe()
     for caller, worker in ((other, "w-1"), (tenant, "w-2")):
         assert subscriptions.list_own(caller, worker, clock.now) == []
@@ -107,7 +111,7 @@ def test_token_with_a_group_subscribes_for_its_group(subscribe: Any) -> None:
 
 
 def test_tenant_has_a_limited_number_of_subscriptions(
-    subscribe: Any, other: Tenant, configure: Configure, clock: Clock
+    subscribe: Any, other: TenantSnapshot, configure: Configure, clock: Clock
 ) -> None:
     configure(subscriptions=2)
     subscribe("w-1")

@@ -12,8 +12,8 @@ from core import tracing
 from core.conf import Tracing, conf
 from queues import periodic_tasks, services
 from queues.domain import NewTask
-from tenants.models import Tenant as TenantRow
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
+from tenants.models import Tenant
 from tests.collector import PARENT, SAMPLED, TRACE, Collector
 from tests.webhooks.receiver import Receiver
 from webhooks import notifications, subscriptions
@@ -44,11 +44,11 @@ def tracing_on(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def tenant(acme: TenantRow) -> Tenant:
-    return Tenant(tid=acme.tid, slug=acme.slug)
+def tenant(acme: Tenant) -> TenantSnapshot:
+    return TenantSnapshot(tid=acme.tid, slug=acme.slug)
 
 
-def end_traced_task(tenant: Tenant, url: str) -> None:
+def end_traced_task(tenant: TenantSnapshot, url: str) -> None:
     """Enqueue a task with a webhook and a trace context, end it and audit it."""
     new = NewTask(command="TRACED", payload="1", webhook=url, trace_parent=SAMPLED, trace_state="k=v")
     [item] = services.enqueue(tenant, [new]).run_sync()
@@ -58,7 +58,9 @@ def end_traced_task(tenant: Tenant, url: str) -> None:
 
 @pytest.mark.spec("OBS-2", "A callback is a span of its task's trace, and passes the trace on")
 @pytest.mark.usefixtures("tracing_on")
-def test_callback_is_a_span_of_the_tasks_trace(tenant: Tenant, receiver: Receiver, collector: Collector) -> None:
+def test_callback_is_a_span_of_the_tasks_trace(
+    tenant: TenantSnapshot, receiver: Receiver, collector: Collector
+) -> None:
     end_traced_task(tenant, receiver.url())
     asyncio.run(Sender().run(lambda: True, 5))
     (request,) = receiver.requests
@@ -71,7 +73,7 @@ def test_callback_is_a_span_of_the_tasks_trace(tenant: Tenant, receiver: Receive
 @pytest.mark.spec("OBS-2", "A notification carries the trace of the next task, also if codeQ's own traces are off")
 @pytest.mark.parametrize("state", ["on", "off"])
 def test_notification_carries_the_trace_of_the_next_task(
-    tenant: Tenant, receiver: Receiver, collector: Collector, request: pytest.FixtureRequest, state: str
+    tenant: TenantSnapshot, receiver: Receiver, collector: Collector, request: pytest.FixtureRequest, state: str
 ) -> None:
     if state == "on":
         request.getfixturevalue("tracing_on")

@@ -17,7 +17,7 @@ from core import url_check
 from core.errors import InvalidRequest
 from queues.api import conversion
 from queues.api.schemas.tasks import NewTask
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.waiting import until
 from tests.webhooks.conftest import Configure, MakeReceiver
 from tests.webhooks.receiver import Receiver
@@ -164,7 +164,7 @@ async def test_hanging_resolver_ends_by_the_deadline_and_is_queried_once(
     calls = [http.post("http://slow.example.org/", {}, b"{}", deadline_seconds=0.2) for _ in range(20)]
     answers = await asyncio.gather(*calls)
     release.set()
-    assert {answer.error for answer in answers} == {"no answer within 0.2 s"}
+    assert {answer.error for answer in answers} == {"no response within 0.2 s"}
     assert lookups == ["slow.example.org"]
 
 
@@ -229,6 +229,6 @@ def test_hostile_url_creates_no_task_and_no_subscription(url: str) -> None:
     body = {"command": "c", "payload": 1, "webhook": url}
     with pytest.raises((InvalidRequest, msgspec.ValidationError)):
         conversion.new_task(msgspec.json.decode(msgspec.json.encode(body), type=NewTask))
-    tenant = Tenant(tid="acme0001", slug="acme")
+    tenant = TenantSnapshot(tid="acme0001", slug="acme")
     with pytest.raises(InvalidRequest):
         subscriptions.subscribe(tenant, "w", callback_url=url, event_types=["c"], now=datetime.now(UTC))

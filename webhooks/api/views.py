@@ -11,8 +11,8 @@ from core import errors, threadpool
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
 from queues.api.conversion import whole
+from tenants.domain import Caller
 from tenants.permissions import HasScope, commands_for
-from tenants.tenant import Caller
 from webhooks import subscriptions
 from webhooks.api import schemas
 from webhooks.models import Subscription

@@ -11,9 +11,9 @@ from core.conf import conf
 from core.errors import CodeqError, ConfigError
 from pipeline import services
 from pipeline.spark import cli
+from tenants.domain import CallerRole
 from tenants.models import Tenant
 from tenants.services import issue_token
-from tenants.tenant import Role
 
 LOAD_TOKEN_SECONDS = 24 * 3600  # a longer load must be resumed with a new token
 
@@ -57,7 +57,9 @@ class Command(BaseCommand):
         if arguments.token_file:
             token = arguments.token_file.read().strip()
         else:
-            token = issue_token(arguments.tenant, Role.PRODUCER, subject="pipeline", ttl_seconds=LOAD_TOKEN_SECONDS)
+            token = issue_token(
+                arguments.tenant, CallerRole.PRODUCER, subject="pipeline", ttl_seconds=LOAD_TOKEN_SECONDS
+            )
         cli.run_load(
             services.start_spark(cli.parse_conf(arguments)),
             lake,

@@ -1,8 +1,8 @@
 """The Spark job `compact`: merge the files of past days.
 
-The files that hourly runs wrote for a day become one file per tenant once the day is over.
-Otherwise a year of hourly runs leaves a file for each tenant and hour: opening the files would take longer than reading
-them, and every run would write all their names into a manifest.
+When a day is over, the files that the hourly runs wrote for it become one file per tenant. Otherwise a year of hourly
+runs would leave a file for each tenant and hour: opening the files would take longer than reading them, and every run
+would write all their names into a manifest.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ def add_rejection_reason(
 ) -> DataFrame:
     """Add the columns `date` and `reason` to the audit rows.
 
-    `reason` is null for a valid row and otherwise states why the row is rejected.
-
-    `day` names the column whose UTC day the row belongs to. Rows of days before `closed_before` are rejected as
-    late: days beyond the horizon stay as they were published.
+    `reason` is null for a valid row and otherwise states why the row is rejected. `day` names the column whose UTC day
+    the row belongs to. Rows of days before `closed_before` are rejected as late: days beyond the horizon stay as they
+    were published.
     """
     has_valid_tenant = F.col("tenant").rlike(TENANT_PATTERN)
     numbers = [c.name for c in contract.columns if c.type in ("int", "long")]
@@ -62,7 +61,7 @@ RULES: dict[str, Callable[[], list[tuple[str, Column]]]] = {
 def attempts(raw: DataFrame) -> DataFrame:
     """Compute the facts of whole days, with one row per (task, number).
 
-    Of duplicates, the row that the audit wrote first is kept.
+    If there are duplicates, it keeps the row that the audit wrote first.
     """
     return add_durations(keep_first(raw, "task_id", "number", first=("id", "ended_at")))
 

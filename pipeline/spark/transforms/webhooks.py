@@ -12,7 +12,7 @@ from pipeline.spark.transforms.common import collect_sorted, count_where, keep_f
 def deliveries(raw: DataFrame) -> DataFrame:
     """Compute the facts of whole days, with one row per (delivery, number).
 
-    Of duplicates, the row that the audit wrote first is kept.
+    If there are duplicates, it keeps the row that the audit wrote first.
     """
     return keep_first(raw, "delivery_id", "number", first=("id", "started_at"))
 

@@ -52,7 +52,7 @@ class DeadLetters(View, kw_only=True):
 class NewReplay(Body, kw_only=True):
     """Which dead letters of the queue come back in line: those named, or those a filter means; all, if neither."""
 
-    ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk_jobs.IDS)] | None = None
+    ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk_jobs.MAX_IDS)] | None = None
     filter: queries.Filter | None = None
     dry_run: Annotated[bool, Meta(description="Only say how many it would be.")] = False
     rate_per_second: Annotated[float, Meta(multiple_of=1, ge=1, le=1_000_000)] | None = None

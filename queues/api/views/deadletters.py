@@ -15,8 +15,8 @@ from queues.api import conversion
 from queues.api.schemas import deadletters as wire
 from queues.deadletters import bulk_jobs, queries
 from queues.models import BulkJob
+from tenants.domain import Caller
 from tenants.permissions import IsAdmin
-from tenants.tenant import Caller
 
 
 class DeadLettersView(ApiView):

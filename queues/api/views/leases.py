@@ -13,8 +13,8 @@ from queues.api.claim_request import claim
 from queues.api.schemas import LIMITS
 from queues.api.schemas import leases as wire
 from queues.api.schemas.tasks import Task
+from tenants.domain import Caller
 from tenants.permissions import HasScope
-from tenants.tenant import Caller
 
 HOLDER = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
 LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` the claim gave, if it is not in the body."}

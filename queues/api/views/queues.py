@@ -13,8 +13,8 @@ from queues import maintenance, selectors, services
 from queues.api import conversion
 from queues.api.schemas import queues as wire
 from queues.domain import QueueStats
+from tenants.domain import Caller
 from tenants.permissions import IsAdmin
-from tenants.tenant import Caller
 
 
 class QueuesView(ApiView):

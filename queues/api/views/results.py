@@ -20,8 +20,8 @@ from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
 from queues.api.views.leases import HOLDER, LEASE, lease_token
 from queues.audit import audit_reader
+from tenants.domain import Caller
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
-from tenants.tenant import Caller
 
 
 class ResultRequest:
@@ -133,7 +133,7 @@ class ExchangeView(ApiView):
         # Before anything is stored: a claim that is refused must not leave half a request done.
         commands_for(caller, body.commands)
         results = await submit_each(caller, body.results) if body.results else []
-        if caller.tenant.suspended:
+        if caller.tenant.is_suspended:
             if not results:
                 refuse_new_work(caller)
             tasks: Sequence[nouns.Task] = ()

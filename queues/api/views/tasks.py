@@ -18,8 +18,8 @@ from queues.api.schemas import Moment
 from queues.api.schemas import tasks as wire
 from queues.audit import audit_reader
 from queues.search import tenant_search
+from tenants.domain import Caller
 from tenants.permissions import IsEither, IsProducer
-from tenants.tenant import Caller
 
 TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": "Goes with `traceparent`."}
 

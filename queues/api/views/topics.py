@@ -12,8 +12,8 @@ from queues.api.conversion import whole
 from queues.api.schemas import topics as wire
 from queues.models import QueuePolicy
 from queues.policies import Policy
+from tenants.domain import Caller
 from tenants.permissions import IsAdmin
-from tenants.tenant import Caller
 
 
 class TopicsView(ApiView):

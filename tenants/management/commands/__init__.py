@@ -1,1 +1,1 @@
-"""`manage.py token`, `secret` and `keys`: what they print, a script can use."""
+"""`manage.py token`, `secret`, `keys` and `reseal`. Scripts can use their output."""

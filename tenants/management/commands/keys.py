@@ -1,4 +1,4 @@
-"""`manage.py keys list|rotate|retire KID`: the keys that sign and verify this installation's own tokens."""
+"""`manage.py keys list|rotate|retire KID`: list and replace the installation's keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from tenants.models import InstallationKey
 
 class Command(BaseCommand):
     help = (
-        "The keys of this installation's own tokens. To replace one: rotate, wait until the tokens that it has signed "
-        "are over, retire it."
+        "List and replace the keys that sign this installation's own tokens. To replace a key: rotate, wait until the "
+        "tokens that it has signed have expired, then retire it."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
-        actions.add_parser("list", help="print every key that verifies, the one that signs first")
-        actions.add_parser("rotate", help="sign with a new key and print its kid; former keys go on verifying")
-        retire = actions.add_parser("retire", help="refuse what this key has signed, everywhere within three minutes")
+        actions.add_parser("list", help="list the keys, newest first; the newest key signs")
+        actions.add_parser(
+            "rotate", help="create a key and print its kid; it signs from now on, older keys still verify"
+        )
+        retire = actions.add_parser(
+            "retire", help="refuse the tokens of a key; takes effect on all machines within three minutes"
+        )
         retire.add_argument("kid")
 
     def handle(self, *args: Any, action: str, kid: str = "", **options: Any) -> None:
@@ -33,9 +37,9 @@ class Command(BaseCommand):
                 self.stdout.write(f"{row.kid}  {row.created_at:%Y-%m-%d %H:%M}  {_use(row, rows)}")
             return
         if kid not in {row.kid for row in rows}:
-            raise CommandError(f"There is no key {kid}: `manage.py keys list` shows them.")
+            raise CommandError(f"Key {kid} does not exist. List the keys with `manage.py keys list`.")
         if kid == rows[0].kid:
-            raise CommandError("This is the key that signs: `manage.py keys rotate` first.")
+            raise CommandError("This key signs new tokens. Replace it first with `manage.py keys rotate`.")
         installation_keys.retire(kid)
 
 

@@ -1,4 +1,4 @@
-"""`manage.py reseal`: seal all stored secrets under the SECRET_KEY of now, so that the former one can be dropped."""
+"""`manage.py reseal`: encrypt all stored secrets with the current SECRET_KEY."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tenants import secret_encryption
 
 class Command(BaseCommand):
     help = (
-        "Seal every stored secret under SECRET_KEY. Afterwards nothing that is stored needs SECRET_KEY_FALLBACKS; "
-        "keep a former key there until the sessions it has signed are over."
+        "Encrypt every stored secret with the current SECRET_KEY. Afterwards no stored secret needs "
+        "SECRET_KEY_FALLBACKS. Keep an old key there until the sessions that it has signed have expired."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        done: Counter[str] = Counter()
-        closed: Counter[str] = Counter()
-        for column, is_open in secret_encryption.reencrypt():
-            (done if is_open else closed)[column] += 1
-        for column, count in sorted(done.items()):
-            self.stdout.write(f"{column}: {count} sealed anew")
-        if closed:
-            listed = ", ".join(f"{count} in {column}" for column, count in sorted(closed.items()))
+        encrypted: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        for column, is_decrypted in secret_encryption.reencrypt():
+            (encrypted if is_decrypted else failed)[column] += 1
+        for column, count in sorted(encrypted.items()):
+            self.stdout.write(f"{column}: {count} encrypted again")
+        if failed:
+            columns = ", ".join(f"{count} in {column}" for column, count in sorted(failed.items()))
             raise CommandError(
-                f"Not opened by SECRET_KEY or any of SECRET_KEY_FALLBACKS: {listed}. "
-                "Name the key that sealed them in SECRET_KEY_FALLBACKS, or replace these secrets."
+                f"Neither SECRET_KEY nor SECRET_KEY_FALLBACKS can decrypt these secrets: {columns}. "
+                "Add the key that encrypted them to SECRET_KEY_FALLBACKS, or replace the secrets."
             )

@@ -1,4 +1,4 @@
-"""`manage.py secret --tenant T`: print the secret that signs a tenant's webhooks, and nothing else."""
+"""`manage.py secret --tenant T`: print only the secret that signs a tenant's webhooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenants import services
 
 
 class Command(BaseCommand):
-    help = "Print the secret that signs a tenant's webhooks (whsec_…), made at the first call."
+    help = "Print the secret that signs a tenant's webhooks (whsec_…). The first call creates it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", required=True)

@@ -1,4 +1,4 @@
-"""`manage.py token --tenant T --role worker`: print a token, and nothing else."""
+"""`manage.py token --tenant T --role worker`: print only a token."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from core.errors import CodeqError, ConfigError
 from tenants import services
-from tenants.tenant import Role
+from tenants.domain import CallerRole
 
 
 class Command(BaseCommand):
-    help = "Print a token of this installation's issuer (the JWT alone)."
+    help = "Issue a token of this installation and print the JWT."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--tenant", required=True)
-        parser.add_argument("--role", required=True, choices=[str(role) for role in Role])
-        parser.add_argument("--sub", default=None, help="whose token it is; a worker's id (default: the role)")
-        parser.add_argument("--commands", default="*", help="a worker's commands, comma-separated (default: all)")
+        parser.add_argument("--role", required=True, choices=[str(role) for role in CallerRole])
+        parser.add_argument("--sub", default=None, help="the token's subject, for a worker its id (default: the role)")
+        parser.add_argument(
+            "--commands", default="*", help="commands that a worker may claim, comma-separated (default: all)"
+        )
         parser.add_argument("--group", default="", help="the worker's group")
-        parser.add_argument("--ttl", type=int, default=3600, help="seconds it lives (default: 3600)")
+        parser.add_argument("--ttl", type=int, default=3600, help="lifetime in seconds (default: 3600)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -28,7 +30,7 @@ class Command(BaseCommand):
                 options["tenant"],
                 options["role"],
                 subject=options["sub"],
-                commands=[each.strip() for each in options["commands"].split(",") if each.strip()],
+                commands=[command.strip() for command in options["commands"].split(",") if command.strip()],
                 group=options["group"],
                 ttl_seconds=options["ttl"],
             )

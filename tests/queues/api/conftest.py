@@ -21,7 +21,7 @@ from tenants import models, secret_encryption, services
 from tenants.auth import installation_keys
 from tenants.auth.verifier import verifier
 from tenants.cache import tenant_cache
-from tenants.tenant import WORKER_SCOPES, Tenant
+from tenants.domain import WORKER_SCOPES, TenantSnapshot
 from tests.queues.api.asgi_client import Client
 from webhooks.models import Delivery, Subscription
 
@@ -132,14 +132,14 @@ def stranger(client: Callable[..., Client]) -> Client:
 
 
 @pytest.fixture
-def tenant(_room: None) -> Tenant:
+def tenant(_room: None) -> TenantSnapshot:
     found = tenant_cache.find(NORTH)
     assert found is not None
     return found
 
 
 @pytest.fixture
-def configure_tenant(tenant: Tenant) -> Iterator[Configure]:
+def configure_tenant(tenant: TenantSnapshot) -> Iterator[Configure]:
     """`configure_tenant(payload_bytes=10)`: these limits for the first tenant until the test ends."""
 
     def change(**fields: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from core.redis.connections import client as redis_client
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.test_tasks import made
@@ -207,7 +207,7 @@ class Watched:
 
 @pytest.mark.spec("TEN-1", "Whatever a command is called, no key is touched but of its own queue and tenant")
 async def test_no_name_touches_a_key_but_its_own(
-    producer: Client, worker: Client, admin: Client, stranger: Client, tenant: Tenant
+    producer: Client, worker: Client, admin: Client, stranger: Client, tenant: TenantSnapshot
 ) -> None:
     dice = random.Random(random.randrange(2**32))
     alphabet = "AZaz09_.-"

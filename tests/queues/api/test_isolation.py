@@ -18,7 +18,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from core.http.api_view import ApiView
 from core.redis.connections import client as redis_client
-from tenants.tenant import WORKER_SCOPES
+from tenants.domain import WORKER_SCOPES
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, SOUTH, TASKS
 from tests.queues.api.test_tasks import made

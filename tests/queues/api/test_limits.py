@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core import metrics
-from tenants.tenant import Rates
+from tenants.domain import Rates
 from tests.queues.api.asgi_client import Answer, Client
 from tests.queues.api.conftest import TASKS, Configure
 from tests.queues.api.test_tasks import made

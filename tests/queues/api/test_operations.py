@@ -20,7 +20,7 @@ from core.redis.connections import client as redis_client
 from core.redis.partitions import PARTITIONS_KEY
 from queues import periodic_tasks
 from queues import readiness as redis_readiness
-from tenants.tenant import Tenant
+from tenants.domain import TenantSnapshot
 from tests.conftest import ValkeyFactory
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS
@@ -311,7 +311,7 @@ async def test_pause_and_resume(producer: Client, worker: Client, admin: Client)
 
 @pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
 @pytest.mark.spec("CLN-2", "Live work is never removed")
-async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: Tenant) -> None:
+async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: TenantSnapshot) -> None:
     from core import threadpool
 
     for _ in range(3):

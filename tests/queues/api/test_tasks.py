@@ -273,7 +273,7 @@ async def test_a_suspended_tenant_ends_its_work_and_gets_no_new_one(
     task = await made(producer)
     await made(producer)
     await worker.post(f"{TASKS}/claim")
-    configure_tenant(suspended=True)
+    configure_tenant(is_suspended=True)
     for refused in (
         await producer.post(TASKS, {"command": "A", "payload": 1}),
         await producer.get(f"{TASKS}/{task['id']}"),

@@ -9,18 +9,20 @@ import pytest
 
 from core.conf import conf
 from tests.webhooks.conftest import Configure
-from webhooks import schedule
-from webhooks.schedule import Verdict
+from webhooks import retry_schedule
+from webhooks.retry_schedule import Verdict
 
 NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def decide(attempt: int, status: int | None = 500, retry_after: str = "", rand: float = 0.5) -> schedule.RetryDecision:
-    return schedule.decide(attempt, status, retry_after, NOON, rand=lambda: rand)
+def decide(
+    attempt: int, status: int | None = 500, retry_after: str = "", rand: float = 0.5
+) -> retry_schedule.RetryDecision:
+    return retry_schedule.decide(attempt, status, retry_after, NOON, rand=lambda: rand)
 
 
-def delay_seconds(decision: schedule.RetryDecision) -> float:
+def delay_seconds(decision: retry_schedule.RetryDecision) -> float:
     assert decision.due_at
     return (decision.due_at - NOON).total_seconds()
 
@@ -35,7 +37,7 @@ def test_delays_grow_until_the_delivery_is_given_up() -> None:
 
 def test_delays_are_settings(configure: Configure) -> None:
     configure(tries=8, retry_base_seconds=1, retry_cap_seconds=20, tail_seconds=[])
-    assert schedule.delays_seconds(conf().webhooks) == [1, 2, 4, 8, 16, 20, 20]
+    assert retry_schedule.delays_seconds(conf().webhooks) == [1, 2, 4, 8, 16, 20, 20]
     assert decide(8).verdict is Verdict.GIVEN_UP
 
 

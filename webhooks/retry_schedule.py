@@ -24,7 +24,7 @@ Random = Callable[[], float]
 
 
 class Verdict(StrEnum):
-    """What an attempt means for its delivery."""
+    """The outcome of an attempt for its delivery."""
 
     DELIVERED = "delivered"
     RETRY = "retry"

@@ -1,4 +1,4 @@
-"""A tenant and a caller as values: what the hot path needs to know of the rows, without the rows."""
+"""Immutable values of requests: a tenant's snapshot, the caller, its roles and scopes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests per second a tenant may make, by what they do. 0 = as many as it likes."""
+    """Rate limits of a tenant, in requests per second by kind of request. 0 means no limit."""
 
     create: float = 0
     claim: float = 0
@@ -16,15 +16,18 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     webhook: float = 0
 
 
-class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant. `tid` is the short opaque id minted with the row: all that reaches a Redis key."""
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's row as last read, with the installation's defaults for empty limits.
+
+    `tid` is the short random id created with the row. Redis keys contain the `tid` only, never the name.
+    """
 
     tid: str
     slug: str
-    suspended: bool = False
+    is_suspended: bool = False
     payload_bytes: int = 256 * 2**10
     result_bytes: int = 256 * 2**10
-    depth: int = 0  # tasks that may wait in the tenant's queues; 0 = as many as fit
+    depth: int = 0  # limit of waiting tasks in all queues of the tenant; 0 means no limit
     rates: Rates = Rates()
     retention_ms: int = 86_400_000
     dead_retention_ms: int = 7 * 86_400_000
@@ -32,14 +35,16 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     is_lease_token_required: bool = False
 
 
-class Role(StrEnum):
+class CallerRole(StrEnum):
+    """A role that a token grants in the API."""
+
     PRODUCER = "producer"
     WORKER = "worker"
     ADMIN = "admin"
     OPERATOR = "operator"
 
 
-# Every scope a worker's token can have, one for each thing a worker does.
+# All scopes of a worker's token, one for each operation of a worker.
 WORKER_SCOPES = (
     "codeq:claim",
     "codeq:heartbeat",
@@ -54,14 +59,14 @@ ANY_COMMAND = "*"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a verified token speaks for. `expires_at` is a Unix time in seconds.
+    """The tenant, identity and permissions of a verified token.
 
-    `fingerprint` tells two tokens of one tenant apart (a rate limit's key) without being the token.
+    `fingerprint` is a short hash of the token, for rate limits by token. `expires_at` is a Unix time in seconds.
     """
 
-    tenant: Tenant
+    tenant: TenantSnapshot
     subject: str
-    roles: frozenset[Role]
+    roles: frozenset[CallerRole]
     scopes: frozenset[str] = frozenset()
     commands: frozenset[str] = frozenset()
     group: str = ""
