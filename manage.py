@@ -20,7 +20,7 @@ def main() -> None:
         if "--traceback" in sys.argv:
             raise
         sys.exit(
-            f"PostgreSQL cannot be asked: {' '.join(str(error).split())}\n"
+            f"PostgreSQL does not answer: {' '.join(str(error).split())}\n"
             "Start codeQ first (`make run`); if it runs elsewhere, set CODEQ_HOME to its directory, or DATABASE_URL."
         )
 

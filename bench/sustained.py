@@ -40,7 +40,8 @@ class Subject:
         self.name = name
         directory.mkdir()
         config = {**DURABLE, "appendfsync": "everysec"}  # the disk is not what is measured
-        self.server = Valkey(directory / "data", directory / "log", directory / "s", config, allocator=allocator)
+        self.server = Valkey(directory / "data", directory / "log", directory / "s", config)
+        self.server.allocator = allocator
         self.server.start()
         self.client = redis.Redis.from_url(self.server.url)
         self.engine = Engine(SyncRunner(self.client), Options(partitions=1))

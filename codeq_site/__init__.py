@@ -1,4 +1,4 @@
-"""The composition root: wires the apps together and decides nothing about tasks."""
+"""The composition root: settings, URLs, processes and commands that connect the apps."""
 
 from codeq_site.celery import app as celery_app
 

@@ -15,7 +15,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
 
 def make_application() -> Application:
     django.setup(set_prefix=False)
-    # These modules read the settings and the apps when they are imported.
+    # These modules read the settings and the app registry on import.
     from core.http.router import Router
     from core.tracing import traced
     from queues.long_poll import registry

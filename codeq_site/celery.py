@@ -1,7 +1,7 @@
 """The Celery application.
 
-Nothing here is truth. The events stream and the database rows are; a message only wakes somebody, so a lost
-or doubled one changes nothing.
+The state of the work is in Redis and PostgreSQL, not in Celery's messages. A message only starts a periodic task, so a
+lost or repeated message changes nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ app = Celery("codeq")
 
 
 def kombu_url(url: str) -> str:
-    """kombu has its own way to write a unix socket; everybody else reads `unix:///path?db=1`.
+    """Return a Redis URL in kombu's notation.
 
-    And of a `rediss://` that does not ask for it kombu verifies no certificate: anybody on the way could be the broker.
+    kombu writes `unix:///path?db=1` differently. It does not verify the certificate of a `rediss://` URL unless the URL
+    requires it, so that an attacker on the network could act as the broker.
     """
     if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
         url += f"{'&' if '?' in url else '?'}ssl_cert_reqs=required"
@@ -34,13 +35,14 @@ def kombu_url(url: str) -> str:
 
 
 def configure() -> None:
+    """Configure Celery from codeQ's settings, when it first needs its configuration."""
     from django.conf import settings
 
     from core.conf import conf
 
     broker = kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1"
     app.conf.update(
-        # All three: Celery itself reads CELERY_BROKER_URL in place of the first, and knows no `unix://`.
+        # All three, because Celery itself reads CELERY_BROKER_URL for the first and does not support `unix://`.
         broker_url=broker,
         broker_read_url=broker,
         broker_write_url=broker,
@@ -51,7 +53,7 @@ def configure() -> None:
         worker_hijack_root_logger=False,
         worker_prefetch_multiplier=1,
         broker_connection_retry_on_startup=True,
-        # A tick that has waited this long is worth nothing: the next one does its work.
+        # A message that has waited this long expires: the next run does its work.
         beat_schedule={
             name: {"task": task, "schedule": seconds, "options": {"expires": max(2 * seconds, 5)}}
             for name, (task, seconds) in settings.PERIODIC_TASKS.items()
@@ -60,7 +62,10 @@ def configure() -> None:
 
 
 def settle_partitions(**_: object) -> None:
-    """At the start of a worker or a beat, before it touches a queue. With Redis away it starts nevertheless."""
+    """Check the number of partitions when a worker or a beat starts.
+
+    If Redis is unavailable, the process starts nevertheless.
+    """
     from core.conf import conf
     from core.redis import connections as store
 
@@ -71,22 +76,25 @@ def settle_partitions(**_: object) -> None:
         raise SystemExit(str(error)) from error
     except (redis.RedisError, OSError):
         log.warning("Redis does not answer")
-    # Not to be inherited by the processes that are forked from this one.
+    # The processes that are forked from this one must not inherit the connection.
     store.client().close()
 
 
 def _check_broker(url: str) -> None:
-    """A cluster's node takes Celery's first messages and refuses others: better not to begin."""
+    """Raise ConfigError if the broker is a cluster node.
+
+    A cluster node would accept only some of Celery's messages.
+    """
     from core.redis.connections import is_clustered
 
     if not url.startswith(("redis://", "rediss://", "unix://")):
         return
-    # One that is away, or does not let us ask, is Celery's to complain of.
+    # Celery itself reports a broker that is unavailable or that denies INFO.
     with contextlib.suppress(redis.RedisError, OSError), redis.Redis.from_url(url, socket_timeout=5) as broker:
         if is_clustered(broker):
             raise ConfigError(
-                "CELERY_BROKER_URL names a node of a Redis Cluster, which Celery does not speak to: "
-                "give it a server of its own."
+                "CELERY_BROKER_URL names a node of a Redis Cluster, but Celery does not support clusters: "
+                "use a separate server."
             )
 
 

@@ -1,38 +1,40 @@
-"""System checks: what every start needs, and what `manage.py check --deploy` refuses in production.
+"""System checks of the settings.
 
-Both are functions of the settings alone. An id is never given to another problem.
+Every installation runs `everywhere`; `manage.py check --deploy` also runs `deployed`. The result depends on the
+settings alone. The id of a check is never used for another problem.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error
 
-from core.conf import Conf, conf
+from core.conf import Conf, conf, replace_former_names
 
 SECRET_CHARACTERS = 50
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 POSTGRES_SCHEMES = ("postgres", "postgresql")
-# Where no callback belongs in production: this machine, and the metadata service of a cloud.
+# Networks that callbacks must not reach in production: this machine, and the metadata services of clouds.
 NEVER_ALLOWED = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10")))
 
 
 def everywhere(conf: Conf) -> Iterator[CheckMessage]:
-    """What cannot work anywhere."""
+    """Yield the settings that cannot work in any installation."""
     if urlsplit(conf.redis_url).scheme not in ("", *REDIS_SCHEMES):
         yield Error(
             f"REDIS_URL begins with {urlsplit(conf.redis_url).scheme}://.",
-            hint="Write redis://, rediss:// (TLS) or unix:// before the address of a Valkey, or a Redis from 7 on.",
+            hint="Write redis://, rediss:// (TLS) or unix:// before the address of a Valkey or Redis (7.2 or newer).",
             id="codeq.E001",
         )
     if urlsplit(conf.database_url).scheme not in ("", *POSTGRES_SCHEMES):
         yield Error(
-            f"DATABASE_URL begins with {urlsplit(conf.database_url).scheme}://, and only PostgreSQL will do.",
+            f"DATABASE_URL begins with {urlsplit(conf.database_url).scheme}://, but codeQ needs PostgreSQL.",
             hint="Write postgresql://user:password@host/database.",
             id="codeq.E002",
         )
@@ -46,18 +48,18 @@ def everywhere(conf: Conf) -> Iterator[CheckMessage]:
                 id="codeq.E003",
             )
     if conf.redis_cluster:
-        yield from _unfit_for_a_cluster(conf)
+        yield from _cluster_problems(conf)
     artifacts = urlsplit(conf.artifacts)
     if artifacts.scheme not in ("", "file", "s3") or (artifacts.scheme == "s3" and not artifacts.netloc):
         yield Error(
-            "CODEQ_ARTIFACTS names no storage that codeQ knows.",
+            "CODEQ_ARTIFACTS is not the URL of a supported storage.",
             hint="Write file:///a/directory, or s3://bucket/prefix?endpoint_url=…&region_name=…",
             id="codeq.E004",
         )
 
 
 def deployed(conf: Conf) -> Iterator[CheckMessage]:
-    """What works on one machine for one person, and is not fit for production."""
+    """Yield the settings that are convenient for development and not safe in production."""
     if not conf.production:
         yield Error(
             "Production mode is off: insecure defaults are in force.",
@@ -67,62 +69,62 @@ def deployed(conf: Conf) -> Iterator[CheckMessage]:
     if len(conf.secret_key) < SECRET_CHARACTERS or conf.secret_key.startswith("insecure"):
         yield Error(
             f"SECRET_KEY is missing, or has fewer than {SECRET_CHARACTERS} characters.",
-            hint="Make one with: python -c 'import secrets; print(secrets.token_urlsafe(64))'. It seals stored "
-            "secrets too, so keep it.",
+            hint="Create one with: python -c 'import secrets; print(secrets.token_urlsafe(64))'. It also "
+            "encrypts stored secrets, so back it up.",
             id="codeq.E011",
         )
     if "*" in conf.allowed_hosts or not conf.allowed_hosts:
         yield Error(
-            "CODEQ_ALLOWED_HOSTS lets the console answer to any host name.",
-            hint="Name the hosts the console is reached by, separated by commas.",
+            "CODEQ_ALLOWED_HOSTS accepts any host name.",
+            hint="List the host names of the console, separated by commas.",
             id="codeq.E012",
         )
     if conf.auth.provision_tenants:
         yield Error(
             "CODEQ_AUTH_PROVISION_TENANTS lets a token create tenants.",
-            hint="Unset it, and create tenants in the console.",
+            hint="Unset it and create tenants in the console.",
             id="codeq.E013",
         )
     if conf.auth.producer_as_worker:
         yield Error(
             "CODEQ_AUTH_PRODUCER_AS_WORKER lets producers' tokens claim tasks.",
-            hint="Unset it, and give workers tokens of their own.",
+            hint="Unset it and issue workers their own tokens.",
             id="codeq.E014",
         )
     if conf.auth.jwks_url and urlsplit(conf.auth.jwks_url).scheme != "https":
         yield Error(
-            "CODEQ_AUTH_JWKS_URL is not https: whoever can change what it answers can sign any token.",
-            hint="Fetch the keys over https.",
+            "CODEQ_AUTH_JWKS_URL is not https: an attacker who can change the response can sign any token.",
+            hint="Use an https URL.",
             id="codeq.E015",
         )
     if conf.queues.durability != "fsync":
         yield Error(
-            "CODEQ_QUEUES_DURABILITY=relaxed: an acknowledged task may be lost with the machine.",
-            hint="Set it to fsync, and appendfsync always in Valkey.",
+            "CODEQ_QUEUES_DURABILITY=relaxed: acknowledged tasks can be lost when Redis' machine crashes.",
+            hint="Set it to fsync, and set `appendfsync always` in Valkey.",
             id="codeq.E016",
         )
-    yield from _missing_servers(conf)
-    yield from _opened_networks(conf)
+    yield from _embedded_servers(conf)
+    yield from _risky_networks(conf)
     if conf.log_level == "DEBUG":
         yield checks.Warning(
-            "CODEQ_LOG_LEVEL=DEBUG: libraries write what they send and receive into the log.",
+            "CODEQ_LOG_LEVEL=DEBUG: libraries log the data that they send and receive.",
             hint="Set it to INFO.",
             id="codeq.W018",
         )
 
 
-def _unfit_for_a_cluster(conf: Conf) -> Iterator[CheckMessage]:
+def _cluster_problems(conf: Conf) -> Iterator[CheckMessage]:
     nodes = _servers(conf.redis_url)
     if not nodes:
         yield Error(
-            "CODEQ_REDIS_CLUSTER is set, and REDIS_URL names no node of a cluster.",
-            hint="Write redis://host:port, or rediss://; several nodes as redis://a:6379,b:6379.",
+            "CODEQ_REDIS_CLUSTER is set, but REDIS_URL has no host of a cluster node.",
+            hint="Write redis://host:port, or rediss:// (TLS); several nodes as redis://a:6379,b:6379.",
             id="codeq.E005",
         )
     if nodes & _servers(conf.broker_url):
         yield Error(
-            "CELERY_BROKER_URL names a node of the Redis Cluster: Celery does not speak to clusters.",
-            hint="Give Celery a server of its own: another Valkey, or whatever else it speaks.",
+            "CELERY_BROKER_URL names a node of the Redis Cluster, but Celery does not support clusters.",
+            hint="Use a separate server: another Valkey, or any other broker that Celery supports.",
             id="codeq.E006",
         )
 
@@ -135,7 +137,7 @@ def _servers(url: str) -> set[str]:
     return {host if ":" in host.rpartition("]")[2] else f"{host}:6379" for host in hosts if host}
 
 
-def _missing_servers(conf: Conf) -> Iterator[CheckMessage]:
+def _embedded_servers(conf: Conf) -> Iterator[CheckMessage]:
     urls = {
         "REDIS_URL": conf.redis_url,
         "DATABASE_URL": conf.database_url,
@@ -144,13 +146,13 @@ def _missing_servers(conf: Conf) -> Iterator[CheckMessage]:
     for name, url in urls.items():
         if not url or str(conf.home_path) in url:
             yield Error(
-                f"{name} is missing, or names a server that `manage.py up` runs for itself.",
-                hint="Name a server that is run, watched and backed up for its own sake.",
+                f"{name} is missing, or names a server that `manage.py up` runs.",
+                hint="Name a server that is operated, monitored and backed up independently of codeQ's processes.",
                 id="codeq.E017",
             )
 
 
-def _opened_networks(conf: Conf) -> Iterator[CheckMessage]:
+def _risky_networks(conf: Conf) -> Iterator[CheckMessage]:
     for text in conf.webhooks.allow_hosts:
         try:
             network: Any = ipaddress.ip_network(text)
@@ -158,22 +160,30 @@ def _opened_networks(conf: Conf) -> Iterator[CheckMessage]:
             continue  # codeq.E003
         if any(network.version == never.version and network.overlaps(never) for never in NEVER_ALLOWED):
             yield Error(
-                f"CODEQ_WEBHOOKS_ALLOW_HOSTS lets callbacks reach {text}: the server's own machine, or a cloud's "
-                "metadata service.",
-                hint="Name only the networks where your receivers are.",
+                f"CODEQ_WEBHOOKS_ALLOW_HOSTS allows {text}, which contains this machine or a cloud's metadata service.",
+                hint="List only the networks of your endpoints.",
                 id="codeq.E019",
             )
         elif network.is_private:
             yield checks.Warning(
-                f"CODEQ_WEBHOOKS_ALLOW_HOSTS lets every tenant's callbacks reach the private network {text}.",
-                hint="Keep it as small as the receivers need.",
+                f"CODEQ_WEBHOOKS_ALLOW_HOSTS allows the callbacks of every tenant to reach the private network {text}.",
+                hint="List only the networks that your endpoints need.",
                 id="codeq.W020",
             )
 
 
+def former_names(values: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    """Yield a warning for each former name in `settings.CODEQ`."""
+    _, warnings = replace_former_names(values)
+    for text in warnings:
+        yield checks.Warning(
+            text, hint="Change it before the next release (docs/howto/production.md).", id="codeq.W021"
+        )
+
+
 @checks.register("codeq")
 def check_settings(**_: object) -> list[CheckMessage]:
-    return list(everywhere(conf()))
+    return [*everywhere(conf()), *former_names(settings.CODEQ)]
 
 
 @checks.register("codeq", deploy=True)

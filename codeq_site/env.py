@@ -1,7 +1,8 @@
-"""The only reader of os.environ: environment variables to the plain values of `settings.CODEQ`.
+"""Read the environment variables into the plain values of `settings.CODEQ`.
 
-`CODEQ_WEB_PORT` sets `web.port`; a `CODEQ_…` name that no setting has is an error, with the nearest one named.
-What `manage.py up` started (`embedded.json` under CODEQ_HOME) fills in for REDIS_URL and DATABASE_URL.
+`CODEQ_WEB_PORT` sets `web.port`. An unknown `CODEQ_…` name is an error, which suggests the most similar name. Where
+REDIS_URL, DATABASE_URL or CELERY_BROKER_URL is not set, the server that `manage.py up` started is used: `up` writes its
+address to `embedded.json` under CODEQ_HOME.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from core.conf import Conf, Section, build
+from core.conf import FORMER_NAMES, Conf, Section, build, variable
 from core.errors import ConfigError
 
-# Names that operators know from elsewhere, and the setting each one is.
-KNOWN_AS = {
+# Settings with a common or short name: environment variable -> setting.
+ALIASES = {
     "REDIS_URL": "redis_url",
     "DATABASE_URL": "database_url",
     "CELERY_BROKER_URL": "broker_url",
@@ -30,51 +31,62 @@ KNOWN_AS = {
     "CODEQ_SERVE": "web.serve",
     "CODEQ_PARTITIONS": "queues.partitions",
 }
-# Read by the tests and the Makefile, not settings of the service.
-NOT_OURS = ("CODEQ_TEST_", "CODEQ_BENCH_")
+# Prefixes of variables that are read by the tests and the Makefile, not by the service.
+IGNORED_PREFIXES = ("CODEQ_TEST_", "CODEQ_BENCH_")
 EMBEDDED_FILE = "embedded.json"
 
 
 def names() -> dict[str, str]:
-    """Every environment variable that is read, with the dotted setting it sets."""
-    found = dict(KNOWN_AS)
+    """Return the environment variables that are read, with the paths of their settings.
+
+    Former names are left out.
+    """
+    paths = dict(ALIASES)
     for field in msgspec.structs.fields(Conf):
         if isinstance(field.type, type) and issubclass(field.type, Section):
             for inner in msgspec.structs.fields(field.type):
-                found[f"CODEQ_{field.name}_{inner.name}".upper()] = f"{field.name}.{inner.name}"
+                path = f"{field.name}.{inner.name}"
+                paths[variable(path)] = path
         else:
-            found[f"CODEQ_{field.name}".upper()] = field.name
-    return found
+            paths[variable(field.name)] = field.name
+    return paths
 
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The values of `settings.CODEQ`: what the environment gives, and what `manage.py up` runs."""
-    values = given(environ)
+    """Return the values of `settings.CODEQ`, from the environment and from `manage.py up`."""
+    values = read_variables(environ)
     _add_embedded(values)
     return values
 
 
-def given(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What the environment itself gives, without the embedded servers."""
+def read_variables(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the values that the environment sets, without those of `manage.py up`.
+
+    A former name stays in the values: `core.conf.build` replaces it.
+    """
     known = names()
+    former = {variable(path): path for path in FORMER_NAMES}
     values: dict[str, Any] = {}
     for name, text in environ.items():
-        if name not in known:
-            if name.startswith("CODEQ_") and not name.startswith(NOT_OURS):
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]}?" if near else " docs/reference/settings.md lists them all."
+        path = known.get(name) or former.get(name)
+        if path is None:
+            if name.startswith("CODEQ_") and not name.startswith(IGNORED_PREFIXES):
+                similar = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {similar[0]}?" if similar else " docs/reference/settings.md lists all settings."
                 raise ConfigError(f"{name} is not a setting.{hint}")
-            continue
-        if text != "":
-            _put(values, known[name], text)
+        elif text != "":
+            _put(values, path, text)
     return values
 
 
-def inherited(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: ours, with these settings instead of whatever name set them here."""
-    known = names()
-    replaced = {known.get(name) for name in changes} - {None}
-    kept = {name: text for name, text in os.environ.items() if known.get(name) not in replaced}
+def for_child(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child process: that of this process with the changes.
+
+    Other names of a changed setting are left out, so that each setting has one name.
+    """
+    paths = names() | {variable(former): path for former, path in FORMER_NAMES.items()}
+    changed = {paths.get(name) for name in changes} - {None}
+    kept = {name: text for name, text in os.environ.items() if paths.get(name) not in changed}
     return {**kept, **changes}
 
 
@@ -82,23 +94,23 @@ def _put(values: dict[str, Any], path: str, text: str) -> None:
     section, _, field = path.rpartition(".")
     owner = {f.name: f.type for f in msgspec.structs.fields(Conf)}[section] if section else Conf
     types = {f.name: f.type for f in msgspec.structs.fields(owner)}
-    is_list = "list[" in str(types[field])
+    is_list = "list[" in str(types[FORMER_NAMES.get(path, path).rpartition(".")[2]])
     target = values.setdefault(section, {}) if section else values
     target[field] = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
 
 
 def _add_embedded(values: dict[str, Any]) -> None:
-    """Servers that `manage.py up` runs are found by every other command of the same home, without a variable."""
+    """Add what `manage.py up` published for this home, unless the environment sets it."""
     file = Path(values.get("home", Conf().home)).expanduser() / EMBEDDED_FILE
     try:
         if build(values).production or not file.is_file():
             return
-        found = json.loads(file.read_text(encoding="utf-8"))
+        published = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{file} cannot be read ({error}): run as the user who started codeQ there, or set CODEQ_HOME."
         ) from error
-    for field, value in found.items():
-        section, _, name = field.rpartition(".")
+    for path, value in published.items():
+        section, _, field = path.rpartition(".")
         target = values.setdefault(section, {}) if section else values
-        target.setdefault(name, value)
+        target.setdefault(field, value)

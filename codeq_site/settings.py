@@ -1,4 +1,4 @@
-"""Django's settings: plain values. What codeQ itself reads is `CODEQ`, typed by `conf.py`."""
+"""Django's settings. codeQ's own are the values in `CODEQ`, which core/conf.py validates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODEQ = env.read()
 _conf = build(CODEQ)
 
 DEBUG = False
-# Outside production a fixed key keeps `manage.py` usable before `up` has made one; checks.py refuses it there.
+# Before `manage.py up` has created a key, other commands use this one. checks.py refuses it in production.
 SECRET_KEY = _conf.secret_key or "insecure-development-key-of-codeq"
 SECRET_KEY_FALLBACKS = _conf.secret_key_fallbacks
 ALLOWED_HOSTS = _conf.allowed_hosts
@@ -24,7 +24,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
-# One way to write a moment, in every table and on every page: Django asks a language's formats, and not the settings.
+# One format for dates and times on all pages. Django reads formats from a language's module, not from the settings.
 FORMAT_MODULE_PATH = ["codeq_site.formats"]
 
 INSTALLED_APPS = [
@@ -47,7 +47,7 @@ INSTALLED_APPS = [
     "pipeline",
 ]
 
-# The console's middleware. The API's lean handler has its own, in asgi.py.
+# The middleware of the console. API requests do not pass through it (core/http/router.py).
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -57,8 +57,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "core.admin.content_security_policy.OwnSources",
-    "core.admin.bad_query.Unaskable",
+    "core.admin.content_security_policy.ContentSecurityPolicyMiddleware",
+    "core.admin.bad_query.BadQueryMiddleware",
 ]
 
 ROOT_URLCONF = "codeq_site.urls"
@@ -86,7 +86,7 @@ DATABASES = {
         conn_health_checks=True,
     )
 }
-# A server that is frozen, or a network that swallows packets, must not hold a thread for ever. What the URL says wins.
+# A frozen server or a network that drops packets must not block a thread forever. Options in the URL take precedence.
 DATABASES["default"]["OPTIONS"] = {
     "connect_timeout": 5, "tcp_user_timeout": 30_000,
     "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
@@ -94,8 +94,8 @@ DATABASES["default"]["OPTIONS"] = {
 }  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# The broker's server rather than the hot path's, where Celery's broker is a Redis at all. Not a cluster's node, which
-# has but a part of the keys.
+# The cache uses the broker's Redis if there is one, else that of the queues. It never uses a cluster node, which has
+# only part of the keys.
 _cache_urls = [
     url
     for url in (_conf.broker_url, "" if _conf.redis_cluster else _conf.redis_url, "redis://127.0.0.1:6379/1")
@@ -106,7 +106,7 @@ CACHES = {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": _cache_urls[0],
         "KEY_PREFIX": "codeq-cache",
-        # Or a Redis that is frozen would hold up every login.
+        # A frozen Redis must not block every login.
         "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 2, "SOCKET_TIMEOUT": 2},
     }
 }
@@ -121,7 +121,7 @@ LOGIN_URL = "/admin/login/"
 LOGIN_REDIRECT_URL = "/admin/"
 
 STATIC_URL = "/static/"
-# Static files are served from the packages themselves, so that no `collectstatic` step can be forgotten.
+# Static files are served from the packages, without a `collectstatic` step.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 
@@ -146,7 +146,7 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "core.problem_details.exception_handler",
 }
 
-# The API's authentication and rate limiter: core.http does not know the apps.
+# The API's authentication and rate limiter, by dotted path because core.http must not import the apps.
 API_AUTHENTICATION = "tenants.auth.authentication.BearerAuthentication"
 API_RATE_LIMITER = "queues.services.admit"
 
@@ -187,7 +187,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.1",
     "SERVE_INCLUDE_SCHEMA": False,
-    # The structs name their enums; the stock hook would rename them.
+    # The structs name their enums. drf-spectacular's default hook would rename them.
     "POSTPROCESSING_HOOKS": [],
     "DESCRIPTION": (
         "Task queues for many tenants: leases, retries, delays, dead letters and webhooks. To try a call here, press "

@@ -1,4 +1,7 @@
-"""The TCP port that the web processes share: reserved by the supervisor, listened on by each, asked for readiness."""
+"""The TCP port that the web processes share.
+
+The supervisor reserves it, each web process listens on it, and `manage.py up` probes it for readiness.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ import socket
 
 from codeq_site.devserver.supervisor import StartError
 
-# Connections the kernel holds for a process that is busy; a burst of new clients fits.
+# Connections that the kernel queues for a busy process; enough for a burst of new clients.
 BACKLOG = 4096
-# A client that takes nothing of its answer for so long has gone, or wants to keep the connection busy.
+# A connection is closed if its client has read nothing of a response for this time.
 UNREAD_MS = 30_000
 _LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that shares its port with the other web processes.
+    """Return a listening socket that shares its port with the other web processes.
 
-    The kernel spreads connections over such sockets; processes that accept from one common socket do not share
-    keep-alive connections evenly.
+    The kernel distributes connections evenly over such sockets. Processes that accept from one common socket would get
+    uneven numbers of keep-alive connections.
     """
-    opened = _bind(host, port, is_shared=True)
+    listener = _bind(host, port, is_shared=True)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-    opened.listen(BACKLOG)
-    return opened
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    listener.listen(BACKLOG)
+    return listener
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Take the port, or say that it is taken. The socket is bound and does not listen: the web processes do.
+    """Reserve the port with a socket that is bound but does not listen. Raises StartError.
 
-    With SO_REUSEPORT a second codeQ of the same user would share the port and answer half of the requests; so first
-    the port is tried without.
+    With SO_REUSEPORT a second codeQ of the same user could share the port and would receive half of the requests. So
+    the port is first bound without that option.
     """
     try:
         _bind(host, port, is_shared=False).close()
@@ -40,10 +43,10 @@ def reserve(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartError(
-                f"Port {port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+                f"Port {port} is in use: stop the program that uses it, or set another port with --port or CODEQ_PORT."
             ) from error
         raise StartError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): choose others with CODEQ_WEB_HOST and --port."
+            f"Cannot listen on {host} port {port} ({error.strerror}): set others with CODEQ_WEB_HOST and --port."
         ) from error
 
 
@@ -64,19 +67,19 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
 
 
 def url(host: str, port: int) -> str:
-    """Where a browser on this machine finds what listens on that address."""
+    """Return the URL under which a browser on this machine reaches the address."""
     host = _LOOPBACK_OF.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def probe(host: str, port: int, path: str) -> tuple[int, str]:
-    """What a path answers: the status (0 = nobody answers) and the body or the reason."""
+    """Request a path. Return the status and the body, or 0 and the reason of the failure."""
     connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=5)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read(2000).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:
-        return 0, f"nobody answers on port {port} ({error})."
+        return 0, f"no answer on port {port} ({error})."
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Every path of the site. The API's come first: they are looked up most."""
+"""The paths of the site. The API's paths come first because they get most requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ urlpatterns = [
     path("v1/codeq/", include("queues.api.urls")),
     path("v1/codeq/", include("webhooks.api.urls")),
     path("v1/codeq/", include("pipeline.api.urls")),
-    # Whoever opens the address that they were told is not to find nothing there.
+    # The bare host name leads to the console.
     path("", RedirectView.as_view(pattern_name="console:overview")),
     path("healthz", health.HealthView.as_view(), name="healthz"),
     path("readyz", health.ReadyView.as_view(), name="readyz"),
@@ -25,9 +25,9 @@ urlpatterns = [
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
-    # First: its overview is the admin's front page.
+    # Before the admin, because the overview replaces its front page.
     path("admin/", include("console.urls")),
     path("admin/", include("console.insights")),
-    path("admin/login/", login),  # before the admin's own, under its name
+    path("admin/login/", login),  # replaces the admin's login page, under its name
     path("admin/", admin.site.urls),
 ]

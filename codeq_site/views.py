@@ -1,4 +1,4 @@
-"""Pages of the site that need more than one app."""
+"""Pages that use several apps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ class MetricsView(ApiView):
         errors=(errors.Unauthenticated, errors.Forbidden),
     )
     async def get(self) -> HttpResponse:
-        """No label names a tenant. In production an operator's token is asked for (`CODEQ_WEB_METRICS`)."""
-        who = conf().web.metrics
-        if who == "operator" or (who == "auto" and conf().production):
+        """Return the metrics. No label contains a tenant.
+
+        In production this needs an operator's token (`CODEQ_WEB_METRICS`).
+        """
+        access = conf().web.metrics
+        if access == "operator" or (access == "auto" and conf().production):
             caller = await BearerAuthentication().authenticate_async(self.request.header(b"authorization"))
             if CallerRole.OPERATOR not in caller.roles:
                 raise errors.Forbidden("This needs a platform operator's token.")

@@ -16,7 +16,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from console.page import Guarded, tenant_of
 from core import errors
-from core.admin.reasons import reason_in
+from core.admin.audit_reason import reason_in
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tenants.scoping import Role

@@ -17,9 +17,9 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from core.admin.fields import ChoosesRows
-from core.admin.mixins import ReadOnly
-from core.admin.reasons import SavedWithReason
+from core.admin.audit_reason import SavedWithReason
+from core.admin.fields import SafeAutocomplete
+from core.admin.mixins import ReadOnlyAdminMixin
 from tenants import scoping
 from tenants.models import Tenant, TenantMembership
 
@@ -45,7 +45,7 @@ class SuperusersOnly(SavedWithReason):
     has_delete_permission = has_view_permission
 
 
-class MembershipInline(ChoosesRows, TabularInline):
+class MembershipInline(SafeAutocomplete, TabularInline):
     model = TenantMembership
     autocomplete_fields = ("tenant",)
     # One is taken away on its own page, which asks why.
@@ -98,7 +98,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(LogEntry)
-class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnly, ModelAdmin):
+class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnlyAdminMixin, ModelAdmin):
     """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
 
     list_display = ("when", "who", "what", "whose", "kind")

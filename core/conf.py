@@ -1,19 +1,35 @@
 """The settings as one frozen, typed and validated object, such as `conf().queues.batch`.
 
-`env.py` reads the environment into `settings.CODEQ`, and this module validates it. `CODEQ_<SECTION>_<FIELD>` sets
-`conf().<section>.<field>`. `docs/reference/settings.md` is generated from the descriptions below.
+`codeq_site/env.py` reads the environment into `settings.CODEQ`, and this module validates it.
+`CODEQ_<SECTION>_<FIELD>` sets `conf().<section>.<field>`. `docs/reference/settings.md` is generated from the
+descriptions below.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from core.errors import ConfigError
+
+# The settings that this release renames: former path -> path. A former name works for one release, with a warning.
+FORMER_NAMES = {
+    "queues.horizon_seconds": "queues.max_schedule_ahead_seconds",
+    "queues.inspect_limit": "queues.repair_limit",
+    "webhooks.burst": "webhooks.max_unrecorded",
+    "webhooks.tail_seconds": "webhooks.retry_tail_delays_seconds",
+    "webhooks.tries": "webhooks.quick_attempts",
+}
+# The classes that `auth.validators` may name and that this release moves: former path -> path.
+FORMER_VALIDATORS = {
+    "tenants.tokens.JwksValidator": "tenants.auth.validators.JwksValidator",
+    "tenants.tokens.TenantKeyValidator": "tenants.auth.validators.TenantKeyValidator",
+}
 
 BackoffPolicy = Literal["fixed", "linear", "exponential", "exp_full_jitter", "exp_equal_jitter"]
 Count = Annotated[int, Meta(ge=1)]
@@ -147,7 +163,7 @@ class Queues(Section, frozen=True):
             "worker take more tasks away from the others.",
         ),
     ] = 10
-    inspect_limit: Annotated[
+    repair_limit: Annotated[
         int,
         Meta(
             ge=1,
@@ -156,7 +172,7 @@ class Queues(Section, frozen=True):
             "tasks. A higher value clears a backlog of them sooner; a lower one keeps each claim short.",
         ),
     ] = 200
-    horizon_seconds: Annotated[
+    max_schedule_ahead_seconds: Annotated[
         Count,
         Meta(
             description="How far in the future a task may be scheduled, in seconds; a later time gets a 400. It also "
@@ -276,7 +292,7 @@ class Auth(Section, frozen=True):
     ] = False
 
 
-class Limits(Section, frozen=True):
+class TenantLimits(Section, frozen=True):
     """The limits of a tenant whose own row sets none. A rate of 0 is no limit."""
 
     depth: Annotated[
@@ -363,7 +379,7 @@ class Webhooks(Section, frozen=True):
         Count,
         Meta(description="Bytes of an endpoint's answer that are read; the rest is not. The first 2 KiB are stored."),
     ] = 64 * 2**10
-    tries: Annotated[
+    quick_attempts: Annotated[
         int,
         Meta(
             ge=1,
@@ -380,7 +396,7 @@ class Webhooks(Section, frozen=True):
     retry_cap_seconds: Annotated[float, Meta(gt=0, description="Longest pause between quick attempts, in seconds.")] = (
         60.0
     )
-    tail_seconds: Annotated[
+    retry_tail_delays_seconds: Annotated[
         list[float],
         Meta(
             description="Pauses after the quick attempts, in seconds, comma-separated: one attempt after each, then "
@@ -406,7 +422,7 @@ class Webhooks(Section, frozen=True):
             "hanging host can hold; a higher value sends faster to a single host.",
         ),
     ] = 12
-    burst: Annotated[
+    max_unrecorded: Annotated[
         int,
         Meta(
             ge=1,
@@ -563,7 +579,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     web: Web = Web()
     queues: Queues = Queues()
     auth: Auth = Auth()
-    limits: Limits = Limits()
+    limits: TenantLimits = TenantLimits()
     webhooks: Webhooks = Webhooks()
     pipeline: Pipeline = Pipeline()
     tracing: Tracing = Tracing()
@@ -573,10 +589,50 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return Path(self.home).expanduser().absolute()
 
 
-def build(values: dict[str, object]) -> Conf:
+def variable(path: str) -> str:
+    """Return the environment variable of a setting, such as `CODEQ_WEB_PORT` for `web.port`."""
+    return f"CODEQ_{path}".replace(".", "_").upper()
+
+
+def replace_former_names(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values under their present names, and a warning for each former name.
+
+    Raises ConfigError if a setting is set under both of its names.
+    """
+    current = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    warnings = []
+    for former, path in FORMER_NAMES.items():
+        section, _, former_field = former.rpartition(".")
+        field = path.rpartition(".")[2]
+        fields = current.get(section)
+        if not isinstance(fields, dict) or former_field not in fields:
+            continue
+        if field in fields:
+            raise ConfigError(
+                f"{variable(former)} and {variable(path)} are the same setting: unset {variable(former)}, "
+                "which is the former name."
+            )
+        fields[field] = fields.pop(former_field)
+        warnings.append(
+            f"{variable(former)} is now {variable(path)}. The former name will not work in the next release."
+        )
+    auth = current.get("auth")
+    if isinstance(auth, dict) and isinstance(paths := auth.get("validators"), list):
+        auth["validators"] = [FORMER_VALIDATORS.get(path, path) for path in paths]
+        warnings += [
+            f"CODEQ_AUTH_VALIDATORS: {path} is now {FORMER_VALIDATORS[path]}. "
+            "The former path will not work in the next release."
+            for path in paths
+            if path in FORMER_VALIDATORS
+        ]
+    return current, warnings
+
+
+def build(values: Mapping[str, Any]) -> Conf:
     """Convert plain values, such as environment variables, to a `Conf`. Raises ConfigError."""
+    current, _ = replace_former_names(values)
     try:
-        return msgspec.convert(values, type=Conf, strict=False)
+        return msgspec.convert(current, type=Conf, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"codeQ's settings: {error}") from error
 

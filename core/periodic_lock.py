@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicTaskLock:
-    """A held lock. Call `renew()` before each further piece of work, and stop when it returns False."""
+    """A held lock.
+
+    Call `renew()` before each further piece of work, and stop when it returns False.
+    """
 
     def __init__(self, lock: Lock, seconds: float) -> None:
         self._lock = lock

@@ -39,7 +39,7 @@ PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 BLOCKED_V6 = tuple(
     map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"))
 )
-# Blocked whatever `allow_hosts` says: cloud metadata services have addresses here, webhook receivers do not.
+# Blocked even if `allow_hosts` contains them: cloud metadata services have addresses here, webhook receivers do not.
 ALWAYS_BLOCKED = tuple(
     map(
         ipaddress.ip_network,

@@ -27,7 +27,7 @@ def settings() -> str:
     lines = ["# Settings", "", "All settings are environment variables, and all are optional. A process does not start"]
     lines.append("with an unknown `CODEQ_…` name or a value that is out of range; it prints the name and the reason.")
     lines.append(f"Where two names are given, both work. {BY_HAND}")
-    other_names = {path: name for name, path in env.KNOWN_AS.items()}
+    other_names = {path: name for name, path in env.ALIASES.items()}
     sections: list[tuple[str, Any]] = [("", Conf)]
     sections += [(field.name, field.type) for field in msgspec.structs.fields(Conf) if _is_section(field.type)]
     for section, owner in sections:

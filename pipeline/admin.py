@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from core.admin.mixins import ReadOnly
+from core.admin.mixins import ReadOnlyAdminMixin
 from pipeline.models import (
     Capacity,
     Failure,
@@ -33,7 +33,7 @@ STATE_COLOURS = {
 
 
 @admin.register(RunLog)
-class RunLogAdmin(ReadOnly, ModelAdmin):
+class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Pipeline runs, for platform operators only: the numbers are sums over all tenants."""
 
     list_display = (
@@ -55,7 +55,7 @@ class RunLogAdmin(ReadOnly, ModelAdmin):
         return str(row.state)
 
 
-class MartAdmin(ReadOnly, TenantScopedAdmin):
+class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"

@@ -17,9 +17,9 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
+from core.admin.audit_reason import ReasonActionForm, reason_in
 from core.admin.links import queue_url, task_url
-from core.admin.mixins import ReadOnly
-from core.admin.reasons import ReasonedActions, reason_in
+from core.admin.mixins import ReadOnlyAdminMixin
 from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, Status
@@ -51,7 +51,7 @@ def as_json(text: str) -> SafeString:
     )
 
 
-class AuditAdmin(ReadOnly, TenantScopedAdmin):
+class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "Nothing has ended yet. What ends is here a second later."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
@@ -150,7 +150,7 @@ class AttemptAdmin(AuditAdmin):
 
 
 @admin.register(QueuePolicy)
-class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
+class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """All policies; one is changed on its queue's page, where what it does is seen."""
 
     nothing = "Every queue is as the settings say. A policy of its own is set on the queue's page."
@@ -175,7 +175,7 @@ class QueuePolicyAdmin(ReadOnly, TenantScopedAdmin):
         )
 
 
-class PlatformAdmin(ReadOnly, ModelAdmin):
+class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Of the platform, not of a tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -194,7 +194,7 @@ class QuarantineAdmin(PlatformAdmin):
     fields = ("partition", "stream_id", "reason", "created_at")
     readonly_fields = ("created_at",)
     actions = ("retry",)
-    action_form = ReasonedActions
+    action_form = ReasonActionForm
     nothing = "Nothing is in quarantine: all that ended could be stored."
 
     @action(description="Try to store these again", permissions=["view"])

@@ -18,7 +18,7 @@ def engine() -> Engine:
     """Return the engine of this process. Only the event loop of its web server may await its calls."""
     store, timeout = client(), conf().web.redis_timeout_seconds
     if isinstance(store, ClusterClient):
-        runner = AsyncRunner(MultiplexedCluster(store.nodes, timeout_seconds=timeout).send, ClusterRunner(store))
+        runner = AsyncRunner(MultiplexedCluster(store.topology, timeout_seconds=timeout).send, ClusterRunner(store))
     else:
         runner = AsyncRunner(MultiplexedConnection(conf().redis_url, timeout_seconds=timeout).send, SyncRunner(store))
     queues = conf().queues
@@ -27,12 +27,12 @@ def engine() -> Engine:
         Options(
             partitions=queues.partitions,
             max_attempts=queues.max_attempts,
-            repair_limit=queues.inspect_limit,
+            repair_limit=queues.repair_limit,
             backoff=queues.backoff,
             backoff_base_ms=round(queues.backoff_base_seconds * 1000),
             backoff_cap_ms=round(queues.backoff_cap_seconds * 1000),
             retention_ms=queues.retention_seconds * 1000,
             dead_retention_ms=queues.dead_retention_seconds * 1000,
-            horizon_ms=queues.horizon_seconds * 1000,
+            horizon_ms=queues.max_schedule_ahead_seconds * 1000,
         ),
     )

@@ -68,7 +68,7 @@ class Filters:
         key = f"{tid} {task_id}"
         if key in self.ghost:
             raise TaskNotFound
-        return call().catch(TaskNotFound, lambda: self.ghost.add(key))
+        return call().on_error(TaskNotFound, lambda: self.ghost.add(key))
 
     def is_gone(self, tid: str, task_id: str) -> bool:
         return f"{tid} {task_id}" in self.ghost

@@ -18,7 +18,7 @@ from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import F, Func
 
-from core.admin.date_hierarchy import DatedQuerySet
+from core.admin.date_hierarchy import IndexedDateHierarchyQuerySet
 from core.conf import BackoffPolicy
 from queues.domain import Outcome, Status
 
@@ -53,7 +53,7 @@ class Attempt(models.Model):
     payload_bytes = models.BigIntegerField()
     result_bytes = models.BigIntegerField()
 
-    objects = DatedQuerySet.as_manager()
+    objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["task_id", "number"], name="attempt_of_task")]
@@ -99,7 +99,7 @@ class AuditedResult(models.Model):
         help_text="Where in the events stream it was said. Decides which ending is the last one."
     )
 
-    objects = DatedQuerySet.as_manager()
+    objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         verbose_name = "audited result"

@@ -172,7 +172,8 @@ def check(command: str, policy: Policy) -> None:
         ("backoffCapSeconds", policy.backoff_cap_seconds),
     ):
         validation.require(
-            seconds is None or 0 <= seconds <= limits.horizon_seconds, f"{name}: 0 to {limits.horizon_seconds}"
+            seconds is None or 0 <= seconds <= limits.max_schedule_ahead_seconds,
+            f"{name}: 0 to {limits.max_schedule_ahead_seconds}",
         )
 
 

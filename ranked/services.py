@@ -86,7 +86,7 @@ class RankedQueue:
 
         Return False and change nothing if the lock has expired or another worker has it.
         """
-        horizon = conf().queues.horizon_seconds
+        horizon = conf().queues.max_schedule_ahead_seconds
         if not 0 <= delay <= horizon:
             raise errors.InvalidRequest(f"delay: 0 to {horizon} seconds")
         delay_ms = round(delay * 1000)

@@ -18,8 +18,8 @@ from django.utils.html import format_html
 from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 
-from core.admin.fields import KeysField
-from core.admin.reasons import ReasonForm
+from core.admin.audit_reason import ReasonForm
+from core.admin.fields import JwksField
 from tenants import scoping, services
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin
@@ -167,7 +167,7 @@ class TenantIssuerAdmin(TenantScopedAdmin):
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         if db_field.name == "jwks":
-            kwargs["form_class"] = KeysField
+            kwargs["form_class"] = JwksField
         return super().formfield_for_dbfield(db_field, request, **kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from core.admin.fields import ChoosesRows
-from core.admin.reasons import DeletedWithReason, SavedWithReason
+from core.admin.audit_reason import DeletedWithReason, SavedWithReason
+from core.admin.fields import SafeAutocomplete
 from tenants.models import Tenant, TenantMembership
 
 Role = TenantMembership.Role
@@ -102,7 +102,7 @@ class AllowlistedFilters:
         return bool(super().lookup_allowed(lookup, value, request))  # type: ignore[misc]
 
 
-class TenantScopedAdmin(AllowlistedFilters, ChoosesRows, SavedWithReason, DeletedWithReason):
+class TenantScopedAdmin(AllowlistedFilters, SafeAutocomplete, SavedWithReason, DeletedWithReason):
     """A model admin for rows that belong to a tenant.
 
     Memberships decide who may use its views, actions and form fields. Django's permissions have no effect.

@@ -45,7 +45,7 @@ _postgresql = PostgreSQL(
 def _set_environment() -> None:
     # A developer's own settings must not decide what the tests see.
     for name in [*env.names(), *os.environ]:
-        if name in env.names() or (name.startswith("CODEQ_") and not name.startswith(env.NOT_OURS)):
+        if name in env.names() or (name.startswith("CODEQ_") and not name.startswith(env.IGNORED_PREFIXES)):
             os.environ.pop(name, None)
     os.environ.update(
         DJANGO_SETTINGS_MODULE="codeq_site.settings",

@@ -21,8 +21,8 @@ from unfold.decorators import action, display
 from unfold.enums import ActionVariant
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
-from core.admin.mixins import ReadOnly
-from core.admin.reasons import ReasonedActions, ReasonForm, reason_in
+from core.admin.audit_reason import ReasonActionForm, ReasonForm, reason_in
+from core.admin.mixins import ReadOnlyAdminMixin
 from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
 from webhooks import services
@@ -54,7 +54,7 @@ class AttemptInline(TabularInline):
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
+class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     list_display = (
         "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_response",
     )  # fmt: skip
@@ -71,7 +71,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
     inlines = (AttemptInline,)
     actions = ("replay",)
     nothing = "No deliveries yet. A delivery is created when a task with a webhook ends."
-    action_form = ReasonedActions
+    action_form = ReasonActionForm
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -132,7 +132,7 @@ class DeliveryAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(ReadOnly, TenantScopedAdmin):
+class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No endpoints. An endpoint is listed if it has its own secret, fails or is disabled."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
@@ -222,7 +222,7 @@ class EndpointAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Subscription)
-class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
+class SubscriptionAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     nothing = "No subscriptions. Workers learn of new tasks by polling."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
@@ -237,7 +237,7 @@ class SubscriptionAdmin(ReadOnly, TenantScopedAdmin):
 
 
 @admin.register(Circuit)
-class CircuitAdmin(ReadOnly, TenantScopedAdmin):
+class CircuitAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Failing hosts, their consecutive failures, and the time until which they are paused."""
 
     nothing = "No failing hosts."

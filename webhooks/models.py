@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import MD5
 
-from core.admin.date_hierarchy import DatedQuerySet
+from core.admin.date_hierarchy import IndexedDateHierarchyQuerySet
 
 
 class Endpoint(models.Model):
@@ -99,7 +99,7 @@ class Delivery(models.Model):
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
 
-    objects = DatedQuerySet.as_manager()
+    objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         verbose_name_plural = "deliveries"

@@ -67,8 +67,10 @@ def decide(
 
 def delays_seconds(settings: Webhooks) -> list[float]:
     """Return the delay after each attempt except the last."""
-    quick = [min(settings.retry_base_seconds * 2**n, settings.retry_cap_seconds) for n in range(settings.tries - 1)]
-    return quick + settings.tail_seconds
+    quick = [
+        min(settings.retry_base_seconds * 2**n, settings.retry_cap_seconds) for n in range(settings.quick_attempts - 1)
+    ]
+    return quick + settings.retry_tail_delays_seconds
 
 
 def parse_retry_after(value: str, now: datetime) -> timedelta | None:

@@ -3,7 +3,7 @@
 The POSTs are coroutines on one event loop, a bounded number to each host; one thread beside it makes all database
 calls. Each round records the attempts that finished since the last round and reserves deliveries for the free slots. A
 crash between a POST and its record therefore repeats only that POST, under the same id. To bound the number of repeats,
-at most `burst` deliveries may have just started and not be recorded yet.
+at most `max_unrecorded` deliveries may have just started and not be recorded yet.
 """
 
 from __future__ import annotations
@@ -209,13 +209,13 @@ class Sender:
         task.add_done_callback(self._tasks.discard)
 
     def _is_burst_used_up(self) -> bool:
-        """Whether as many deliveries as `burst` allows have just started and are not recorded.
+        """Whether as many deliveries as `max_unrecorded` allows have just started and are not recorded.
 
         A crash now would repeat them. If so, schedule another start when they no longer count.
         """
         since = time.monotonic() - BURST_SECONDS
-        burst = conf().webhooks.burst
-        if sum(1 for _ in takewhile(lambda started: started > since, reversed(self._unrecorded.values()))) < burst:
+        limit = conf().webhooks.max_unrecorded
+        if sum(1 for _ in takewhile(lambda started: started > since, reversed(self._unrecorded.values()))) < limit:
             return False
         if self._burst_timer is None:
             self._burst_timer = asyncio.get_running_loop().call_later(BURST_SECONDS, self._after_burst)

@@ -1,6 +1,6 @@
-"""What `manage.py up` does in the database before the first request: `python -m codeq_site.devserver.bootstrap`.
+"""Prepare the database for `manage.py up`: `python -m codeq_site.devserver.bootstrap`.
 
-Migrates; outside production also makes a tenant, an admin and their tokens. Prints what `up` shows, as JSON.
+Run the migrations. Outside production, also create a tenant, its tokens and an admin. Print them as JSON for `up`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ TOKEN_SECONDS = 86_400
 
 
 class BootstrapResult(msgspec.Struct):
-    """What the newcomer is shown. Empty: in production, a password already changed, tokens of another issuer."""
+    """The logins that `up` prints.
+
+    A value is empty in production, for a password that was changed, and for tokens of another issuer.
+    """
 
     has_admin: bool = False
     password: str = ""
@@ -36,10 +39,10 @@ def main() -> None:
 
     try:
         django.setup()
-        seeded = bootstrap()
+        created = bootstrap()
     except (ConfigError, Error, RedisError) as error:
         sys.exit(" ".join(str(error).split()))
-    sys.stdout.buffer.write(msgspec.json.encode(seeded))
+    sys.stdout.buffer.write(msgspec.json.encode(created))
 
 
 def bootstrap() -> BootstrapResult:
@@ -56,15 +59,15 @@ def bootstrap() -> BootstrapResult:
     from tenants.domain import CallerRole
 
     services.provision(TENANT)
-    seeded = BootstrapResult(has_admin=True, password=_admin_password(conf().home_path / PASSWORD_FILE))
+    created = BootstrapResult(has_admin=True, password=_admin_password(conf().home_path / PASSWORD_FILE))
     if not conf().auth.jwks_url:
-        seeded.producer = services.issue_token(TENANT, CallerRole.PRODUCER, ttl_seconds=TOKEN_SECONDS)
-        seeded.worker = services.issue_token(TENANT, CallerRole.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS)
-    return seeded
+        created.producer = services.issue_token(TENANT, CallerRole.PRODUCER, ttl_seconds=TOKEN_SECONDS)
+        created.worker = services.issue_token(TENANT, CallerRole.WORKER, subject="worker-1", ttl_seconds=TOKEN_SECONDS)
+    return created
 
 
 def _admin_password(file: Path) -> str:
-    """The admin's password as long as it is the one we made; empty once somebody has changed it."""
+    """Create the admin if necessary. Return its generated password, or "" if it was changed."""
     from django.contrib.auth import get_user_model
 
     password = file.read_text(encoding="utf-8").strip()

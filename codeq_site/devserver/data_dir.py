@@ -1,4 +1,4 @@
-"""CODEQ_HOME: the directory that holds the embedded servers' data, the secrets made for them, sockets and logs."""
+"""The directory CODEQ_HOME: data of the embedded servers, secrets, sockets and logs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ LOG_BYTES = 10 * 2**20
 
 
 class DataDirectory:
-    """One installation's directory, held by one supervisor at a time."""
+    """The directory of one installation. One supervisor at a time holds its lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
-        self._lock = self._hold()
+        self._lock = self._acquire_lock()
         self.logs = private_directory(path / "log")
         self.sockets = socket_directory(path)
 
-    def _hold(self) -> int:
-        """Two supervisors on the same data would be two Valkeys on one AOF. The kernel lets go when we end."""
+    def _acquire_lock(self) -> int:
+        """Lock the directory until this process ends.
+
+        Two supervisors would run two Valkeys on one AOF. Raises StartError if another one holds the lock.
+        """
         file = self.path / "up.lock"
         try:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StartError(
-                f"Cannot write to {file} ({error.strerror}): run as the user who owns it, or choose another --home."
+                f"Cannot write to {file} ({error.strerror}): run as its owner, or set another directory with --home."
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,33 +48,34 @@ class DataDirectory:
             owner = os.read(descriptor, 32).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise StartError(
-                f"codeQ runs already with {self.path} (pid {owner}): stop it, or choose another directory with --home."
+                f"codeQ already runs with {self.path} (pid {owner}): stop it, or set another directory with --home."
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
     def end_leftovers(self) -> None:
-        """End the web and Celery processes of a supervisor that was killed: they may still hold the port.
+        """End the web and Celery processes that a killed supervisor left.
 
-        We hold the lock, so whatever works for this home has lost its supervisor.
+        They may still hold the port. This process holds the lock, so any such process of this directory has lost its
+        supervisor.
         """
-        left = []
+        leftovers = []
         for process in psutil.process_iter(["cmdline"]):
             with contextlib.suppress(psutil.Error):
-                words = " ".join(process.info["cmdline"] or ())
-                ours = "codeq_site.web" in words or "celery -A codeq_site" in words
-                if ours and process.environ().get("CODEQ_HOME") == str(self.path):
+                command_line = " ".join(process.info["cmdline"] or ())
+                is_codeq = "codeq_site.web" in command_line or "celery -A codeq_site" in command_line
+                if is_codeq and process.environ().get("CODEQ_HOME") == str(self.path):
                     process.terminate()
-                    left.append(process)
-        _, stubborn = psutil.wait_procs(left, timeout=5)
-        for process in stubborn:
+                    leftovers.append(process)
+        _, still_running = psutil.wait_procs(leftovers, timeout=5)
+        for process in still_running:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(stubborn, timeout=5)
+        psutil.wait_procs(still_running, timeout=5)
 
     def log(self, name: str) -> Path:
-        """A program's log file. One that has grown too large becomes `.1` at the next start."""
+        """Return the log file of a program. Rename one above LOG_BYTES to `.log.1` first."""
         file = self.logs / f"{name}.log"
         if file.is_file() and file.stat().st_size > LOG_BYTES:
             file.replace(file.with_suffix(".log.1"))
@@ -89,14 +93,14 @@ class DataDirectory:
         return PostgreSQL(self.path / "postgresql", self.log("postgresql"), self.sockets / "postgresql")
 
     def secret(self, name: str, characters: int) -> str:
-        """A secret made at the first start and kept in a file of that name."""
+        """Return the secret in the file of that name; generate it at the first start."""
         file = self.path / name
         if not file.is_file():
             write_private(file, secrets.token_urlsafe(characters)[:characters] + "\n")
         return file.read_text(encoding="utf-8").strip()
 
     def publish(self, values: dict[str, Any], secret_key: str) -> None:
-        """Let every other command of this home find the servers (`env.py` reads it)."""
+        """Write the servers' addresses and the key to the file from which other commands read them."""
         self.secret(PASSWORD_FILE, 20)
         key = secret_key or self.secret("secret_key", 64)
         write_private(self.path / EMBEDDED_FILE, msgspec.json.encode({**values, "secret_key": key}).decode() + "\n")

@@ -1,4 +1,4 @@
-"""Child processes: started so that none outlives its parent, restarted when they crash, stopped in order."""
+"""Child processes that end with their parent: start, restart after a crash, and stop them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import Protocol
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A crash loop must not eat the machine, and one crash must not be felt: seconds before each further restart.
+# Seconds before each further restart: short after a single crash, long in a crash loop.
 BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-# Alive for so long, a program has recovered: its next crash starts from the first step again.
-STEADY_SECONDS = 60.0
+# A program that ran this long has recovered: its next restart uses the first delay again.
+STABLE_SECONDS = 60.0
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class StartError(Exception):
-    """Something cannot be started; the message is one sentence that says what to do."""
+    """A program cannot start. The message is one sentence that says what to do."""
 
 
 class StopRequested(Exception):
-    """Somebody asked for an orderly end: Ctrl-C, SIGTERM or a closed terminal."""
+    """The supervisor received Ctrl-C or SIGTERM, or its terminal was closed."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The operating system's user that a program runs as."""
+    """The user of the operating system as which a program runs."""
 
     name: str
     uid: int
@@ -52,18 +52,19 @@ def spawn(
     account: Account | None = None,
     death_signal: int = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C in the terminal reaches only the supervisor.
+    """Start a program in its own session, so that Ctrl-C reaches only the supervisor.
 
-    When this process dies, even by SIGKILL, Linux sends `death_signal` to the child. Call it from the main thread:
-    the kernel takes the end of the calling thread for the end of the parent. Without a log it writes to our stderr.
+    When this process dies, even by SIGKILL, Linux sends `death_signal` to the child. Call this function from the main
+    thread: the kernel treats the end of the calling thread as the end of the parent. Without a log, the program writes
+    to the stderr of this process.
     """
     parent = os.getpid()
 
     def follow_parent() -> None:
-        # After setuid on purpose: a change of user clears the death signal.
+        # Popen calls this after setuid, which is necessary: a change of user clears the death signal.
         if _libc is not None:
             _libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-            if os.getppid() != parent:  # it died between fork and prctl
+            if os.getppid() != parent:  # the parent died between fork and prctl
                 os._exit(1)
 
     sink: int | None = None
@@ -71,7 +72,7 @@ def spawn(
         sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of fork in a process with threads; `follow_parent` takes no lock and imports nothing.
+            # Python 3.12 warns about fork in a process with threads. It is safe: `follow_parent` takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 list(argv),
@@ -92,17 +93,17 @@ def spawn(
 
 
 def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    """Signal a program and everything it started; gone already is fine."""
+    """Send a signal to a program and all its children, if they still run."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):
-        # macOS answers EPERM for a group of zombies.
+        # macOS returns EPERM for a group of zombies.
         if process.poll() is None:
             process.send_signal(number)
 
 
 class Program(Protocol):
-    """What the supervisor keeps running."""
+    """A program that the supervisor keeps running."""
 
     @property
     def name(self) -> str: ...
@@ -114,8 +115,8 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True)
-class Command:
-    """A program that is nothing but its command line."""
+class CommandLineProgram:
+    """A program that is started with a command line."""
 
     name: str
     argv: Sequence[str]
@@ -138,7 +139,7 @@ class Command:
 
 @dataclass
 class Child:
-    """A program that should be running, and its present process."""
+    """A program and its current process."""
 
     program: Program
     process: subprocess.Popen[bytes]
@@ -148,7 +149,7 @@ class Child:
 
 
 def last_line(log: Path | None) -> str:
-    """The last line a program said, for a message; empty where it logs to our own stderr."""
+    """Return the last line of a log for a message, or "" without a log file."""
     if log is None or not log.is_file():
         return ""
     with log.open("rb") as file:
@@ -159,18 +160,18 @@ def last_line(log: Path | None) -> str:
 
 @dataclass
 class Supervisor:
-    """Owns the children from their start to their end. Single-threaded: everything happens inside its calls."""
+    """Starts, watches and stops children. Single-threaded: it works only inside its calls."""
 
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     children: list[Child] = field(default_factory=list)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
-        # Signals become readable bytes, so that waiting is one select() and no signal is lost between two checks.
-        self._wake, self._waker = socket.socketpair()
-        for end in (self._wake, self._waker):
+        # Each signal writes a byte to a socket. So waiting is one select(), and no signal is lost between two checks.
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup_reader, self._wakeup_writer):
             end.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             signal.signal(number, self._request_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -179,10 +180,10 @@ class Supervisor:
         self._stopping = True
 
     def close(self) -> None:
-        """Let go of the signals' sockets, where the process outlives its supervisor."""
+        """Close the sockets for signals, in a process that outlives its supervisor."""
         signal.set_wakeup_fd(-1)
-        self._wake.close()
-        self._waker.close()
+        self._wakeup_reader.close()
+        self._wakeup_writer.close()
 
     def start(self, program: Program) -> Child:
         child = Child(program, program.launch(), time.monotonic())
@@ -190,11 +191,11 @@ class Supervisor:
         return child
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not beyond a signal. Raises StopRequested once somebody has asked for the end."""
+        """Wait until the time has passed or a signal arrives. Raises StopRequested."""
         if not self._stopping:
-            select.select([self._wake], [], [], max(0.0, seconds))
+            select.select([self._wakeup_reader], [], [], max(0.0, seconds))
             try:
-                while self._wake.recv(512):
+                while self._wakeup_reader.recv(512):
                     pass
             except BlockingIOError:
                 pass
@@ -202,14 +203,14 @@ class Supervisor:
             raise StopRequested
 
     def until_ready(self, child: Child, is_ready: Callable[[], bool], explain: Callable[[], str]) -> None:
-        """Wait until a child that is being started is ready; StartError with the explanation when it ends instead."""
+        """Wait until a child is ready. Raises StartError with the explanation if it ends."""
         while not is_ready():
             if child.process.poll() is not None:
                 raise StartError(explain())
             self.pause(0.02)
 
     def run(self, program: Program) -> tuple[int, bytes]:
-        """Run one program to its end; its exit code, and its output where that is a pipe."""
+        """Run a program to its end. Return its exit code, and its output if that is a pipe."""
         child = self.start(program)
         while child.process.poll() is None:
             self.pause(0.5)
@@ -217,30 +218,30 @@ class Supervisor:
         return child.process.returncode, child.process.stdout.read() if child.process.stdout else b""
 
     def watch(self) -> None:
-        """Keep every child alive until somebody asks for the end."""
+        """Restart children that end, until a stop is requested."""
         while True:
             now = time.monotonic()
-            self.tend(now)
-            due = [child.restart_at - now for child in self.children if child.restart_at is not None]
-            self.pause(min([5.0, *due]))
+            self.restart_ended(now)
+            delays = [child.restart_at - now for child in self.children if child.restart_at is not None]
+            self.pause(min([5.0, *delays]))
 
-    def tend(self, now: float) -> None:
-        """Note who has ended, and start again whose time has come."""
+    def restart_ended(self, now: float) -> None:
+        """Schedule the restart of children that ended, and start those whose delay has passed."""
         for child in self.children:
             if child.restart_at is None:
                 code = child.process.poll()
                 if code is None:
                     continue
-                signal_group(child.process, signal.SIGKILL)  # what it had started would fight with its successor
-                if now - child.started > STEADY_SECONDS:
+                signal_group(child.process, signal.SIGKILL)  # its own children would conflict with the next process
+                if now - child.started > STABLE_SECONDS:
                     child.crashes = 0
                 delay = BACKOFF_SECONDS[min(child.crashes, len(BACKOFF_SECONDS) - 1)]
                 child.crashes += 1
                 child.restart_at = now + delay
-                words = last_line(child.program.log)
-                self.say(
-                    f"{child.program.name} {_how(code)}; starting it again in {delay:g} s."
-                    + (f" Its last words: {words}" if words else "")
+                line = last_line(child.program.log)
+                self.report(
+                    f"{child.program.name} {_describe_end(code)}; it restarts in {delay:g} s."
+                    + (f" Its last log line: {line}" if line else "")
                 )
             elif child.restart_at <= now:
                 try:
@@ -249,33 +250,33 @@ class Supervisor:
                     delay = BACKOFF_SECONDS[min(child.crashes, len(BACKOFF_SECONDS) - 1)]
                     child.crashes += 1
                     child.restart_at = now + delay
-                    self.say(f"{child.program.name} cannot be started: {error}; trying again in {delay:g} s.")
+                    self.report(f"{child.program.name} cannot be started: {error}; the next attempt is in {delay:g} s.")
                     continue
                 child.started, child.restart_at = now, None
-                self.say(f"{child.program.name} runs again (pid {child.process.pid}).")
+                self.report(f"{child.program.name} runs again (pid {child.process.pid}).")
 
-    def stop(self, programs: Sequence[Child] | None = None, *, seconds: float) -> None:
-        """End these children (all of them by default) at once: asked first, killed when the time is up."""
-        mine = list(self.children if programs is None else programs)
-        # Those that wait for their restart have ended and were reaped: their pids may be somebody else's by now.
-        for child in [each for each in mine if each.restart_at is not None]:
-            mine.remove(child)
+    def stop(self, children: Sequence[Child] | None = None, *, seconds: float) -> None:
+        """Stop these children, by default all. Kill those that do not stop in time."""
+        running = list(self.children if children is None else children)
+        # A child that waits for its restart has no process, and another program may have its former pid.
+        for child in [child for child in running if child.restart_at is not None]:
+            running.remove(child)
             self.children.remove(child)
-        for child in mine:
+        for child in running:
             if child.process.poll() is None:
                 child.process.send_signal(child.program.stop_signal)
         deadline = time.monotonic() + seconds
-        for child in mine:
+        for child in running:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self.say(f"{child.program.name} did not stop in {seconds:g} s and was killed.")
+                self.report(f"{child.program.name} did not stop in {seconds:g} s and was killed.")
             signal_group(child.process, signal.SIGKILL)
             child.process.wait()
             self.children.remove(child)
 
 
-def _how(code: int) -> str:
+def _describe_end(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

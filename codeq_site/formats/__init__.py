@@ -1,1 +1,1 @@
-"""How moments are written, by language, as Django asks for it."""
+"""Formats of dates and times by language (`FORMAT_MODULE_PATH`)."""

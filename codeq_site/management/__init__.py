@@ -1,1 +1,1 @@
-"""The operator's commands of the site; each app brings its own."""
+"""The site's commands for operators. Each app has its own."""

@@ -1,4 +1,4 @@
-"""What a page was asked and the database has no answer to: a null character, a year beyond all calendars."""
+"""Answer 400 for query values that PostgreSQL rejects, such as a null character."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from django.views.defaults import bad_request
 log = logging.getLogger("codeq.console")
 
 
-class Unaskable(MiddlewareMixin):
-    """Answers 400 where Django's lists, which hand on whatever their address says, would answer 500."""
+class BadQueryMiddleware(MiddlewareMixin):
+    """Turn a database error that a query string caused into a 400.
+
+    Django's lists pass the values of their query string to the database without a check, and would answer 500.
+    """
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if not isinstance(exception, DataError | OverflowError):
             return None
-        log.warning("%s cannot answer that: %s", request.path, type(exception).__name__)
+        log.warning("%s: the database rejected a query value: %s", request.path, type(exception).__name__)
         return bad_request(request, SuspiciousOperation())

@@ -1,4 +1,4 @@
-"""What a page of the console may load and send to: this host, and no other."""
+"""The Content-Security-Policy of the console: pages load from and send to this host only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 
-# The theme's Alpine evaluates its attributes, and the documentation's pages start themselves by a line of their own, so
-# neither can be forbidden here. But what strangers wrote and a page forgot to escape has nowhere to send what it reads.
+# `unsafe-eval` is for the theme's Alpine, which evaluates attributes; `unsafe-inline` for the scripts of the API's
+# documentation pages. If a page fails to escape a client's text, a script in it still cannot send data to another host.
 POLICY = "; ".join(
     [
         "default-src 'self'",
@@ -24,7 +24,9 @@ POLICY = "; ".join(
 )
 
 
-class OwnSources(MiddlewareMixin):
+class ContentSecurityPolicyMiddleware(MiddlewareMixin):
+    """Add the policy to each response that does not set one."""
+
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response

@@ -1,4 +1,4 @@
-"""Rows of large tables by their dates, as the admin's date hierarchy asks for them."""
+"""The date hierarchy of the admin's lists, for large tables."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from django.db.models import Max, Min, Model, QuerySet
 M = TypeVar("M", bound=Model)
 
 
-class DatedQuerySet(QuerySet[M, M]):
-    """Answers from an index which days, months or years there are: all between the first and the last.
+class IndexedDateHierarchyQuerySet(QuerySet[M, M]):
+    """A queryset that lists the days, months or years between the first and the last row.
 
-    Django's own reads every row to leave out those in which there is nothing; of ten million that takes seconds.
+    It reads two rows of an index. Django's queryset reads every row to leave out empty periods, which takes seconds for
+    ten million rows.
     """
 
     def datetimes(self, field_name: str, kind: Any, order: str = "ASC", tzinfo: Any = None) -> Any:
         ends = self.aggregate(first=Min(field_name), last=Max(field_name))
-        found: list[datetime] = []
-        at = ends["first"] and _start(ends["first"], kind)
-        while at is not None and at <= ends["last"]:
-            found.append(at)
-            # Longer than any of these, and shorter than two.
-            at = _start(
-                at + {"year": timedelta(days=370), "month": timedelta(days=32)}.get(kind, timedelta(days=1)), kind
-            )
-        return found if order == "ASC" else found[::-1]
+        starts: list[datetime] = []
+        # Each step is longer than one period and shorter than two.
+        step = {"year": timedelta(days=370), "month": timedelta(days=32)}.get(kind, timedelta(days=1))
+        start = ends["first"] and _start_of(ends["first"], kind)
+        while start is not None and start <= ends["last"]:
+            starts.append(start)
+            start = _start_of(start + step, kind)
+        return starts if order == "ASC" else starts[::-1]
 
 
-def _start(moment: datetime, kind: str) -> datetime:
+def _start_of(moment: datetime, kind: str) -> datetime:
     day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     if kind == "day":
         return day

@@ -1,4 +1,7 @@
-"""Fields of the console's forms which refuse on the page what Django's own crash on; only forged forms send it."""
+"""Form fields that reject values on which Django's fields raise a server error.
+
+Only forged forms contain such values.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +15,59 @@ from django.core.exceptions import ValidationError
 from django.forms.fields import InvalidJSONInput
 from unfold.mixins import BaseModelAdminMixin
 
-# More than a set of keys has; as many within each other still leave Python's stack room.
-BRACKETS = 400
+# More than a JWKS has. Even if all are nested, the JSON decoder does not reach Python's recursion limit.
+MAX_BRACKETS = 400
 
 
-class ChosenRow(AutocompleteSelect):
-    """Django looks up what was sent to show it again, also what can be no row's key."""
+class SafeAutocompleteSelect(AutocompleteSelect):
+    """An autocomplete field that ignores submitted values that cannot be a primary key.
+
+    To show a rejected form again, Django's widget looks up each submitted value, which raises a server error for these.
+    """
 
     def optgroups(self, name: str, value: Sequence[str], attr: dict[str, Any] | None = None) -> Any:
-        return super().optgroups(name, [each for each in value if self._is_key(each)], attr)
+        return super().optgroups(name, [key for key in value if self._is_key(key)], attr)
 
-    def _is_key(self, sent: str) -> bool:
+    def _is_key(self, text: str) -> bool:
         try:
-            self.field.target_field.clean(sent, None)
+            self.field.target_field.clean(text, None)
         except ValidationError:
             return False
-        return "\0" not in sent  # PostgreSQL takes none in a text
+        return "\0" not in text  # PostgreSQL rejects it
 
 
-class ChoosesRows(BaseModelAdminMixin):
-    """A form whose `autocomplete_fields` are of that kind."""
+class SafeAutocomplete(BaseModelAdminMixin):
+    """A mixin that uses SafeAutocompleteSelect for `autocomplete_fields`."""
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         if db_field.name in self.get_autocomplete_fields(request):
-            kwargs["widget"] = ChosenRow(db_field, self.admin_site, using=kwargs.get("using"))
+            kwargs["widget"] = SafeAutocompleteSelect(db_field, self.admin_site, using=kwargs.get("using"))
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
-class KeysDecoder(json.JSONDecoder):
-    """Takes what can be kept as well: PostgreSQL's JSON knows neither NaN, nor NUL, nor half a surrogate pair."""
+class JwksDecoder(json.JSONDecoder):
+    """Decode only JSON that PostgreSQL can store: without NaN, NUL and lone surrogates."""
 
     def decode(self, s: str, *args: Any) -> Any:
         try:
-            if s.count("[") + s.count("{") > BRACKETS:
+            if s.count("[") + s.count("{") > MAX_BRACKETS:
                 raise ValueError("too many brackets")
-            read = super().decode(s, *args)
-            if b"\\u0000" in json.dumps(read, ensure_ascii=False, allow_nan=False).encode():
-                raise ValueError("a NUL in a text")
-        except ValueError as error:  # also a number of more digits than Python reads
+            decoded = super().decode(s, *args)
+            if b"\\u0000" in json.dumps(decoded, ensure_ascii=False, allow_nan=False).encode():
+                raise ValueError("a string contains NUL")
+        except ValueError as error:  # also for a number with more digits than Python converts
             raise json.JSONDecodeError(str(error), s, 0) from error
-        return read
+        return decoded
 
 
-class KeysField(forms.JSONField):
-    """Of no keys the form says nothing, and not `null`; what was sent it shows as it was sent."""
+class JwksField(forms.JSONField):
+    """A JSON field for a JWKS.
+
+    It shows an empty text, not `null`, if there are no keys, and invalid input as it was sent.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "decoder": KeysDecoder})
+        super().__init__(**{**kwargs, "decoder": JwksDecoder})
 
     def prepare_value(self, value: Any) -> Any:
         return "" if value is None else super().prepare_value(value)

@@ -1,4 +1,4 @@
-"""Addresses of console pages, for the tables of the admin."""
+"""URLs of console pages, for the tables of the admin."""
 
 from __future__ import annotations
 

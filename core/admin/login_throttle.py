@@ -1,7 +1,7 @@
-"""The console's login: whoever guesses passwords is slowed down, by name, by address, and by both together.
+"""Limit login attempts in the console by user name, by client address, and by both.
 
-An attempt is counted before its password is looked at. So a thousand at once get no further than one after the other,
-and what is refused costs no hashing.
+An attempt is counted before its password is checked. So concurrent attempts gain nothing over sequential ones, and a
+refused attempt costs no password hashing.
 """
 
 from __future__ import annotations
@@ -24,43 +24,49 @@ from unfold.forms import AuthenticationForm
 log = logging.getLogger("codeq.login")
 
 WINDOW_SECONDS = 300
-# Attempts in a window. For one name from one address: what somebody mistypes. From one address: an office behind one.
-# For one name from everywhere: a botnet is stopped, and shutting a person out takes that many guesses every window.
-MOST = {"both": 5, "address": 50, "name": 100}
-# Counts in this process while Redis is away: neither does the login open, nor are operators shut out.
-_local = LocMemCache("codeq-logins", {"OPTIONS": {"MAX_ENTRIES": 10_000}})
+# Attempts in a window. `both`: typing mistakes of one operator. `address`: an office behind one address. `name`: enough
+# to stop a botnet; an attacker who wants to lock an operator out has to make this many attempts in every window.
+MAX_ATTEMPTS = {"both": 5, "address": 50, "name": 100}
+# The counters of this process while Redis is unavailable: the login stays limited, and operators can still log in.
+_local_counters = LocMemCache("codeq-logins", {"OPTIONS": {"MAX_ENTRIES": 10_000}})
 _now = time.time
 
 
-def attempt(name: str, address: str) -> int:
-    """Count an attempt; how many seconds to wait if there were too many, or 0."""
-    keys, left = _keys(name, address)
-    tried = _change(keys, 1)
-    return left if any(tried[what] > most for what, most in MOST.items()) else 0
+def count_attempt(name: str, address: str) -> int:
+    """Count an attempt. Return the seconds to wait if there were too many, else 0."""
+    keys, seconds_left = _keys(name, address)
+    counts = _change(keys, 1)
+    return seconds_left if any(counts[scope] > limit for scope, limit in MAX_ATTEMPTS.items()) else 0
 
 
-def succeed(name: str, address: str) -> None:
-    """The last attempt was right: it was no guess."""
+def uncount_attempt(name: str, address: str) -> None:
+    """Take back the count of an attempt whose password was right."""
     keys, _ = _keys(name, address)
     _change(keys, -1)
 
 
 def _keys(name: str, address: str) -> tuple[dict[str, str], int]:
-    """Of the counters in this window, and when it ends. Hashed: neither length nor letters are the client's."""
-    window, past = divmod(_now(), WINDOW_SECONDS)
-    counted = {"both": (name, address), "address": (address,), "name": (name,)}
-    return {
-        what: f"login:{what}:{hashlib.sha256(repr(of).encode()).hexdigest()}:{window:.0f}"
-        for what, of in counted.items()
-    }, math.ceil(WINDOW_SECONDS - past)
+    """Return the keys of the counters of this window by scope, and the seconds until it ends.
+
+    Names and addresses are hashed, so that a client decides neither the length nor the characters of a key.
+    """
+    window, elapsed = divmod(_now(), WINDOW_SECONDS)
+    values = {"both": (name, address), "address": (address,), "name": (name,)}
+    keys = {
+        scope: f"login:{scope}:{hashlib.sha256(repr(value).encode()).hexdigest()}:{window:.0f}"
+        for scope, value in values.items()
+    }
+    return keys, math.ceil(WINDOW_SECONDS - elapsed)
 
 
 def _change(keys: dict[str, str], by: int) -> dict[str, int]:
     try:
-        return {what: _count(cache, key, by) for what, key in keys.items()}
+        return {scope: _count(cache, key, by) for scope, key in keys.items()}
     except (RedisError, OSError) as error:
-        log.warning("logins are counted in this process alone: %s", type(error).__name__)
-        return {what: _count(_local, key, by) for what, key in keys.items()}
+        log.warning(
+            "Redis is unavailable, so login attempts are counted by this process only: %s", type(error).__name__
+        )
+        return {scope: _count(_local_counters, key, by) for scope, key in keys.items()}
 
 
 def _count(counters: BaseCache, key: str, by: int) -> int:
@@ -69,25 +75,25 @@ def _count(counters: BaseCache, key: str, by: int) -> int:
 
 
 class LoginForm(AuthenticationForm):
-    """The theme's, which counts."""
+    """The theme's login form with a limit on attempts."""
 
     wait_seconds = 0
 
     def clean(self) -> dict[str, Any]:
         name, address = self.cleaned_data.get("username"), self.request.META.get("REMOTE_ADDR", "")
         is_attempt = bool(name and self.cleaned_data.get("password"))
-        self.wait_seconds = attempt(name, address) if is_attempt else 0
+        self.wait_seconds = count_attempt(name, address) if is_attempt else 0
         if self.wait_seconds:
-            log.warning("a login from %s is refused for %d s: too many attempts", address, self.wait_seconds)
+            log.warning("too many login attempts from %s: refused for %d s", address, self.wait_seconds)
             raise ValidationError(f"Too many attempts. Try again in {self.wait_seconds} s.", code="throttled")
         cleaned: dict[str, Any] = super().clean()
         if is_attempt:
-            succeed(name, address)
+            uncount_attempt(name, address)
         return cleaned
 
 
 def login(request: HttpRequest) -> HttpResponse:
-    """The admin's own page; 429 with Retry-After where it says so."""
+    """The admin's login page, with 429 and Retry-After if there were too many attempts."""
     response = admin.site.login(request)
     form = (getattr(response, "context_data", None) or {}).get("form")
     if isinstance(form, LoginForm) and form.wait_seconds:

@@ -1,4 +1,4 @@
-"""Rows in the console that the system writes, and that may be very many."""
+"""Mixins of the admin."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.http import HttpRequest
 from unfold.paginator import InfinitePaginator
 
 
-class ReadOnly:
-    """For an admin of such rows: nobody adds, changes or deletes them there."""
+class ReadOnlyAdminMixin:
+    """Show rows that codeQ writes, without permission to add, change or delete them."""
 
-    # Neither counts the table nor numbers its pages: both would read all of it.
+    # This paginator neither counts the rows nor numbers the pages, which would read the whole table.
     paginator = InfinitePaginator
     show_full_result_count = False
     list_per_page = 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def error_summary(error: str, empty: str = "(no message)") -> str:
-    """Return the line of an error that says what happened: the last line of a traceback, else the whole text."""
+    """Return the last line of a traceback, or the whole text of any other error."""
     lines = [line for line in error.splitlines() if line.strip()]
     if not lines:
         return empty

@@ -1,8 +1,8 @@
-"""A Redis Cluster: which primary serves which slot, and a client that asks the one that has the key.
+"""Redis Cluster: its topology, and a client that sends each command to the right primary.
 
-Every key of ours begins with `codeq:` and nearly all carry their partition as hash tag, so the node of a command is
-known without asking anybody. That is why redis-py's own cluster client is not used (docs/adr/0014): it connects when
-it is made, asks a server for the keys of many a command, and fails a whole pipeline for one node that is away.
+Every key of codeQ begins with `codeq:`, and nearly all contain their partition as hash tag. So the node of a command
+follows from its first key. redis-py's own cluster client is not used (docs/adr/0014): it connects when it is created,
+asks a server which arguments of a command are keys, and fails a whole pipeline if one node is down.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from redis.exceptions import (
 from core.errors import ConfigError
 
 Address = tuple[str, int]
-Command = tuple[tuple[Any, ...], Mapping[str, Any]]
+ArgsAndOptions = tuple[tuple[Any, ...], Mapping[str, Any]]
 SLOTS = 16_384
-# A node said that it did not run the command, and who may: it can be sent again without harm.
+# The node did not run the command, and names the node that may. Sending the command there cannot run it twice.
 REDIRECTION_ERRORS = (AskError, TryAgainError)  # MovedError is an AskError
-# The map may be wrong: the node is gone, or says that nobody serves the slot.
+# The topology may be out of date: the node is down, or reports that no node serves the slot.
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, ClusterDownError)
-# What a node is called that announces no name: it is on the host that was asked.
-UNNAMED = ("", "?")
-# Between two tries while a slot moves, and how long a node may take to tell how it is.
-PAUSE_SECONDS = 0.02
-PROBE_SECONDS = 1.0
-# What is known of the nodes is asked for again no sooner than this.
-KNOWN_SECONDS = 0.5
+# The host name of a node that announces no name. It runs on the host that sent the answer.
+UNNAMED_HOSTS = ("", "?")
+# The pause between two attempts while a slot moves.
+RETRY_PAUSE_SECONDS = 0.02
+# The time-out of a question about the state of a node.
+PROBE_TIMEOUT_SECONDS = 1.0
+# The topology and the state of the nodes are read again after this time at the earliest.
+TOPOLOGY_SECONDS = 0.5
 
 
 def slot_of(key: str) -> int:
+    """Return the slot of a key, which its hash tag decides."""
     return _slot(key[: key.find("}") + 1] or key)
 
 
@@ -58,101 +60,111 @@ def _slot(key: str) -> int:
 
 
 class ClusterTopology:
-    """What one process knows of the cluster: its primaries, and the slots of each. Any thread may ask."""
+    """The primaries of a cluster and their slots, as this process last read them. Thread-safe."""
 
     def __init__(self, url: str, *, timeout_seconds: float = 5.0) -> None:
-        """`url`: `redis://host:port`, or several of them: `redis://a:6379,b:6379`. One that answers is enough."""
+        """Take the URL of one or more nodes: `redis://a:6379,b:6379`. One that answers is enough."""
         self._url = urlsplit(url)
         self._timeout_seconds = timeout_seconds
         self._seeds = [_address(text) for text in self._url.netloc.rpartition("@")[2].split(",")]
         if self._url.scheme not in ("redis", "rediss") or not self._url.netloc:
-            raise ConfigError("REDIS_URL names no node of a cluster: write redis://host:port.")
-        self._owners: list[Address | None] = [None] * SLOTS
+            raise ConfigError("REDIS_URL has no host of a cluster node: write redis://host:port.")
+        self._primary_of_slot: list[Address | None] = [None] * SLOTS
         self._primaries: frozenset[Address] = frozenset()
         self._clients: dict[tuple[Address, float], redis.Redis] = {}
-        self._making = threading.Lock()
-        self._asking = threading.Lock()
-        self._asked = self._probed = -KNOWN_SECONDS
-        self._there: frozenset[Address] = frozenset()
+        self._client_lock = threading.Lock()
+        self._refresh_lock = threading.Lock()
+        self._refreshed_at = self._probed_at = -TOPOLOGY_SECONDS
+        self._reachable: frozenset[Address] = frozenset()
 
     def url(self, address: Address | None = None) -> str:
-        """Of one node; of any that is known, if none is named."""
+        """Return the URL of a node, by default of any known node."""
         host, port = address or random.choice(self.primaries() or self._seeds)  # noqa: S311 - spreads load
         user, at, _ = self._url.netloc.rpartition("@")
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return self._url._replace(netloc=f"{user}{at}{place}").geturl()
+        netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._url._replace(netloc=f"{user}{at}{netloc}").geturl()
 
     def client(self, address: Address) -> redis.Redis:
         return self._client(address, self._timeout_seconds)
 
     def primaries(self) -> list[Address]:
+        """Return the known primaries, without asking a node."""
         return sorted(self._primaries)
 
-    def all(self) -> list[Address]:
-        """The same, asked for if nothing is known yet."""
+    def discover_primaries(self) -> list[Address]:
+        """Return the known primaries. Ask the cluster if there are no known ones."""
         if not self.primaries():
             self.refresh()
         return self.primaries()
 
-    def known(self, slot: int) -> Address | None:
-        return self._owners[slot]
+    def known_primary(self, slot: int) -> Address | None:
+        """Return the primary that serves a slot, or None if it is unknown, without asking a node."""
+        return self._primary_of_slot[slot]
 
-    def owner(self, slot: int) -> Address:
-        if self._owners[slot] is None:
+    def primary_of(self, slot: int) -> Address:
+        """Return the primary that serves a slot. Ask the cluster if it is unknown.
+
+        Raises ClusterDownError if no primary serves the slot.
+        """
+        if self._primary_of_slot[slot] is None:
             self.refresh()
-        return self.known_owner(slot)
+        return self.require_primary(slot)
 
-    def known_owner(self, slot: int) -> Address:
-        address = self._owners[slot]
+    def require_primary(self, slot: int) -> Address:
+        """Return the known primary of a slot. Raises ClusterDownError if there is no known one."""
+        address = self._primary_of_slot[slot]
         if address is None:
             raise ClusterDownError(f"no primary serves slot {slot}")
         return address
 
-    def after(self, error: ResponseError, slot: int, asked: Address) -> tuple[Address, bool]:
-        """Whom to ask after this answer of `asked`, and whether that one must be told that it was sent for (ASKING)."""
+    def redirect(self, error: ResponseError, slot: int, sender: Address) -> tuple[Address, bool]:
+        """Return the node to which `sender` redirects, and whether it needs ASKING first."""
         if isinstance(error, AskError):
-            other = (asked[0] if error.host in UNNAMED else error.host, error.port)
+            target = (sender[0] if error.host in UNNAMED_HOSTS else error.host, error.port)
             if isinstance(error, MovedError):
-                self._owners[slot] = other
-                self._primaries |= {other}
-                return other, False
-            return other, True
-        return self.known_owner(slot), False
+                self._primary_of_slot[slot] = target
+                self._primaries |= {target}
+                return target, False
+            return target, True
+        return self.require_primary(slot), False
 
     def refresh(self) -> None:
-        """Ask one node who serves what. Many who want to know at the same time share the answer."""
-        with self._asking:
-            if time.monotonic() - self._asked < KNOWN_SECONDS:
+        """Read the slots of all primaries from one node. Concurrent callers share one answer."""
+        with self._refresh_lock:
+            if time.monotonic() - self._refreshed_at < TOPOLOGY_SECONDS:
                 return
-            self._asked = time.monotonic()
-            known = self.primaries()
-            random.shuffle(known)
+            self._refreshed_at = time.monotonic()
+            primaries = self.primaries()
+            random.shuffle(primaries)
             problem: RedisError = ConnectionError("no node of the cluster serves a slot")
-            for address in [*known, *(seed for seed in self._seeds if seed not in known)]:
+            for address in [*primaries, *(seed for seed in self._seeds if seed not in primaries)]:
                 try:
                     ranges = self._probe(address).execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
                 except RedisError as error:
                     problem = error
                     continue
                 if ranges:
-                    self._take(ranges, address[0])
+                    self._store_slots(ranges, address[0])
                     return
             raise problem
 
-    def there(self) -> frozenset[Address]:
-        """The primaries that answer, and whose cluster lets them serve. A look at all of them, half a second old."""
-        primaries = self.all()
-        with self._asking:
-            if time.monotonic() - self._probed >= KNOWN_SECONDS:
-                self._there = frozenset(filter(self._serves, primaries))
-                self._probed = time.monotonic()
-        if self._there != self._primaries:
+    def reachable(self) -> frozenset[Address]:
+        """Return the primaries that answer and report a working cluster.
+
+        The result may be TOPOLOGY_SECONDS old.
+        """
+        primaries = self.discover_primaries()
+        with self._refresh_lock:
+            if time.monotonic() - self._probed_at >= TOPOLOGY_SECONDS:
+                self._reachable = frozenset(filter(self._is_serving, primaries))
+                self._probed_at = time.monotonic()
+        if self._reachable != self._primaries:
             with contextlib.suppress(RedisError):
                 self.refresh()
-        return self._there
+        return self._reachable
 
-    def any(self) -> redis.Redis:
-        """A node that answers, be it part of the cluster yet or not."""
+    def any_node(self) -> redis.Redis:
+        """Return the client of a node that answers, even if the cluster is not formed yet."""
         problem: RedisError = ConnectionError("no node of the cluster answers")
         for address in [*self.primaries(), *self._seeds]:
             node = self._probe(address)
@@ -168,26 +180,26 @@ class ClusterTopology:
         for client in list(self._clients.values()):
             client.connection_pool.disconnect()
 
-    def _serves(self, address: Address) -> bool:
+    def _is_serving(self, address: Address) -> bool:
         try:
             info: bytes = self._probe(address).execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
         except RedisError:
             return False
         return b"cluster_state:ok" in info
 
-    def _take(self, ranges: Sequence[Any], asked: str) -> None:
-        owners: list[Address | None] = [None] * SLOTS
+    def _store_slots(self, ranges: Sequence[Any], sender_host: str) -> None:
+        primary_of_slot: list[Address | None] = [None] * SLOTS
         for first, last, (host, port, *_), *_ in ranges:
-            named = (host or b"").decode()
-            owner = (asked if named in UNNAMED else named, int(port))
-            owners[first : last + 1] = [owner] * (last + 1 - first)
-        self._owners, self._primaries = owners, frozenset(filter(None, set(owners)))
+            name = (host or b"").decode()
+            primary = (sender_host if name in UNNAMED_HOSTS else name, int(port))
+            primary_of_slot[first : last + 1] = [primary] * (last + 1 - first)
+        self._primary_of_slot, self._primaries = primary_of_slot, frozenset(filter(None, set(primary_of_slot)))
 
     def _probe(self, address: Address) -> redis.Redis:
-        return self._client(address, min(PROBE_SECONDS, self._timeout_seconds))
+        return self._client(address, min(PROBE_TIMEOUT_SECONDS, self._timeout_seconds))
 
     def _client(self, address: Address, timeout_seconds: float) -> redis.Redis:
-        with self._making:
+        with self._client_lock:
             client = self._clients.get((address, timeout_seconds))
             if client is None:
                 client = self._clients[address, timeout_seconds] = redis.Redis.from_url(
@@ -197,57 +209,61 @@ class ClusterTopology:
 
 
 class ClusterClient(redis.Redis):
-    """redis-py's client, every command of which goes to the primary that serves its key.
+    """redis-py's client for a cluster: sends each command to the primary that serves its key.
 
-    As on one server nothing is sent again whose answer was lost. What a node sends on to another did not run there:
-    that is followed for as long as `patience_seconds`, through the move of a slot.
+    A command whose answer was lost is not sent again, as with one server. A command that a node redirects did not run
+    there: redirections are followed for `patience_seconds`, for example while a slot moves.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float = 5.0, patience_seconds: float = 5.0) -> None:
-        self.nodes = ClusterTopology(url, timeout_seconds=timeout_seconds)
+        self.topology = ClusterTopology(url, timeout_seconds=timeout_seconds)
         self._patience_seconds = patience_seconds
-        # What of redis-py does not go through `execute_command` goes to any node; nothing of ours does.
-        super().__init__(connection_pool=redis.ConnectionPool.from_url(self.nodes.url()))
+        # redis-py's methods that bypass `execute_command` use any node. codeQ does not call them.
+        super().__init__(connection_pool=redis.ConnectionPool.from_url(self.topology.url()))
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        if args[0] == "SCRIPT LOAD":  # redis-py's Lock does, where its EVALSHA met a node without the script
+        if args[0] == "SCRIPT LOAD":  # from redis-py's Lock, when a node does not have its script
             answer = None
-            for address in self.nodes.there():
-                answer = self.nodes.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            for address in self.topology.reachable():
+                answer = self.topology.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
             return answer
         slot = slot_of(_key(args))
-        return self._follow((args, options), slot, self.nodes.owner(slot))
+        return self._follow((args, options), slot, self.topology.primary_of(slot))
 
     def pipeline(self, transaction: bool = False, shard_hint: None = None) -> Pipeline:
-        assert not transaction, "no transaction goes over a cluster's nodes"
-        return _Batch(self)
+        assert not transaction, "a transaction cannot span the nodes of a cluster"
+        return _ClusterPipeline(self)
 
-    def together(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers, or the errors in their place, of commands that go to each node in one piece."""
+    def execute_all(self, commands: Sequence[ArgsAndOptions]) -> list[Any]:
+        """Send the commands in one batch to each node.
+
+        Return the answers in the order of the commands, with errors as values.
+        """
         slots = [slot_of(_key(args)) for args, _ in commands]
-        pieces: dict[Address, list[int]] = {}
+        indexes_by_node: dict[Address, list[int]] = {}
         answers: list[Any] = [None] * len(commands)
-        for at, slot in enumerate(slots):
+        for index, slot in enumerate(slots):
             try:
-                pieces.setdefault(self.nodes.owner(slot), []).append(at)
+                indexes_by_node.setdefault(self.topology.primary_of(slot), []).append(index)
             except RedisError as error:
-                answers[at] = error
-        for address, ats in pieces.items():
-            found = self._send(address, [commands[at] for at in ats])
-            for at, answer in zip(ats, found, strict=True):
-                answers[at] = answer
-        for at, answer in enumerate(answers):
+                answers[index] = error
+        for address, indexes in indexes_by_node.items():
+            replies = self._send(address, [commands[index] for index in indexes])
+            for index, reply in zip(indexes, replies, strict=True):
+                answers[index] = reply
+        for index, answer in enumerate(answers):
             if isinstance(answer, REDIRECTION_ERRORS):
+                slot = slots[index]
                 try:
-                    answers[at] = self._follow(commands[at], slots[at], self.nodes.owner(slots[at]))
+                    answers[index] = self._follow(commands[index], slot, self.topology.primary_of(slot))
                 except RedisError as error:
-                    answers[at] = error
+                    answers[index] = error
             elif isinstance(answer, CONNECTION_ERRORS):
-                self._look_again()
+                self._try_refresh()
         return answers
 
-    def _send(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        pipeline = self.nodes.client(address).pipeline(transaction=False)
+    def _send(self, address: Address, commands: Sequence[ArgsAndOptions]) -> list[Any]:
+        pipeline = self.topology.client(address).pipeline(transaction=False)
         for args, options in commands:
             pipeline.execute_command(*args, **options)  # type: ignore[no-untyped-call]
         try:
@@ -255,40 +271,41 @@ class ClusterClient(redis.Redis):
         except CONNECTION_ERRORS as error:
             return [error] * len(commands)
 
-    def _follow(self, command: Command, slot: int, address: Address) -> Any:
+    def _follow(self, command: ArgsAndOptions, slot: int, address: Address) -> Any:
+        """Send a command, and follow redirections until a node runs it or the patience ends."""
         args, options = command
-        deadline, is_sent_for, has_waited = time.monotonic() + self._patience_seconds, False, True
+        deadline, needs_asking, has_waited = time.monotonic() + self._patience_seconds, False, True
         while True:
             try:
-                if is_sent_for:
+                if needs_asking:
                     *_, answer = self._send(address, [(("ASKING",), {}), command])
                     if isinstance(answer, Exception):
                         raise answer
                     return answer
-                return self.nodes.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                return self.topology.client(address).execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except REDIRECTION_ERRORS as error:
                 if time.monotonic() > deadline:
                     raise
                 if isinstance(error, TryAgainError) or not has_waited:
-                    time.sleep(PAUSE_SECONDS)
+                    time.sleep(RETRY_PAUSE_SECONDS)
                     has_waited = True
                 else:
                     has_waited = False
-                address, is_sent_for = self.nodes.after(error, slot, address)
+                address, needs_asking = self.topology.redirect(error, slot, address)
             except CONNECTION_ERRORS:
-                self._look_again()
+                self._try_refresh()
                 raise
 
-    def _look_again(self) -> None:
+    def _try_refresh(self) -> None:
         with contextlib.suppress(RedisError):
-            self.nodes.refresh()
+            self.topology.refresh()
 
     def close(self) -> None:
-        self.nodes.disconnect()
+        self.topology.disconnect()
 
 
-class _Batch(Pipeline):
-    """redis-py's pipeline, whose commands go to their nodes. Without transactions, WATCH and scripts."""
+class _ClusterPipeline(Pipeline):
+    """redis-py's pipeline for a cluster, without transactions, WATCH and script objects."""
 
     def __init__(self, cluster: ClusterClient) -> None:
         super().__init__(cluster.connection_pool, cluster.response_callbacks, False, None)
@@ -296,7 +313,7 @@ class _Batch(Pipeline):
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands, self.command_stack = self.command_stack, []
-        answers = self._cluster.together(commands)
+        answers = self._cluster.execute_all(commands)
         if raise_on_error:
             for answer in answers:
                 if isinstance(answer, Exception):
@@ -305,11 +322,14 @@ class _Batch(Pipeline):
 
 
 def _key(args: Sequence[Any]) -> str:
-    """The first of our keys in the command: text of others only ever comes behind it."""
+    """Return the first key of the command.
+
+    No argument before it comes from a client, so that a client's text is never taken for the key.
+    """
     for arg in args[1:]:
         if isinstance(arg, str) and arg.startswith("codeq:"):
             return arg
-    raise ValueError(f"{args[0]} names no key of ours, so no node of the cluster")
+    raise ValueError(f"{args[0]} has no key of codeQ, so its node is unknown")
 
 
 def _address(text: str) -> Address:

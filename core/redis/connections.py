@@ -1,4 +1,4 @@
-"""The one place that opens connections to Redis: to one server, or to the primaries of a cluster."""
+"""The connections of a process to Redis: to one server, or to the primaries of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.redis.partitions import PARTITIONS_KEY, partition_of, partition_root
 
 @cache
 def client() -> redis.Redis:
-    """The sync client of this process: Celery, the console, commands."""
+    """Return the sync client of this process, for Celery, the console and commands."""
     timeout = conf().web.redis_timeout_seconds
     if conf().redis_cluster:
         return ClusterClient(conf().redis_url, timeout_seconds=timeout, patience_seconds=timeout)
@@ -24,72 +24,83 @@ def client() -> redis.Redis:
 
 
 def async_client() -> redis.asyncio.Redis:
-    """A new asyncio client, for the event loop that asks; only to subscribe.
+    """Return a new asyncio client for subscriptions on the current event loop.
 
-    On a cluster it is one of any node: each of them hears what is published on all, scripts' messages too.
+    On a cluster it connects to any node: a message that a client or a script publishes reaches all nodes.
     """
     store = client()
     if isinstance(store, ClusterClient):
         timeout = conf().web.redis_timeout_seconds
-        return redis.asyncio.Redis.from_url(store.nodes.url(), socket_connect_timeout=timeout, health_check_interval=30)
+        return redis.asyncio.Redis.from_url(
+            store.topology.url(), socket_connect_timeout=timeout, health_check_interval=30
+        )
     return redis.asyncio.Redis.from_url(conf().redis_url, health_check_interval=30)
 
 
 def primaries(store: redis.Redis) -> Mapping[str, redis.Redis]:
-    """The servers behind a client, by name; one server has none."""
+    """Return the servers of a client by name. The name of a single server is empty."""
     if not isinstance(store, ClusterClient):
         return {"": store}
-    return {f"{address[0]}:{address[1]}": store.nodes.client(address) for address in store.nodes.all()}
+    return {
+        f"{address[0]}:{address[1]}": store.topology.client(address) for address in store.topology.discover_primaries()
+    }
 
 
 def serving_primaries(store: redis.Redis) -> Mapping[str, redis.Redis]:
-    """Those of `primaries()` that answer and may serve; one server is not asked."""
-    found = primaries(store)
+    """Return those of `primaries()` that answer and may serve.
+
+    A single server is returned without a check.
+    """
+    servers = primaries(store)
     if not isinstance(store, ClusterClient):
-        return found
-    there = {f"{host}:{port}" for host, port in store.nodes.there()}
-    return {name: server for name, server in found.items() if name in there}
+        return servers
+    reachable = {f"{host}:{port}" for host, port in store.topology.reachable()}
+    return {name: server for name, server in servers.items() if name in reachable}
 
 
 def partition_primary(partition: int) -> redis.Redis:
-    """The server whose clock is that of the partition's scripts."""
+    """Return the server that runs the partition's scripts. They use its clock."""
     store = client()
     if not isinstance(store, ClusterClient):
         return store
-    return store.nodes.client(store.nodes.owner(_slot(partition)))
+    return store.topology.client(store.topology.primary_of(_slot(partition)))
 
 
 def reachable_partitions() -> Sequence[int]:
-    """All of them; on a cluster those whose primary answers. Work on the others waits, and holds up no one else's."""
-    every = range(conf().queues.partitions)
+    """Return all partitions; on a cluster, those whose primary answers.
+
+    Callers skip the others, so that one primary that is down does not delay the work on the rest.
+    """
+    partitions = range(conf().queues.partitions)
     store = client()
     if not isinstance(store, ClusterClient):
-        return every
-    there = store.nodes.there()
-    return [partition for partition in every if store.nodes.known(_slot(partition)) in there]
+        return partitions
+    topology = store.topology
+    reachable = topology.reachable()
+    return [partition for partition in partitions if topology.known_primary(_slot(partition)) in reachable]
 
 
 def reachable_tenants(tids: Iterable[str]) -> list[str]:
-    """The tenants of these whose partition is one of `partitions()`."""
+    """Return the tenants whose partition is one of `reachable_partitions()`."""
     if not isinstance(client(), ClusterClient):
         return list(tids)
-    there = set(reachable_partitions())
-    return [tid for tid in tids if partition_of(tid, conf().queues.partitions) in there]
+    partitions = set(reachable_partitions())
+    return [tid for tid in tids if partition_of(tid, conf().queues.partitions) in partitions]
 
 
 def settle_partitions(store: redis.Redis) -> None:
-    """Fix the number of partitions at first start; refuse to start with another one than the data was written with.
+    """Fix the number of partitions at the first start; later compare it with the settings.
 
-    Whoever is first decides, of any number of processes that start at once.
+    If several processes start at once, the first one to write decides. Raises ConfigError if the numbers differ.
     """
     _check_kind(store)
-    wanted = conf().queues.partitions
-    store.set(PARTITIONS_KEY, wanted, nx=True)
-    found = int(store.get(PARTITIONS_KEY) or 0)
-    if found != wanted:
+    configured = conf().queues.partitions
+    store.set(PARTITIONS_KEY, configured, nx=True)
+    stored = int(store.get(PARTITIONS_KEY) or 0)
+    if stored != configured:
         raise ConfigError(
-            f"This Redis was set up with {found} partitions, the settings say {wanted}. "
-            f"Set CODEQ_PARTITIONS={found}, or start with an empty Redis."
+            f"This Redis was set up with {stored} partitions, but the settings have {configured}. "
+            f"Set CODEQ_PARTITIONS={stored}, or use an empty Redis."
         )
 
 
@@ -99,11 +110,12 @@ def is_clustered(server: redis.Redis) -> bool:
 
 
 def _check_kind(store: redis.Redis) -> None:
-    is_wanted = isinstance(store, ClusterClient)
-    if is_clustered(store.nodes.any() if isinstance(store, ClusterClient) else store) != is_wanted:
+    """Raise ConfigError if CODEQ_REDIS_CLUSTER does not match the kind of the server."""
+    cluster = store if isinstance(store, ClusterClient) else None
+    if is_clustered(store if cluster is None else cluster.topology.any_node()) != (cluster is not None):
         raise ConfigError(
             "REDIS_URL names a single server: unset CODEQ_REDIS_CLUSTER."
-            if is_wanted
+            if cluster is not None
             else "REDIS_URL names a node of a Redis Cluster: set CODEQ_REDIS_CLUSTER=true."
         )
 

@@ -1,7 +1,7 @@
-"""A pipe to each primary of a Redis Cluster: what a web process talks to a cluster through.
+"""One multiplexed connection to each primary of a Redis Cluster, for web processes.
 
-An answer that was lost is lost here too, and nothing is sent again. What a node did not run, because the slot is
-another's or on its way to one, is sent to whom it names; while a slot moves, for as long as a request may take.
+A command whose answer was lost is not sent again. A node that redirects a command did not run it, so the command is
+sent to the node that it names. While a slot moves, this is repeated until the request's time-out.
 """
 
 from __future__ import annotations
@@ -13,51 +13,64 @@ from typing import Any
 
 from redis.exceptions import RedisError, TryAgainError
 
-from core.redis.cluster import CONNECTION_ERRORS, PAUSE_SECONDS, REDIRECTION_ERRORS, Address, ClusterTopology, slot_of
+from core.redis.cluster import (
+    CONNECTION_ERRORS,
+    REDIRECTION_ERRORS,
+    RETRY_PAUSE_SECONDS,
+    Address,
+    ClusterTopology,
+    slot_of,
+)
 from core.redis.multiplexed_connection import MultiplexedConnection
 from core.redis.runners import CommandLine, with_slot_guard
 
 
 class MultiplexedCluster:
-    """`await pipes.send(lines)`, as with a Pipe. Lines for several nodes go to all of them at once."""
+    """A `MultiplexedConnection` to each node. Commands for several nodes are sent concurrently."""
 
-    def __init__(self, nodes: ClusterTopology, *, timeout_seconds: float = 5.0) -> None:
-        self._nodes = nodes
+    def __init__(self, topology: ClusterTopology, *, timeout_seconds: float = 5.0) -> None:
+        self._topology = topology
         self._timeout_seconds = timeout_seconds
-        self._pipes: dict[Address, MultiplexedConnection] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._connections: dict[Address, MultiplexedConnection] = {}
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def send(self, lines: Sequence[CommandLine]) -> list[Any]:
+        """Return the answers in the order of the commands, with errors of Redis as values."""
         lines = [with_slot_guard(line) for line in lines]
         slots = [slot_of(line[3]) for line in lines]
         if len(set(slots)) == 1:
-            return await self._to(slots[0], lines)
-        pieces: dict[int, list[int]] = {}
-        for at, slot in enumerate(slots):
-            pieces.setdefault(slot, []).append(at)
-        found = await asyncio.gather(*(self._to(slot, [lines[at] for at in ats]) for slot, ats in pieces.items()))
+            return await self._send_to_slot(slots[0], lines)
+        indexes_by_slot: dict[int, list[int]] = {}
+        for index, slot in enumerate(slots):
+            indexes_by_slot.setdefault(slot, []).append(index)
+        parts = await asyncio.gather(
+            *(
+                self._send_to_slot(slot, [lines[index] for index in indexes])
+                for slot, indexes in indexes_by_slot.items()
+            )
+        )
         answers: list[Any] = [None] * len(lines)
-        for ats, part in zip(pieces.values(), found, strict=True):
-            for at, answer in zip(ats, part, strict=True):
-                answers[at] = answer
+        for indexes, part in zip(indexes_by_slot.values(), parts, strict=True):
+            for index, answer in zip(indexes, part, strict=True):
+                answers[index] = answer
         return answers
 
     async def close(self) -> None:
-        for pipe in self._pipes.values():
-            await pipe.close()
+        for connection in self._connections.values():
+            await connection.close()
 
-    async def _to(self, slot: int, lines: Sequence[CommandLine]) -> list[Any]:
-        """Lines of one slot, in order. Only the ones that were not run are sent again."""
-        address = self._nodes.known(slot)
+    async def _send_to_slot(self, slot: int, lines: Sequence[CommandLine]) -> list[Any]:
+        """Send the commands of one slot in order. Follow redirections of those that did not run."""
+        address = self._topology.known_primary(slot)
         if address is None:
-            await asyncio.to_thread(self._nodes.refresh)
-            address = self._nodes.known_owner(slot)
-        answers = await self._ask(address, lines)
-        for at, answer in enumerate(answers):
+            await asyncio.to_thread(self._topology.refresh)
+            address = self._topology.require_primary(slot)
+        answers = await self._send_to_node(address, lines)
+        for index, answer in enumerate(answers):
             if isinstance(answer, REDIRECTION_ERRORS):
-                answers[at] = await self._follow(slot, lines[at], answer, address)
+                answers[index] = await self._follow(slot, lines[index], answer, address)
             elif isinstance(answer, CONNECTION_ERRORS):
-                self._look_again()
+                self._start_refresh()
         return answers
 
     async def _follow(self, slot: int, line: CommandLine, answer: Any, address: Address) -> Any:
@@ -65,32 +78,32 @@ class MultiplexedCluster:
         deadline, has_waited = loop.time() + self._timeout_seconds, True
         while isinstance(answer, REDIRECTION_ERRORS) and loop.time() < deadline:
             if isinstance(answer, TryAgainError) or not has_waited:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
                 has_waited = True
             else:
                 has_waited = False
-            address, is_sent_for = self._nodes.after(answer, slot, address)
-            # Both in one piece: ASKING holds for the very next command of its connection.
-            *_, answer = await self._ask(address, [("ASKING",), line] if is_sent_for else [line])
+            address, needs_asking = self._topology.redirect(answer, slot, address)
+            # In one write: ASKING holds for the next command of its connection only.
+            *_, answer = await self._send_to_node(address, [("ASKING",), line] if needs_asking else [line])
         return answer
 
-    async def _ask(self, address: Address, lines: Sequence[CommandLine]) -> list[Any]:
-        pipe = self._pipes.get(address)
-        if pipe is None:
-            pipe = self._pipes[address] = MultiplexedConnection(
-                self._nodes.url(address), timeout_seconds=self._timeout_seconds
+    async def _send_to_node(self, address: Address, lines: Sequence[CommandLine]) -> list[Any]:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = MultiplexedConnection(
+                self._topology.url(address), timeout_seconds=self._timeout_seconds
             )
         try:
-            return await pipe.send(lines)
+            return await connection.send(lines)
         except (RedisError, OSError):
-            self._look_again()
+            self._start_refresh()
             raise
 
-    def _look_again(self) -> None:
-        """Learn who serves what now, beside the requests and for all of them together."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._refresh())
+    def _start_refresh(self) -> None:
+        """Refresh the topology in a background task, unless one is running."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh())
 
     async def _refresh(self) -> None:
-        with contextlib.suppress(RedisError):  # the next request that fails looks again
-            await asyncio.to_thread(self._nodes.refresh)
+        with contextlib.suppress(RedisError):  # the next request that fails starts another refresh
+            await asyncio.to_thread(self._topology.refresh)

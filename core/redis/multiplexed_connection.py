@@ -1,12 +1,12 @@
-"""One connection with many requests in flight: what a web process talks to Redis through.
+"""One connection to Redis with many requests in flight, for web processes.
 
-Requests of one turn of the event loop leave in one write, and answers come back in order. That is worth 45 % over a
-pool of connections that each wait for their answer (docs/adr/0005). redis-py makes the connection (TLS, AUTH, SELECT,
-unix sockets) and hiredis reads it; the few lines between are ours.
+The requests of one iteration of the event loop are sent in one write, and answers arrive in order. Throughput is 45 %
+higher than with a pool of connections that each wait for their answer (docs/adr/0005). redis-py connects (TLS, AUTH,
+SELECT, unix sockets), hiredis parses the answers, and this module matches answers with requests.
 
-The connection is lost for everybody at once: whoever waits gets `ConnectionError`, and nothing is sent again, because
-nobody can know whether it ran. The next request connects anew. An answer that is overdue means the same, since all
-later ones queue behind it.
+If the connection is lost, all waiting requests fail with `ConnectionError`. They are not sent again, because Redis may
+have run them. The next request connects again. An overdue answer closes the connection too, because all later answers
+wait behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from core.redis.runners import CommandLine
 
 
 class MultiplexedConnection:
-    """`await pipe.send(lines)` gives one answer a line; errors of Redis are values in it."""
+    """A connection that connects on first use and again after it was lost."""
 
     def __init__(self, url: str, *, timeout_seconds: float = 5.0, in_flight: int = 10_000) -> None:
         self._pool = redis.asyncio.ConnectionPool.from_url(url, protocol=2)
@@ -35,13 +35,14 @@ class MultiplexedConnection:
         self._connecting: asyncio.Task[_Link] | None = None
 
     async def send(self, lines: Sequence[CommandLine]) -> list[Any]:
+        """Return the answers in the order of the commands, with errors of Redis as values."""
         link = self._link
         if link is None or link.is_lost:
             link = await self._connected()
         if len(link.waiting) >= self._in_flight:
-            raise ConnectionError("Redis is behind: too many requests in flight")
+            raise ConnectionError("Redis is too slow: too many requests in flight")
         if link.is_full:
-            await link.has_room()
+            await link.until_writable()
         return await link.send(lines)
 
     async def close(self) -> None:
@@ -49,7 +50,7 @@ class MultiplexedConnection:
             self._link.close()
 
     async def _connected(self) -> _Link:
-        """Everybody who needs a connection waits for the same attempt."""
+        """Connect. Concurrent callers wait for the same attempt."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
         return await asyncio.shield(self._connecting)
@@ -63,7 +64,7 @@ class MultiplexedConnection:
             raise
         except OSError as error:
             raise ConnectionError(str(error)) from error
-        # redis-py has connected and introduced itself; from here on the bytes are ours, and closing is too.
+        # redis-py has connected and authenticated. From here on, this module reads, writes and closes the connection.
         writer: asyncio.StreamWriter = connection._writer
         connection._reader = connection._writer = None
         self._link = _Link(writer, self._timeout_seconds)
@@ -78,21 +79,21 @@ def _parse_error(text: str) -> Exception:
 
 
 class _Link(asyncio.Protocol):
-    """One life of the connection."""
+    """The protocol of one connection, from its start to its loss."""
 
     def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float) -> None:
-        self._writer = writer  # kept, for it closes the transport when it is collected
+        self._writer = writer  # a reference, because the writer closes the transport when it is collected
         self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=_parse_error)
         self._transport: Any = None
         self._outgoing: list[bytes] = []
         self._answers: list[Any] = []
-        # Who waits, for how many answers, since when; in the order in which Redis answers.
+        # The future of each request, its number of answers and its start, in the order in which Redis answers.
         self.waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
         self.is_lost = False
         self.is_full = False
-        self._room: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
 
     def send(self, lines: Sequence[CommandLine]) -> asyncio.Future[list[Any]]:
         if not self._outgoing:
@@ -103,10 +104,10 @@ class _Link(asyncio.Protocol):
         self.waiting.append((answer, len(lines), self._loop.time()))
         return answer
 
-    def has_room(self) -> asyncio.Future[None]:
-        if self._room is None:
-            self._room = self._loop.create_future()
-        return asyncio.shield(self._room)
+    def until_writable(self) -> asyncio.Future[None]:
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+        return asyncio.shield(self._writable)
 
     def close(self) -> None:
         self._transport.close()
@@ -124,11 +125,11 @@ class _Link(asyncio.Protocol):
                 future, count, _ = waiting[0]
                 if len(answers) == count:
                     waiting.popleft()
-                    if not future.done():  # else its caller has gone
+                    if not future.done():  # it is done if its caller was cancelled
                         future.set_result(answers)
                     answers = self._answers = []
         except (hiredis.ProtocolError, IndexError) as error:
-            self._lose(ConnectionError(f"Redis does not speak its protocol: {error}"))
+            self._lose(ConnectionError(f"Redis sent an invalid answer: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(ConnectionError(f"the connection to Redis was lost: {error or 'closed by the server'}"))
@@ -138,7 +139,7 @@ class _Link(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self._let_in(None)
+        self._resume_senders(None)
 
     def _flush(self) -> None:
         if not self.is_lost:
@@ -162,12 +163,12 @@ class _Link(asyncio.Protocol):
             future = self.waiting.popleft()[0]
             if not future.done():
                 future.set_exception(error)
-        self._let_in(error)
+        self._resume_senders(error)
 
-    def _let_in(self, error: ConnectionError | None) -> None:
-        if self._room and not self._room.done():
+    def _resume_senders(self, error: ConnectionError | None) -> None:
+        if self._writable and not self._writable.done():
             if error:
-                self._room.set_exception(error)
+                self._writable.set_exception(error)
             else:
-                self._room.set_result(None)
-        self._room = None
+                self._writable.set_result(None)
+        self._writable = None

@@ -1,7 +1,7 @@
-"""Carries the commands of a call to Redis and back: one round trip, whatever their number.
+"""Send all commands of a script call to Redis in one round trip.
 
-A script that the server does not have is sent whole, once; the refusal comes before anything ran. What Redis says
-about itself (out of memory, loading, gone) becomes `Unavailable`; what a script says is not touched here.
+If the server does not have a script, its source is sent once more with EVAL; the first attempt ran nothing. Errors of
+the server (out of memory, loading, unreachable) become `Unavailable`. Replies of a script are returned unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from core.redis.script_call import Command
 
 CommandLine = tuple[Any, ...]
 Send = Callable[[Sequence[CommandLine]], Awaitable[list[Any]]]
-# Redis is gone, or is not the one to ask now: a failover, a slot on its way to another node.
+# Redis is unreachable, or this node does not serve the key now: during a failover or while a slot moves.
 UNAVAILABLE_ERRORS = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -29,12 +29,12 @@ UNAVAILABLE_ERRORS = (
     exceptions.TryAgainError,
     OSError,
 )
-# Redis is there but will not take a write now: the first word of its refusal, where redis-py has no class for it.
+# Redis answers but rejects writes. redis-py has no classes for these errors, only their first words.
 REFUSED_WRITES = ("MISCONF ", "NOREPLICAS ", "BUSY ")
 
 
 def translate_error(error: Exception) -> Exception:
-    """The error of ours that an error of the client stands for."""
+    """Return the CodeqError for an error of the Redis client, or any other error unchanged."""
     if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith("OOM"):
         return StoreFull(retry_after_seconds=5)
     if isinstance(error, UNAVAILABLE_ERRORS):
@@ -45,18 +45,19 @@ def translate_error(error: Exception) -> Exception:
 
 
 def missing_scripts(answers: Sequence[Any]) -> list[int]:
-    """Which answers say that the script is not there."""
-    return [at for at, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+    """Return the indexes of the answers of a server that does not have the script."""
+    return [index for index, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
 
 
 def has_error(answers: Sequence[Any]) -> bool:
-    for answer in answers:  # noqa: SIM110 - `any` makes a generator, for what is nearly always one answer
+    for answer in answers:  # noqa: SIM110 - for one answer, which is the usual case, `any` costs a generator
         if isinstance(answer, Exception):
             return True
     return False
 
 
 def raise_errors(answers: list[Any]) -> list[Any]:
+    """Return the answers, or raise the translated form of the first error among them."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise translate_error(answer) from answer
@@ -64,15 +65,17 @@ def raise_errors(answers: list[Any]) -> list[Any]:
 
 
 class SyncRunner:
+    """Runs script calls with a sync client. `run` is for tests: it uses a thread."""
+
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
 
     def run_sync(self, commands: Sequence[Command]) -> list[Any]:
         try:
             answers = self._send([("EVALSHA", *bound) for _, bound in commands])
-            for at in missing_scripts(answers):
-                script, bound = commands[at]
-                answers[at] = self._send([("EVAL", script.source, *bound[1:])])[0]
+            for index in missing_scripts(answers):
+                script, bound = commands[index]
+                answers[index] = self._send([("EVAL", script.source, *bound[1:])])[0]
         except (exceptions.RedisError, OSError) as error:
             raise translate_error(error) from error
         return raise_errors(answers)
@@ -93,11 +96,12 @@ class SyncRunner:
 
 
 def with_slot_guard(line: CommandLine) -> CommandLine:
-    """The line with one more key, in the slot of the others, which never exists.
+    """Return the command with one more key, in the slot of the others, that never exists.
 
-    While a slot moves to another node, a script could run with part of the keys, take a task whose record has gone
-    ahead for a ghost, and lose it. Because of this key, some node always lacks one, and so answers TRYAGAIN (or sends
-    us to the other node, which answers that) before the script begins, until all keys are in one place again.
+    While a slot moves to another node, a script could run with only some of the keys. If the record of a task has
+    moved and its queue has not, the script would take the task for a ghost and remove it. The absent key prevents
+    this: a node that does not have all keys answers TRYAGAIN, or redirects to the other node, which answers TRYAGAIN,
+    before the script begins. The script runs when all keys are on one node again.
     """
     verb, script, count, first, *rest = line
     absent = first[: first.index("}") + 1] + ":absent"
@@ -105,17 +109,20 @@ def with_slot_guard(line: CommandLine) -> CommandLine:
 
 
 class ClusterRunner(SyncRunner):
-    """The same on a Redis Cluster. The keys of a line are in one slot; the lines of one call may be of many nodes."""
+    """A SyncRunner for a Redis Cluster.
+
+    The keys of a command are in one slot. The commands of one call may belong to several nodes.
+    """
 
     def __init__(self, cluster: ClusterClient) -> None:
         self.cluster = cluster
 
     def _send(self, lines: list[CommandLine]) -> list[Any]:
-        return self.cluster.together([(with_slot_guard(line), {}) for line in lines])
+        return self.cluster.execute_all([(with_slot_guard(line), {}) for line in lines])
 
 
 class AsyncRunner:
-    """The web's runner: awaits on `send`, and lends `now` to a sync runner for code in threads."""
+    """Runs script calls of web processes: `run` on the event loop, `run_sync` in threads."""
 
     def __init__(self, send: Send, sync: SyncRunner) -> None:
         self._send = send
@@ -126,9 +133,9 @@ class AsyncRunner:
             answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
             if not has_error(answers):
                 return answers
-            for at in missing_scripts(answers):
-                script, bound = commands[at]
-                answers[at] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
-        except (exceptions.RedisError, OSError) as error:  # so is a TimeoutError
+            for index in missing_scripts(answers):
+                script, bound = commands[index]
+                answers[index] = (await self._send([("EVAL", script.source, *bound[1:])]))[0]
+        except (exceptions.RedisError, OSError) as error:  # TimeoutError is an OSError
             raise translate_error(error) from error
         return raise_errors(answers)

@@ -1,4 +1,7 @@
-"""A transition as a value: what to send, and how to read the answer. `await call` or `call.run_sync()` sends it."""
+"""Script calls: the commands of a transition and the function that reads their replies.
+
+`await call` sends it on the event loop, `call.run_sync()` blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from typing import Any, Generic, Protocol, TypeVar
 
 R = TypeVar("R")
 S = TypeVar("S")
-# The words after EVALSHA: the script's SHA, the number of keys, the keys, the arguments.
+# The arguments of EVALSHA: the script's SHA, the number of keys, the keys, the script's arguments.
 Bound = tuple[Any, ...]
 
 
-class Script(Protocol):
-    """A Lua script as a runner needs it."""
+class ScriptSource(Protocol):
+    """A Lua script that a runner can send to a server that does not have it."""
 
     @property
     def source(self) -> str: ...
 
 
-# One command of a call: a script and its bound words.
-Command = tuple[Script, Bound]
+# One command of a call: a script and its bound arguments.
+Command = tuple[ScriptSource, Bound]
 
 
 class Runner(Protocol):
-    """What carries commands to Redis: all of one call go in one round trip, in order, to one slot."""
+    """Sends the commands of a call to Redis in order, in one round trip to each server."""
 
     def run(self, commands: Sequence[Command]) -> Awaitable[list[Any]]: ...
 
@@ -33,7 +36,7 @@ class Runner(Protocol):
 class ScriptCall(Generic[R]):
     """Commands and the function that turns their replies into the result.
 
-    The function may answer with another Call, where the script's own bound on work was reached: it is sent next.
+    The function may return another call instead, because a script bounds the work of one run. That call is sent next.
     """
 
     __slots__ = ("commands", "read", "runner")
@@ -62,7 +65,10 @@ class ScriptCall(Generic[R]):
             call = result
 
     def and_then(self, change: Callable[[R], S | ScriptCall[S]]) -> ScriptCall[S]:
-        """The same call, its result passed through `change`, which may answer with the call that comes next."""
+        """Return this call with `change` applied to its result.
+
+        `change` may return another call, which is sent next.
+        """
 
         def read(replies: list[Any]) -> S | ScriptCall[S]:
             result = self.read(replies)
@@ -70,29 +76,32 @@ class ScriptCall(Generic[R]):
 
         return ScriptCall(self.runner, self.commands, read)
 
-    def catch(self, error: type[Exception], note: Callable[[], None]) -> ScriptCall[R]:
-        """The same call; when it ends in `error`, `note` is told before the error goes on."""
+    def on_error(self, error: type[Exception], callback: Callable[[], None]) -> ScriptCall[R]:
+        """Return this call with a callback that runs before an error of the given type is raised."""
 
         def read(replies: list[Any]) -> R | ScriptCall[R]:
             try:
                 return self.read(replies)
             except error:
-                note()
+                callback()
                 raise
 
         return ScriptCall(self.runner, self.commands, read)
 
 
 def merge_calls(runner: Runner, calls: Sequence[ScriptCall[R]]) -> ScriptCall[list[R]]:
-    """Many calls in one round trip, their results in order. None of them may be followed by another."""
+    """Return one call that sends all of the calls in one round trip.
+
+    Its result is the list of their results, in order. The calls must not be followed by further calls.
+    """
 
     def read(replies: list[Any]) -> list[R]:
-        results, at = [], 0
+        results, start = [], 0
         for call in calls:
-            result = call.read(replies[at : at + len(call.commands)])
+            result = call.read(replies[start : start + len(call.commands)])
             assert not isinstance(result, ScriptCall)
             results.append(result)
-            at += len(call.commands)
+            start += len(call.commands)
         return results
 
     return ScriptCall(runner, [command for call in calls for command in call.commands], read)

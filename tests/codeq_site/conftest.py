@@ -1,4 +1,4 @@
-"""`manage.py up` as a newcomer runs it: a process with a home and a port of its own."""
+"""Installations: `manage.py up` as a process with its own home and port."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from django.conf import settings
 from tests.conftest import free_port
 from tests.waiting import until
 
-# A start on two busy cores; alone it takes three seconds.
+# Enough for a start on two busy cores; on an idle machine it takes three seconds.
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
 
 
 class Installation:
-    """A home, a port, and the `up` that runs on them now, if any."""
+    """A home, a port, and the process of `up`, if it runs."""
 
     def __init__(self, home: Path, port: int | None = None) -> None:
         self.home = home
@@ -60,24 +60,27 @@ class Installation:
             )
 
     def start(self, **environment: str) -> None:
-        """Launch, and wait for the words that say it is ready."""
+        """Launch `up`, and wait until it reports that it is ready."""
         self.launch(**environment)
         try:
             until(lambda: self.has_ended() or "Ctrl-C stops" in self.out, START_SECONDS, every=0.05)
             assert not self.has_ended()
         except AssertionError as error:
-            raise AssertionError(f"it did not start; it says:\n{self.out}\n{self.err}") from error
+            raise AssertionError(f"it did not start; its output:\n{self.out}\n{self.err}") from error
 
     def refuse(self, **environment: str) -> str:
-        """Launch what cannot start; the sentence it says. Never a traceback, always exit code 1."""
+        """Launch `up` with settings that it refuses, and return its message.
+
+        The message is one line without a traceback, and the exit code is 1.
+        """
         self.launch(**environment)
         until(self.has_ended, START_SECONDS, every=0.05)
         assert self.process is not None
         assert self.process.returncode == 1
-        said = self.err.strip()
-        assert "Traceback" not in said
-        assert len(said.splitlines()) == 1, said
-        return said
+        message = self.err.strip()
+        assert "Traceback" not in message
+        assert len(message.splitlines()) == 1, message
+        return message
 
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
@@ -95,14 +98,17 @@ class Installation:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, words: str) -> psutil.Process:
-        """The direct child whose command line has these words, once it has them: Valkey writes its own."""
+        """Wait for the direct child whose command line contains these words.
 
-        def found() -> list[psutil.Process]:
+        Valkey replaces its command line some time after its start.
+        """
+
+        def matching() -> list[psutil.Process]:
             assert self.process is not None
             alive = psutil.Process(self.process.pid).children()
             return [child for child in alive if words in " ".join(command_line(child))]
 
-        (child,) = until(found)
+        (child,) = until(matching)
         return child
 
     def curl_lines(self) -> list[str]:
@@ -129,7 +135,7 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def clean_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """A newcomer's: nothing of what the tests have set for themselves."""
+    """Return an environment without the settings of the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     return {**kept, **changes}
 
@@ -137,27 +143,27 @@ def clean_environment(changes: Mapping[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def running() -> Iterator[Installation]:
     """One `up` for all tests that leave it running."""
-    room = Path(tempfile.mkdtemp(prefix="codeq-u"))
-    installation = Installation(room / "home")
+    directory = Path(tempfile.mkdtemp(prefix="codeq-u"))
+    installation = Installation(directory / "home")
     try:
         installation.start()
         yield installation
     finally:
         installation.close()
-        shutil.rmtree(room)
+        shutil.rmtree(directory)
 
 
 @pytest.fixture
 def installation() -> Iterator[Callable[[], Installation]]:
-    """Homes of one's own; whatever runs on them at the end is stopped."""
-    room = Path(tempfile.mkdtemp(prefix="codeq-u"))
-    made: list[Installation] = []
+    """`installation()` creates an empty home. At the end everything that runs there is stopped."""
+    directory = Path(tempfile.mkdtemp(prefix="codeq-u"))
+    installations: list[Installation] = []
 
     def make() -> Installation:
-        made.append(Installation(room / f"home-{len(made)}"))
-        return made[-1]
+        installations.append(Installation(directory / f"home-{len(installations)}"))
+        return installations[-1]
 
     yield make
-    for each in made:
-        each.close()
-    shutil.rmtree(room)
+    for created in installations:
+        created.close()
+    shutil.rmtree(directory)

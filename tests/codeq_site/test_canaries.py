@@ -91,7 +91,7 @@ def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installat
         assert kept.fetchone() != (0,), "the audit does not contain the canary"
     # Messages of web processes, Celery and the servers: proves that their logs are read.
     messages = (
-        "is refused for",
+        "too many login attempts from",
         "is in quarantine",
         "not properly shut down",
         "division by zero",

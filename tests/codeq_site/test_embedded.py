@@ -114,7 +114,7 @@ def test_socket_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     sockets = socket_directory(home)
     sockets.chmod(0o777)
     try:
-        with pytest.raises(StartError, match="belongs to somebody else"):
+        with pytest.raises(StartError, match="belongs to another user"):
             socket_directory(home)
     finally:
         sockets.rmdir()

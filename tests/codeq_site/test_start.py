@@ -45,7 +45,10 @@ def test_process_with_another_number_of_partitions_does_not_start(
     client().set(PARTITIONS_KEY, 16)
     deployment = deployed(CODEQ_PARTITIONS="4")
     assert start(deployment).wait(30) == 1
-    assert "set up with 16 partitions, the settings say 4. Set CODEQ_PARTITIONS=16" in deployment.log(name).read_text()
+    assert (
+        "set up with 16 partitions, but the settings have 4. Set CODEQ_PARTITIONS=16"
+        in deployment.log(name).read_text()
+    )
     assert client().get(PARTITIONS_KEY) == b"16"
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from codeq_site.devserver.supervisor import (
     BACKOFF_SECONDS,
-    STEADY_SECONDS,
+    STABLE_SECONDS,
     Child,
-    Command,
+    CommandLineProgram,
     StartError,
     StopRequested,
     Supervisor,
@@ -43,8 +43,8 @@ def supervisor(messages: list[str]) -> Iterator[Supervisor]:
         signal.signal(number, handler)
 
 
-def shell(script: str, log: Path) -> Command:
-    return Command("it", ["/bin/sh", "-c", script], {"PATH": os.defpath}, log.parent, log)
+def shell(script: str, log: Path) -> CommandLineProgram:
+    return CommandLineProgram("it", ["/bin/sh", "-c", script], {"PATH": os.defpath}, log.parent, log)
 
 
 def ended(child: Child) -> bool:
@@ -57,17 +57,17 @@ def test_crash_loop_is_restarted_with_backoff(supervisor: Supervisor, messages: 
     delays = []
     for _ in range(len(BACKOFF_SECONDS) + 2):
         until(lambda: ended(child))
-        supervisor.tend(now)
+        supervisor.restart_ended(now)
         assert child.restart_at is not None
         delays.append(child.restart_at - now)
         first = child.process
-        supervisor.tend(child.restart_at - 0.001)
+        supervisor.restart_ended(child.restart_at - 0.001)
         assert child.process is first, "restarted before its backoff ended"
         now = child.restart_at
-        supervisor.tend(now)
+        supervisor.restart_ended(now)
         assert child.process is not first
     assert delays == pytest.approx([*BACKOFF_SECONDS, BACKOFF_SECONDS[-1], BACKOFF_SECONDS[-1]])
-    assert messages[0] == "it ended with exit code 3; starting it again in 0.2 s. Its last words: out of luck"
+    assert messages[0] == "it ended with exit code 3; it restarts in 0.2 s. Its last log line: out of luck"
     assert messages[1].startswith("it runs again (pid ")
 
 
@@ -75,18 +75,18 @@ def test_backoff_is_reset_after_a_steady_run(supervisor: Supervisor, tmp_path: P
     child = supervisor.start(shell("exit 1", tmp_path / "log"))
     child.crashes = 4
     until(lambda: ended(child))
-    now = child.started + STEADY_SECONDS + 1
-    supervisor.tend(now)
+    now = child.started + STABLE_SECONDS + 1
+    supervisor.restart_ended(now)
     assert child.restart_at == pytest.approx(now + BACKOFF_SECONDS[0])
 
 
 def test_failed_restart_is_retried(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
     child = supervisor.start(shell("exit 1", tmp_path / "log"))
     until(lambda: ended(child))
-    supervisor.tend(child.started)
-    child.program = Command("it", ["/does/not/exist"], {}, tmp_path, tmp_path / "log")
+    supervisor.restart_ended(child.started)
+    child.program = CommandLineProgram("it", ["/does/not/exist"], {}, tmp_path, tmp_path / "log")
     assert child.restart_at is not None
-    supervisor.tend(child.restart_at)
+    supervisor.restart_ended(child.restart_at)
     assert "it cannot be started" in messages[-1]
     assert child.restart_at is not None
 
@@ -96,7 +96,7 @@ def test_processes_of_a_crashed_child_are_stopped(supervisor: Supervisor, tmp_pa
     grandchild = psutil.Process(int(until(lambda: (tmp_path / "log").read_text().strip())))
     child.process.kill()
     until(lambda: ended(child))
-    supervisor.tend(child.started)
+    supervisor.restart_ended(child.started)
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 

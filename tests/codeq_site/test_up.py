@@ -114,14 +114,14 @@ def test_second_start_on_the_same_home_is_refused(running: Installation) -> None
     second = Installation(running.home)
     second._out, second._err = second._out.with_suffix(".2"), second._err.with_suffix(".2")
     assert running.process is not None
-    assert f"codeQ runs already with {running.home} (pid {running.process.pid})" in second.refuse()
+    assert f"codeQ already runs with {running.home} (pid {running.process.pid})" in second.refuse()
 
 
 def test_port_in_use_is_reported(running: Installation, tmp_path: Path) -> None:
     message = Installation(tmp_path / "home", running.port).refuse()
     assert (
-        message
-        == f"Port {running.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+        message == f"Port {running.port} is in use: stop the program that uses it, or set another port with --port or "
+        "CODEQ_PORT."
     )
 
 
@@ -141,7 +141,7 @@ def test_killed_child_is_restarted_and_reported(running: Installation, words: st
     victim = running.child(words)
     victim.kill()
     until(lambda: "runs again" in running.out[before:], 60)
-    assert "was killed by SIGKILL; starting it again in" in running.out[before:]
+    assert "was killed by SIGKILL; it restarts in" in running.out[before:]
     assert running.child(words).pid != victim.pid
     until(lambda: is_ready(running), 60)
     assert goes_all_the_way(running, seconds=30.0)

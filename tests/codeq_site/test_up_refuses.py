@@ -21,7 +21,7 @@ def test_port_of_another_program_is_reported(installation: Make) -> None:
     own = installation()
     with socket.create_server(("127.0.0.1", own.port)):
         assert own.refuse() == (
-            f"Port {own.port} is in use: stop what listens there, or choose another with --port or CODEQ_PORT."
+            f"Port {own.port} is in use: stop the program that uses it, or set another port with --port or CODEQ_PORT."
         )
 
 
@@ -35,7 +35,7 @@ def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
     own = Installation(tmp_path / "home")
     own.home = tmp_path / "file" / "home"
     message = own.refuse()
-    assert message.startswith(f"Cannot write to {own.home} (Not a directory): choose another CODEQ_HOME")
+    assert message.startswith(f"Cannot write to {own.home} (Not a directory): set another CODEQ_HOME")
 
 
 @pytest.mark.skipif(not Path("/proc/sys").is_dir(), reason="needs a directory that root cannot write to, as on Linux")
@@ -120,7 +120,7 @@ def test_unreachable_database_is_reported(installation: Make) -> None:
 def test_production_requires_servers_and_secret(installation: Make) -> None:
     message = installation().refuse(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
     assert message == (
-        "Production mode starts no embedded servers and makes no secrets: "
+        "Production mode does not start embedded servers or create secrets: "
         "set DATABASE_URL, CELERY_BROKER_URL, SECRET_KEY."
     )
 

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from core.admin.reasons import REASON_CHARS
+from core.admin.audit_reason import REASON_CHARS
 from tenants.models import TenantIssuer, TenantMembership
 from tests.console.conftest import Login
 from tests.console.rows import ALL, Rows, label_of, name_of
@@ -69,7 +69,7 @@ def test_a_deletion_without_a_reason_changes_nothing(
 ) -> None:
     client, before, told = login("root"), mine.state(), LogEntry.objects.count()
     answer = ask(client, way, model, mine.rows[model], reason)
-    assert "Nothing was deleted: say why" in answer.content.decode()
+    assert "Nothing was deleted. Enter a reason" in answer.content.decode()
     assert mine.state() == before
     assert LogEntry.objects.count() == told
 

@@ -24,7 +24,7 @@ class Client(clusters.ClusterClient):
     """The engine's cluster client with a `flushall` that empties all nodes."""
 
     def flushall(self, **_: object) -> bool:
-        return all(self.nodes.client(address).flushall() for address in self.nodes.all())
+        return all(self.topology.client(address).flushall() for address in self.topology.discover_primaries())
 
 
 class Cluster:

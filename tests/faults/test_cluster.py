@@ -249,7 +249,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
         node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
     tid = TIDS[0]
     slot = find_slot(partition_of(tid))
-    pipes = MultiplexedCluster(client.nodes)
+    pipes = MultiplexedCluster(client.topology)
     try:
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
@@ -306,7 +306,7 @@ def _can_claim(engine: Engine, tid: str) -> bool:
 
 @pytest.mark.spec("ENQ-3", "The connections to a cluster send related commands in order, and load missing scripts")
 async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
-    pipes = MultiplexedCluster(client.nodes)
+    pipes = MultiplexedCluster(client.topology)
     try:
         engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:

@@ -393,7 +393,7 @@ def test_wrong_cluster_setting_is_rejected(cluster: Cluster, valkey: Valkey, tmp
         pytest.raises(ConfigError, match="unset CODEQ_REDIS_CLUSTER"),
     ):
         settle_partitions(clustered)
-    with pytest.raises(ConfigError, match="REDIS_URL names no node of a cluster"):
+    with pytest.raises(ConfigError, match="REDIS_URL has no host of a cluster node"):
         clusters.ClusterClient(valkey.url)
     environment = {"REDIS_URL": node, "CODEQ_REDIS_CLUSTER": "true", "CELERY_BROKER_URL": node}
     with closing(Deployment(tmp_path, own_database(), **environment)) as deployment:

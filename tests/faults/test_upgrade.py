@@ -1,4 +1,4 @@
-"""Upgrade an installation of the former release in place, with processes of both releases side by side."""
+"""Upgrade an installation in place, with processes of both releases side by side."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def count_callbacks(receiver: Receiver) -> Counter[str]:
 
 
 def count_rows() -> dict[str, int]:
-    """Count the rows of every table that the former release has, under its present model's table name."""
+    """Count the rows of every table that the former release has, by its present name."""
     with connection.cursor() as cursor:
         names = [name for name in connection.introspection.table_names(cursor) if not name.startswith("django_")]
         rows = {}

@@ -26,7 +26,7 @@ MakeDelivery = Callable[..., Delivery]
 
 @pytest.fixture
 def configure(settings: Any) -> Iterator[Configure]:
-    """`configure(tries=2)` changes webhook settings until the end of the test."""
+    """`configure(quick_attempts=2)` changes webhook settings until the end of the test."""
 
     def change(**values: object) -> None:
         settings.CODEQ = {**settings.CODEQ, "webhooks": {**settings.CODEQ.get("webhooks", {}), **values}}

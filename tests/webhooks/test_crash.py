@@ -147,7 +147,7 @@ def test_killed_workers_lose_no_delivery(
     assert set(accepted) == {str(pk) for pk in Delivery.objects.values_list("pk", flat=True)}
     assert len(accepted) == count
     assert {pk: count for pk, count in accepted.items() if count - unrecorded.get(pk, 0) > 1} == {}
-    assert repeats <= (count // 100 if LONG else kills * 4 * conf().webhooks.burst)
+    assert repeats <= (count // 100 if LONG else kills * 4 * conf().webhooks.max_unrecorded)
 
 
 @pytest.mark.real_time

@@ -36,7 +36,7 @@ def test_delays_grow_until_the_delivery_is_given_up() -> None:
 
 
 def test_delays_are_settings(configure: Configure) -> None:
-    configure(tries=8, retry_base_seconds=1, retry_cap_seconds=20, tail_seconds=[])
+    configure(quick_attempts=8, retry_base_seconds=1, retry_cap_seconds=20, retry_tail_delays_seconds=[])
     assert retry_schedule.delays_seconds(conf().webhooks) == [1, 2, 4, 8, 16, 20, 20]
     assert decide(8).verdict is Verdict.GIVEN_UP
 

@@ -230,7 +230,7 @@ def test_hanging_endpoint_does_not_delay_the_others(
 def test_burst_bounds_the_unrecorded_starts(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, send: Send
 ) -> None:
-    configure(burst=2)
+    configure(max_unrecorded=2)
     started = []
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:

@@ -1,10 +1,10 @@
-"""The real Valkey and the real PostgreSQL that `manage.py up` and the tests run.
+"""The Valkey and PostgreSQL servers that `manage.py up` and the tests run.
 
-Both listen on unix sockets only, in directories that only their owner (and root) can enter.
+Both listen on unix sockets only, in directories that only their owner and root can enter.
 """
 
 from codeq_site.devserver.embedded.postgresql import PostgreSQL
-from codeq_site.devserver.embedded.server import Server
+from codeq_site.devserver.embedded.server import EmbeddedServer
 from codeq_site.devserver.embedded.valkey import BROKER, DURABLE, Valkey
 
-__all__ = ["BROKER", "DURABLE", "PostgreSQL", "Server", "Valkey"]
+__all__ = ["BROKER", "DURABLE", "EmbeddedServer", "PostgreSQL", "Valkey"]

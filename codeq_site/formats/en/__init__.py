@@ -1,1 +1,1 @@
-"""English is what the console speaks."""
+"""Formats for English, the language of the console."""

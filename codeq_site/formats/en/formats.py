@@ -1,4 +1,4 @@
-"""As the console's own pages write them: to the second, sortable, the same everywhere."""
+"""Sortable dates and times to the second, as on the console's own pages."""
 
 DATE_FORMAT = "Y-m-d"
 TIME_FORMAT = "H:i:s"

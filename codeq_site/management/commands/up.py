@@ -1,4 +1,4 @@
-"""`manage.py up`: everything on this machine with one command, and one Ctrl-C."""
+"""`manage.py up`: run the servers, the web processes and Celery until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ from codeq_site import env, sockets
 from codeq_site.devserver import banner
 from codeq_site.devserver.bootstrap import BootstrapResult
 from codeq_site.devserver.data_dir import DataDirectory
-from codeq_site.devserver.embedded import PostgreSQL, Server
-from codeq_site.devserver.supervisor import Child, StartError, StopRequested, Supervisor, last_line
-from codeq_site.devserver.supervisor import Command as Program
+from codeq_site.devserver.embedded import EmbeddedServer, PostgreSQL
+from codeq_site.devserver.supervisor import (
+    Child,
+    CommandLineProgram,
+    StartError,
+    StopRequested,
+    Supervisor,
+    last_line,
+)
 from core.conf import Conf, build
 from core.errors import ConfigError
 
-# Ctrl-C ends everything within 10 s: what serves first, then what it stands on.
+# Ctrl-C stops everything within 10 s: first web and Celery, then the servers that they use.
 SERVICES_STOP_SECONDS = 5.0
 SERVERS_STOP_SECONDS = 4.0
 READY_SECONDS = 60.0
-# Senders wait for slow endpoints, two at a change of runs; the pipeline works for minutes; drain and repair go on.
+# Two for webhook senders, which overlap when a run ends; one for the pipeline, which takes minutes; one for the rest.
 CELERY_PROCESSES = 4
-# True only while everything is on one machine for one person. Production mode refuses each of them.
+# Defaults for development on one machine. Production mode refuses each of them.
 EMBEDDED_DEFAULTS: dict[str, Any] = {
     "auth.provision_tenants": True,
     "webhooks.allow_hosts": ["127.0.0.0/8", "::1/128"],
@@ -42,7 +48,7 @@ EMBEDDED_DEFAULTS: dict[str, Any] = {
 
 
 class Command(BaseCommand):
-    help = "Start everything: the servers (unless REDIS_URL and DATABASE_URL name others), web, Celery."
+    help = "Start the servers (unless REDIS_URL and DATABASE_URL are set), the web processes and Celery."
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -52,26 +58,26 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, port: int | None, home: str | None, workers: int | None, **options: Any) -> None:
         chosen = {"CODEQ_WEB_PORT": port, "CODEQ_HOME": home, "CODEQ_WEB_WORKERS": workers}
-        environ = env.inherited({name: str(value) for name, value in chosen.items() if value is not None})
+        environ = env.for_child({name: str(value) for name, value in chosen.items() if value is not None})
         try:
-            Up(build(env.given(environ)), environ, Progress(sys.stdout)).run()
+            Up(build(env.read_variables(environ)), environ, StartProgress(sys.stdout)).run()
         except (StartError, ConfigError) as error:
             self.stderr.write(str(error))
             sys.exit(1)
         except OSError as error:
-            # A full disk, a right taken away meanwhile: the system's own words name the file.
+            # For example a full disk, or a permission that was removed. The system's message names the file.
             self.stderr.write(f"codeQ cannot run: {error}")
             sys.exit(1)
 
 
-class Progress:
-    """A line per step: written in place on a terminal, once it is done elsewhere."""
+class StartProgress:
+    """Prints one line per step. On a terminal, the line appears when the step begins."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self.is_terminal = out.isatty()
         self._is_open = False
-        # A step is worth more than its tick on a terminal that cannot show one.
+        # A terminal that cannot encode the tick shows a replacement instead of failing.
         with contextlib.suppress(AttributeError):
             out.reconfigure(errors="replace")  # type: ignore[attr-defined]
 
@@ -90,7 +96,7 @@ class Progress:
         self._is_open = False
         self._put(f"{lead}✓ {name:<20} {time.monotonic() - started:4.1f} s\n")
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self._close()
         self._put(f"{text}\n")
 
@@ -100,16 +106,16 @@ class Progress:
             self._put("\n")
 
     def _put(self, text: str) -> None:
-        # A terminal that was closed must not keep us from an orderly end.
+        # The processes must also be stopped in order if the terminal was closed.
         with contextlib.suppress(OSError):
             self._out.write(text)
             self._out.flush()
 
 
 class Up:
-    """One run, from the first check to the last child's end."""
+    """One run of `manage.py up`, from the first check to the end of the last child."""
 
-    def __init__(self, conf: Conf, environ: dict[str, str], progress: Progress) -> None:
+    def __init__(self, conf: Conf, environ: dict[str, str], progress: StartProgress) -> None:
         self.conf = conf
         self.progress = progress
         self.environ = {
@@ -119,29 +125,29 @@ class Up:
             "PYTHONUNBUFFERED": "1",
         }
         self.servers: list[Child] = []
-        self.broker: Server | None = None
+        self.broker: EmbeddedServer | None = None
 
     def run(self) -> None:
-        # Whatever we and our children write is nobody else's business.
+        # Only this user may read the files that this process and its children write.
         os.umask(0o077)
         self._check_production()
         web = self.conf.web
         self.home = DataDirectory(self.conf.home_path)
         self.home.end_leftovers()
         with sockets.reserve(web.host, web.port):
-            self.supervisor = Supervisor(self.progress.say)
+            self.supervisor = Supervisor(self.progress.report)
             try:
                 self._start_servers()
                 with self.progress.step("Database"):
-                    seeded = self._prepare_database()
+                    created = self._prepare_database()
                 self._start_services()
                 base = sockets.url(web.host, web.port)
-                self.progress.say(
-                    banner.banner_text(base, self.home.path, seeded, has_logs=self.progress.is_terminal),
+                self.progress.report(
+                    banner.banner_text(base, self.home.path, created, has_logs=self.progress.is_terminal),
                 )
                 self.supervisor.watch()
             except StopRequested:
-                self.progress.say("Stopping …")
+                self.progress.report("Stopping …")
             finally:
                 self._stop()
 
@@ -150,9 +156,9 @@ class Up:
         services = [child for child in self.supervisor.children if child not in self.servers]
         self.supervisor.stop(services, seconds=SERVICES_STOP_SECONDS)
         self.supervisor.stop(self.servers, seconds=SERVERS_STOP_SECONDS)
-        self.progress.say(
+        self.progress.report(
             f"Stopped in {time.monotonic() - started:.1f} s. "
-            f"The state is in {self.home.path}; the next start goes on from there."
+            f"The state is in {self.home.path}; the next start continues from there."
         )
 
     def _check_production(self) -> None:
@@ -166,7 +172,7 @@ class Up:
         }
         missing = ", ".join(name for name, value in needed.items() if not value)
         if missing:
-            raise StartError(f"Production mode starts no embedded servers and makes no secrets: set {missing}.")
+            raise StartError(f"Production mode does not start embedded servers or create secrets: set {missing}.")
         manage = [sys.executable, str(settings.BASE_DIR / "manage.py")]
         checked = subprocess.run(
             [*manage, "check", "--deploy", "--fail-level", "ERROR"],
@@ -175,18 +181,18 @@ class Up:
             check=False,
         )
         if checked.returncode != 0:
-            raise StartError("The settings are not fit for production: correct what is named above.")
+            raise StartError("The settings are not safe for production: fix the problems above.")
 
     def _start_servers(self) -> None:
-        """Start those that no URL names, and publish where they are."""
-        wanted: dict[str, Server] = {}
+        """Start the servers that no URL names, and publish their addresses."""
+        embedded: dict[str, EmbeddedServer] = {}
         if not self.conf.database_url:
-            wanted["database_url"] = self.home.postgresql()
+            embedded["database_url"] = self.home.postgresql()
         if not self.conf.redis_url:
-            wanted["redis_url"] = self.home.valkey()
+            embedded["redis_url"] = self.home.valkey()
         if not self.conf.broker_url:
-            self.broker = wanted["broker_url"] = self.home.broker()
-        for server in wanted.values():
+            self.broker = embedded["broker_url"] = self.home.broker()
+        for server in embedded.values():
             with self.progress.step(server.name):
                 child = self.supervisor.start(server)
                 self.servers.append(child)
@@ -194,13 +200,13 @@ class Up:
                 if isinstance(server, PostgreSQL):
                     server.ensure_database()
         if not self.conf.production:
-            published = {name: server.url for name, server in wanted.items()}
-            self.home.publish({**(EMBEDDED_DEFAULTS if wanted else {}), **published}, self.conf.secret_key)
+            published = {name: server.url for name, server in embedded.items()}
+            self.home.publish({**(EMBEDDED_DEFAULTS if embedded else {}), **published}, self.conf.secret_key)
 
     def _prepare_database(self) -> BootstrapResult:
         log = self.home.log("start")
         argv = [sys.executable, "-m", "codeq_site.devserver.bootstrap"]
-        program = Program("preparation", argv, self.environ, settings.BASE_DIR, log, stdout=subprocess.PIPE)
+        program = CommandLineProgram("preparation", argv, self.environ, settings.BASE_DIR, log, stdout=subprocess.PIPE)
         code, output = self.supervisor.run(program)
         if code != 0:
             raise StartError(f"The database cannot be prepared: {last_line(log)} (details in {log})")
@@ -208,58 +214,64 @@ class Up:
 
     def _start_services(self) -> None:
         count = self.conf.web.workers or cores()
-        # Each process counts in files of its own (core/metrics.py); those of former runs would only pile up.
+        # Each process writes metrics files of its own (core/metrics.py). Those of former runs would accumulate.
         shutil.rmtree(self.home.path / "metrics", ignore_errors=True)
         python = [sys.executable, "-m"]
-        # Whoever runs `up` as root has been told so often enough.
-        calm = [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", "-m"]
-        celery = [*calm, "celery", "-A", "codeq_site", "--quiet"]
-        # One worker has nobody to gossip with.
-        alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        # Celery's warning about root would be repeated at every start.
+        quiet_python = [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", "-m"]
+        celery = [*quiet_python, "celery", "-A", "codeq_site", "--quiet"]
+        # A single worker does not need to exchange messages with others.
+        single = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         commands = {
             **{f"web-{number}": [*python, "codeq_site.web"] for number in range(1, count + 1)},
-            "celery-worker": [*celery, "worker", "--loglevel=WARNING", f"--concurrency={CELERY_PROCESSES}", *alone],
+            "celery-worker": [*celery, "worker", "--loglevel=WARNING", f"--concurrency={CELERY_PROCESSES}", *single],
             "celery-beat": [*celery, "beat", "--loglevel=WARNING", f"--schedule={self.home.path / 'beat-schedule'}"],
         }
         children = [self.supervisor.start(self._program(name, argv)) for name, argv in commands.items()]
         with self.progress.step(f"Web, {count} process{'es' if count > 1 else ''}"):
-            self._until(self._serving, children)
+            self._wait_until_ready(self._web_problem, children)
         with self.progress.step("Celery"):
-            self._until(self._consuming, children)
+            self._wait_until_ready(self._celery_problem, children)
 
-    def _program(self, name: str, argv: list[str]) -> Program:
-        # On a terminal the children's logs would bury what `up` says; elsewhere (a container, a service) somebody
-        # collects them.
+    def _program(self, name: str, argv: list[str]) -> CommandLineProgram:
+        # On a terminal, the children log to files, so that the output of `up` stays readable. In a container or a
+        # service they log to stderr, which is collected there.
         log = self.home.log(name) if self.progress.is_terminal else None
-        return Program(name, argv, self.environ, settings.BASE_DIR, log)
+        return CommandLineProgram(name, argv, self.environ, settings.BASE_DIR, log)
 
-    def _until(self, problem: Callable[[], str], children: list[Child]) -> None:
-        """Wait until there is no problem left; a child that ends meanwhile ends the start."""
+    def _wait_until_ready(self, problem: Callable[[], str], children: list[Child]) -> None:
+        """Wait until `problem` returns an empty text.
+
+        Raises StartError if a child ends or the time is up.
+        """
         deadline = time.monotonic() + READY_SECONDS
         while reason := problem():
             for child in children:
                 if child.process.poll() is not None:
-                    words = last_line(child.program.log) or "its lines are above."
-                    raise StartError(f"{child.program.name} ended at its start: {words}")
+                    line = last_line(child.program.log) or "its log is above."
+                    raise StartError(f"{child.program.name} ended during its start: {line}")
             if time.monotonic() > deadline:
                 raise StartError(f"codeQ is not ready after {READY_SECONDS:g} s: {reason}")
             self.supervisor.pause(0.05)
 
-    def _serving(self) -> str:
+    def _web_problem(self) -> str:
         status, reason = sockets.probe(self.conf.web.host, self.conf.web.port, "/readyz")
         return "" if status == 200 else reason
 
-    def _consuming(self) -> str:
-        """Whether Celery's worker waits at the broker. Only our own broker is asked; of another we know too little."""
+    def _celery_problem(self) -> str:
+        """Return a problem unless Celery's worker waits for messages.
+
+        Only the embedded broker is checked.
+        """
         if self.broker is None:
             return ""
         with redis.Redis.from_url(self.broker.url) as client:
-            waits = any(each["cmd"] == "brpop" for each in client.client_list())
-        return "" if waits else "Celery's worker does not take from its broker."
+            is_waiting = any(connection["cmd"] == "brpop" for connection in client.client_list())
+        return "" if is_waiting else "Celery's worker does not read messages from its broker."
 
 
 def cores() -> int:
-    """The cores this process may use, which in a container are fewer than the machine's."""
+    """Return the number of cores that this process may use, which a container may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -87,7 +87,9 @@ class NewTask(Body, kw_only=True):
         Annotated[dt.datetime, Meta(tz=True, description="Not before this moment; wins over `delaySeconds`.")] | None
     ) = None
     delay_seconds: (
-        Annotated[float, Meta(ge=0, le=LIMITS.horizon_seconds, description="Not before so many seconds from now.")]
+        Annotated[
+            float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Not before so many seconds from now.")
+        ]
         | None
     ) = None
 

@@ -35,8 +35,8 @@ class NewTopic(Body, kw_only=True):
         | None
     ) = None
     backoff: BackoffPolicy | None = None
-    backoff_base_seconds: Annotated[float, Meta(ge=0, le=LIMITS.horizon_seconds)] | None = None
-    backoff_cap_seconds: Annotated[float, Meta(ge=0, le=LIMITS.horizon_seconds)] | None = None
+    backoff_base_seconds: Annotated[float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds)] | None = None
+    backoff_cap_seconds: Annotated[float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds)] | None = None
 
 
 class Topic(View, kw_only=True):

@@ -120,7 +120,7 @@ async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["detail"].partition(".")[0]) == (
         503,
-        "redis: This Redis was set up with 8 partitions, the settings say 16",
+        "redis: This Redis was set up with 8 partitions, but the settings have 16",
     )
 
 

@@ -69,7 +69,7 @@ def dump(client: redis.Redis) -> dict[str, Any]:
     """Return every key with its value, except streams without entries."""
     nodes = [client]
     if isinstance(client, ClusterClient):
-        nodes = [client.nodes.client(address) for address in client.nodes.all()]
+        nodes = [client.topology.client(address) for address in client.topology.discover_primaries()]
     entries = [entry for node in nodes for entry in node.execute_command("EVAL", _DUMP, 0)]
     keyspace: dict[str, Any] = {}
     for key, kind, value in entries:

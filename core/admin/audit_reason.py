@@ -1,4 +1,4 @@
-"""Why an operator does something: asked for before it is done, and kept with it."""
+"""The reason of an operator's action, required before it and stored in its history."""
 
 from __future__ import annotations
 
@@ -20,73 +20,83 @@ REASON_CHARS = 500
 
 
 class ReasonForm(BaseDialogForm):
-    """What every act of an operator is asked for, and what stays in the tenant's history."""
+    """The dialog of an action: it asks for the reason, which stays in the history."""
 
     reason = forms.CharField(max_length=REASON_CHARS, widget=UnfoldAdminTextInputWidget)
 
 
-class ReasonedActions(ActionForm):
-    """The form above a list: an action there asks for its reason as every other does."""
+class ReasonActionForm(ActionForm):
+    """The form of the bulk actions above a list, with a field for the reason."""
 
     reason = forms.CharField(
         max_length=REASON_CHARS, required=False, label="", widget=UnfoldAdminTextInputWidget({"placeholder": "Reason"})
     )
 
 
-class NoReason(Exception):
-    """Asked to delete, and not told why."""
+class ReasonMissing(Exception):
+    """A deletion was requested without a reason."""
 
 
 def reason_in(request: HttpRequest) -> str:
-    """The reason in the person's words, if there is any; PostgreSQL takes no NUL in a text."""
+    """Return the reason in the submitted form, or an empty string."""
+    # PostgreSQL rejects NUL in text.
     return request.POST.get("reason", "").replace("\0", "").strip()[:REASON_CHARS]
 
 
 class ReasonField(forms.CharField):
-    """Of the form and not of the row: it is never among what was changed."""
+    """A field of the form only, so that the history does not list it among the changed fields."""
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
 
 
 class SavedWithReason(ModelAdmin):
-    """Rows are added and changed for a reason, which templates/admin/submit_line.html asks for beside the button."""
+    """Require a reason to add or change a row.
+
+    templates/admin/submit_line.html shows the field.
+    """
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
         form = super().get_form(request, obj, change=change, **options)
-        if options.get("fields", ()) is None:  # asked which fields the row has
+        if options.get("fields", ()) is None:  # Django asks for the fields of the row
             return form
         return type(form)(form.__name__, (form,), {"reason": ReasonField(max_length=REASON_CHARS)})
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return super().log_addition(request, obj, _because(request, message))
+        return super().log_addition(request, obj, _with_reason(request, message))
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        return super().log_change(request, obj, _because(request, message))
+        return super().log_change(request, obj, _with_reason(request, message))
 
 
-def _because(request: HttpRequest, message: Any) -> Any:
-    """What a form has changed, as Django says it, and why; an act of ours has said why itself."""
+def _with_reason(request: HttpRequest, message: Any) -> Any:
+    """Return Django's description of a change, with the reason.
+
+    A text comes from an action of codeQ and has its reason already.
+    """
     reason = reason_in(request)
-    if isinstance(message, str) or not reason:  # a password is changed on a page of Django's own
+    if isinstance(message, str) or not reason:  # Django's page for a new password has no reason
         return message
-    words = LogEntry(change_message=json.dumps(message)).get_change_message().rstrip(".")
-    return f"{words}: {reason}"
+    description = LogEntry(change_message=json.dumps(message)).get_change_message().rstrip(".")
+    return f"{description}: {reason}"
 
 
 class DeletedWithReason(ModelAdmin):
-    """Rows are deleted, one or many, for a reason only; unfold/helpers/delete_submit_line.html asks for it."""
+    """Require a reason to delete rows.
+
+    templates/unfold/helpers/delete_submit_line.html shows the field.
+    """
 
     def deletion_subject(self, row: Any) -> Model:
-        """In whose history it stays that this row was deleted."""
-        found: Model = row
-        return found
+        """Return the object in whose history the deletion of the row is recorded."""
+        subject: Model = row
+        return subject
 
     def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        # Django calls this before it deletes, whichever way it was asked to, so nothing is deleted around it.
+        # Django calls this before every deletion, of one row or many, so that no deletion is left out.
         reason = reason_in(request)
         if not reason:
-            raise NoReason
+            raise ReasonMissing
         for row in queryset:
             subject = self.deletion_subject(row)
             LogEntry.objects.log_actions(
@@ -102,18 +112,18 @@ class DeletedWithReason(ModelAdmin):
         try:
             answer: HttpResponse = super().delete_view(request, object_id, extra_context)
             return answer
-        except NoReason:
-            return self._ask_again(request)
+        except ReasonMissing:
+            return self._require_reason(request)
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         try:
-            # Django deletes one row in a transaction, but not many: what fails must leave no record.
+            # Django deletes several rows without a transaction. If that fails, the history must not record them.
             with transaction.atomic():
                 answer: HttpResponse | None = super().response_action(request, queryset)
                 return answer
-        except NoReason:
-            return self._ask_again(request)
+        except ReasonMissing:
+            return self._require_reason(request)
 
-    def _ask_again(self, request: HttpRequest) -> HttpResponse:
-        messages.error(request, "Nothing was deleted: say why, it is kept with what you do.")
+    def _require_reason(self, request: HttpRequest) -> HttpResponse:
+        messages.error(request, "Nothing was deleted. Enter a reason; it is kept in the history.")
         return redirect(request.get_full_path())
