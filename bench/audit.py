@@ -59,7 +59,7 @@ def stack(**settings: str) -> Iterator[None]:
 def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
     """Enqueue, claim and complete tasks, in batches."""
     from queues.current_engine import engine
-    from queues.domain import NewResult, NewTask, Status
+    from queues.domain import NewResult, NewTask, TaskStatus
 
     new = NewTask(command="send", payload=PAYLOAD, webhook=webhook)
     while count > 0:
@@ -68,7 +68,7 @@ def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
         producer_commands.enqueue(engine(), tid, "bench", [new] * batch, retention_ms=86_400_000).run_sync()
         tasks = worker_commands.claim(engine(), tid, ["send"], "w", lease_ms=300_000, limit=batch).run_sync().tasks
         results = [
-            NewResult(task_id=task.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token)
+            NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token)
             for task in tasks
         ]
         worker_commands.submit(engine(), tid, "w", results, retention_ms=86_400_000).run_sync()

@@ -23,7 +23,7 @@ import redis
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from core.redis.runners import SyncRunner
 from core.redis.script_call import ScriptCall
-from queues.domain import NewResult, NewTask, Status, Task
+from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import Engine, Options, maintenance_commands, producer_commands, queries, worker_commands
 
 DAY_MS = 86_400_000
@@ -65,7 +65,7 @@ class Bench:
     def submit(self, tid: str, claims: list[list[Task]]) -> int:
         for tasks in claims:
             results = [
-                NewResult(task_id=t.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
+                NewResult(task_id=t.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
                 for t in tasks
             ]
             worker_commands.submit(self.engine, tid, "w", results, retention_ms=DAY_MS).run_sync()
@@ -202,7 +202,7 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
     def submit(batch: int) -> int:
         for start in range(0, len(ids), batch):
             results = [
-                NewResult(task_id=task_id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
+                NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token="0" * 32)
                 for task_id in ids[start : start + batch]
             ]
             send("submit", worker_commands.submit(bench.engine, "bare", "w", results, retention_ms=DAY_MS))

@@ -31,12 +31,12 @@ def measure(client: redis.Redis) -> None:
     from core import errors
     from queues import filters, services
     from queues.current_engine import engine
-    from queues.domain import NewResult, NewTask, Status
+    from queues.domain import NewResult, NewTask, TaskStatus
     from tenants.domain import TenantSnapshot
 
     tenant = TenantSnapshot(tid="bench001", slug="bench")
     payload = '"' + "x" * 4096 + '"'
-    on, off = filters.Filters(), filters.NoFilters()
+    on, off = filters.Filters(), filters.Filters(is_enabled=False)
 
     def measure_cost(selected: filters.Filters, work: Callable[[], object]) -> tuple[int, int, object]:
         """Return the bytes and the commands that Redis received, and the result of `work`."""
@@ -82,7 +82,7 @@ def measure(client: redis.Redis) -> None:
         return error_codes
 
     for task in services.claim(tenant, ["send"], "w", count=1000).run_sync().tasks:
-        services.submit(tenant, "w", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1")]).run_sync()
+        services.submit(tenant, "w", [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1")]).run_sync()
     services.filters = lambda: on  # type: ignore[assignment]
     services.purge(tenant, task_ids).run_sync()
     _, calls_on, result_on = measure_cost(on, lambda: send_heartbeats(task_ids))

@@ -9,7 +9,7 @@ import errno
 import http.client
 import socket
 
-from codeq_site.devserver.supervisor import StartError
+from core.errors import ConfigError
 
 # Connections that the kernel queues for a busy process; enough for a burst of new clients.
 BACKLOG = 4096
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Reserve the port with a socket that is bound but does not listen. Raises StartError.
+    """Reserve the port with a socket that is bound but does not listen. Raises ConfigError.
 
     With SO_REUSEPORT a second codeQ of the same user could share the port and would receive half of the requests. So
     the port is first bound without that option.
@@ -42,10 +42,10 @@ def reserve(host: str, port: int) -> socket.socket:
         return _bind(host, port, is_shared=True)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise StartError(
+            raise ConfigError(
                 f"Port {port} is in use: stop the program that uses it, or set another port with --port or CODEQ_PORT."
             ) from error
-        raise StartError(
+        raise ConfigError(
             f"Cannot listen on {host} port {port} ({error.strerror}): set others with CODEQ_WEB_HOST and --port."
         ) from error
 

@@ -1,1 +1,1 @@
-"""The operators' console inside the Django admin: pages about queues, dead letters, deliveries and charts."""
+"""The console: live pages for operators inside the Django admin."""

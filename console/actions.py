@@ -1,4 +1,4 @@
-"""What operators do: a POST with a reason, by a role that may, on record in the tenant's history before it happens."""
+"""Base class of operators' actions, and their record in the tenant's history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from console.page import Guarded, tenant_of
+from console.page import ConsoleView, get_tenant
 from core import errors
 from core.admin.audit_reason import reason_in
 from tenants.domain import TenantSnapshot
@@ -22,43 +22,51 @@ from tenants.models import Tenant
 from tenants.scoping import Role
 
 
-class Act(Guarded):
-    """One thing an operator may do. Answers with a redirect and a sentence about what happened."""
+class OperatorAction(ConsoleView):
+    """An action of an operator: a POST with a reason.
+
+    The response is a redirect to the page before, which shows a message with the outcome.
+    """
 
     http_method_names = ["post"]
-    least = Role.OPERATOR
-    # Where the person goes afterwards, unless the form says another page of this site.
-    back = "console:overview"
+    required_role = Role.OPERATOR
+    # The page after the action, unless the form's field `next` names another page of this site.
+    next_page = "console:overview"
 
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
+        """Do the action and return the message for the user."""
         raise NotImplementedError
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
-        if reason := self.reason():
+        tenant = get_tenant(request, request.POST.get("tenant", ""), self.required_role)
+        if reason := self.read_reason():
             try:
-                messages.success(request, self.act(tenant, reason))
+                messages.success(request, self.perform(tenant, reason))
             except errors.CodeqError as error:
-                messages.error(request, f"Nothing was done: {error}")
-        return self.leave()
+                messages.error(request, f"Nothing was changed: {error}")
+        return self.redirect_back()
 
-    def reason(self) -> str:
-        """Why, in the person's words; empty after telling them that there must be some."""
+    def read_reason(self) -> str:
+        """Return the user's reason. If it is empty, add an error message."""
         reason = reason_in(self.request)
         if not reason:
-            messages.error(self.request, "Nothing was done: say why, it is kept with what you do.")
+            messages.error(self.request, "Nothing was changed. Enter a reason; it is kept in the history.")
         return reason
 
-    def leave(self) -> HttpResponse:
-        to = self.request.POST.get("next", "")
-        if url_has_allowed_host_and_scheme(to, {self.request.get_host()}, self.request.is_secure()):
-            return redirect(to)
-        return redirect(self.back)
+    def redirect_back(self) -> HttpResponse:
+        """Redirect to the page that the form names, if it is on this site, else to `next_page`."""
+        url = self.request.POST.get("next", "")
+        if url_has_allowed_host_and_scheme(url, {self.request.get_host()}, self.request.is_secure()):
+            return redirect(url)
+        return redirect(self.next_page)
 
 
 @contextmanager
-def recorded(request: HttpRequest, tenant: TenantSnapshot, what: str, reason: str) -> Iterator[None]:
-    """Do the block with its record: what fails leaves none, and what cannot be recorded is not done."""
+def record_action(request: HttpRequest, tenant: TenantSnapshot, action: str, reason: str) -> Iterator[None]:
+    """Record the action in the tenant's history and run the block, in one transaction.
+
+    A block that fails leaves no record. A block whose record cannot be written does not run.
+    """
     with transaction.atomic():
         LogEntry.objects.create(
             user_id=request.user.pk or 0,
@@ -66,6 +74,6 @@ def recorded(request: HttpRequest, tenant: TenantSnapshot, what: str, reason: st
             object_id=tenant.tid,
             object_repr=tenant.slug[:200],
             action_flag=CHANGE,
-            change_message=f"{what}: {reason}",
+            change_message=f"{action}: {reason}",
         )
         yield

@@ -1,4 +1,4 @@
-"""Django's own tables in the console: people, their groups, and what operators did."""
+"""Admin pages of Django's own tables: users and the log of operator actions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from core.admin.mixins import ReadOnlyAdminMixin
 from tenants import scoping
 from tenants.models import Tenant, TenantMembership
 
-# Besides the tenant itself: what staff of a tenant may change, and is told of who did.
-OF_TENANTS = ("tenants.TenantIssuer", "tenants.TenantMembership", "webhooks.Endpoint", "queues.QueuePolicy")
+# Models whose log entries a tenant's staff may see, besides those of the tenant itself.
+MODELS_OF_TENANTS = ("tenants.TenantIssuer", "tenants.TenantMembership", "webhooks.Endpoint", "queues.QueuePolicy")
 
 admin.site.unregister(User)
-# What somebody may do comes from memberships alone: a group would promise what it does not give.
+# Permissions come from memberships alone, so a group would have no effect.
 admin.site.unregister(Group)
 
 
 class SuperusersOnly(SavedWithReason):
-    """Who may log in, and as what, is decided by those who run the platform."""
+    """Rows that only superusers may see and change."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return scoping.is_unlimited(request.user)
@@ -48,11 +48,11 @@ class SuperusersOnly(SavedWithReason):
 class MembershipInline(SafeAutocomplete, TabularInline):
     model = TenantMembership
     autocomplete_fields = ("tenant",)
-    # One is taken away on its own page, which asks why.
+    # A membership is deleted on its own page, which asks for a reason.
     can_delete = False
     show_change_link = True
     extra = 0
-    # Rows of a form that asks for more are not made: a page of thousands would hold a thread for seconds.
+    # A forged form may request any number of rows. A page with thousands would occupy a thread for seconds.
     max_num = 200
     tab = True
 
@@ -61,7 +61,7 @@ class MembershipInline(SafeAutocomplete, TabularInline):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[TenantMembership]:
         rows: QuerySet[TenantMembership] = super().get_queryset(request)
-        return rows.select_related("user", "tenant")  # a membership's name is made of theirs
+        return rows.select_related("user", "tenant")  # shown in the name of a membership
 
 
 @admin.register(User)
@@ -69,16 +69,16 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
-    list_display = ("username", "email", "is_active", "is_staff", "sees", "last_login")
+    list_display = ("username", "email", "is_active", "is_staff", "access", "last_login")
     list_filter = ("is_staff", "is_superuser", "is_active")
     filter_horizontal = ()
     inlines = (MembershipInline,)
-    add_fieldsets = DjangoUserAdmin.add_fieldsets  # the theme has some of its own, which are none
+    add_fieldsets = DjangoUserAdmin.add_fieldsets  # the theme's own omit required fields
     fieldsets = (
         (None, {"fields": ("username", "password")}),
-        ("Who it is", {"fields": ("first_name", "last_name", "email")}),
-        ("What they may do", {"fields": ("is_active", "is_staff", "is_superuser")}),
-        ("Record", {"fields": ("last_login", "date_joined")}),
+        ("Personal information", {"fields": ("first_name", "last_name", "email")}),
+        ("Permissions", {"fields": ("is_active", "is_staff", "is_superuser")}),
+        ("Dates", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("last_login", "date_joined")
 
@@ -86,28 +86,28 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
         rows: QuerySet[User] = super().get_queryset(request)
         return rows.annotate(memberships=Count("tenant_memberships"))
 
-    @display(description="Sees", label={"everything": "info"})
-    def sees(self, user: Any) -> str:
+    @display(description="Access", label={"all tenants": "info"})
+    def access(self, user: Any) -> str:
         if user.is_superuser:
-            return "everything"
+            return "all tenants"
         return f"{user.memberships} tenant{'' if user.memberships == 1 else 's'}"
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        # With the person would go the record of what they did; they are made inactive instead.
+        # Deleting a user deletes the log of their actions. Users are deactivated instead.
         return False
 
 
 @admin.register(LogEntry)
 class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnlyAdminMixin, ModelAdmin):
-    """What was done, by whom and why. Staff see what was done to the tenants of their memberships."""
+    """The log of actions with their reasons. Staff see the entries of their tenants."""
 
-    list_display = ("when", "who", "what", "whose", "kind")
+    list_display = ("time", "username", "action", "object_name", "object_type")
     list_select_related = ("user", "content_type")
     search_fields = ("user__username", "object_repr", "change_message")
-    search_help_text = "A person, a tenant, or words of what was done and why."
+    search_help_text = "Username, tenant, or words of the action or its reason"
     date_hierarchy = "action_time"
     ordering = ("-action_time",)
-    fields = ("when", "who", "what", "whose", "kind")
+    fields = ("time", "username", "action", "object_name", "object_type")
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LogEntry]:
@@ -115,31 +115,31 @@ class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnlyAdminMixin, ModelAdmin):
         tids = scoping.tids_of(request.user)
         if tids is None:
             return rows
-        theirs = Q(content_type=ContentType.objects.get_for_model(Tenant), object_id__in=tids)
-        for name in OF_TENANTS:
+        visible = Q(content_type=ContentType.objects.get_for_model(Tenant), object_id__in=tids)
+        for name in MODELS_OF_TENANTS:
             model = apps.get_model(name)
             ids = model._default_manager.filter(tenant__in=tids).annotate(text=Cast("pk", CharField())).values("text")
-            theirs |= Q(content_type=ContentType.objects.get_for_model(model), object_id__in=ids)
-        return rows.filter(theirs)
+            visible |= Q(content_type=ContentType.objects.get_for_model(model), object_id__in=ids)
+        return rows.filter(visible)
 
-    @display(description="When", ordering="action_time")
-    def when(self, entry: LogEntry) -> str:
+    @display(description="Time", ordering="action_time")
+    def time(self, entry: LogEntry) -> str:
         return f"{entry.action_time:%Y-%m-%d %H:%M:%S}"
 
-    @display(description="Who", ordering="user__username")
-    def who(self, entry: LogEntry) -> str:
+    @display(description="User", ordering="user__username")
+    def username(self, entry: LogEntry) -> str:
         return entry.user.get_username()
 
-    @display(description="To which")
-    def whose(self, entry: LogEntry) -> str:
+    @display(description="Object")
+    def object_name(self, entry: LogEntry) -> str:
         return entry.object_repr
 
-    @display(description="Kind")
-    def kind(self, entry: LogEntry) -> str:
+    @display(description="Type")
+    def object_type(self, entry: LogEntry) -> str:
         return str(entry.content_type.name) if entry.content_type else ""
 
-    @display(description="What and why")
-    def what(self, entry: LogEntry) -> str:
+    @display(description="Action and reason")
+    def action(self, entry: LogEntry) -> str:
         return entry.get_change_message() or entry.get_action_flag_display()
 
     def has_module_permission(self, request: HttpRequest) -> bool:

@@ -1,4 +1,4 @@
-"""The app of the operators' console."""
+"""Configuration of the console app."""
 
 from __future__ import annotations
 

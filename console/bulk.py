@@ -1,4 +1,4 @@
-"""Bulk jobs: tried dry, started with care, watched, cancelled."""
+"""The pages of bulk jobs: dry run, start, progress, cancellation and undo."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from console import deadletters
-from console.actions import Act, recorded
-from console.page import Guarded, Page, tenant_of
+from console.actions import OperatorAction, record_action
+from console.page import ConsolePage, ConsoleView, get_tenant
 from core import errors
 from queues.deadletters import bulk_jobs
 from queues.deadletters.bulk_jobs import Canary
@@ -30,55 +30,54 @@ PAGE = 50
 ITEMS = 50
 VERBS: Final = {"replay": "Replay", "delete": "Delete"}
 TITLES: Final = {
-    "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "A replay taken back",
+    "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "Undo of a replay",
 }  # fmt: skip
 TONES = {
     "running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelling": "warn", "cancelled": "warn",
     "failed": "bad",
 }  # fmt: skip
 
-
-WHY = {
-    errors.NotDead.code: "It was no dead letter any more when its turn came.",
-    errors.TaskNotFound.code: "Redis has let it go: there is nothing left to replay.",
+# Error code -> the text on a job's page.
+ERROR_TEXTS = {
+    errors.NotDead.code: "The task was no longer a dead letter when the job reached it.",
+    errors.TaskNotFound.code: "The task is no longer in Redis.",
 }
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     state: str
-    says: str
+    state_label: str
     tone: str
     total: int | None
     handled: int
     done: int
     skipped: int
     failed: int
-    canaries_died: int | None
+    failed_canaries: int | None
     per_second: float | None
     seconds: float
     is_over: bool
     error: str
-    may_be_undone: bool = False
+    can_undo: bool = False
 
 
-class NewPage(Page):
-    """What a job would be about, before it is one."""
+class NewJobPage(ConsolePage):
+    """The dry run of a bulk job and the form that starts it."""
 
     template_name = "console/bulk_new.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        asked, kind = meant(self.request)
-        assert asked.tenant is not None
-        trial = bulk_jobs.dry_run(asked.tenant, asked.filter)
+        query, kind = parse_job(self.request)
+        assert query.tenant is not None
         return super().get_context_data(
-            title=f"{VERBS[kind]} all that match",
-            tenant=asked.tenant,
+            title=f"{VERBS[kind]} all matching dead letters",
+            tenant=query.tenant,
             kind=kind,
             verb=VERBS[kind],
-            trial=trial,
-            criteria=criteria(asked),
-            query=asked.query,
-            list_url=asked.url("console:dead-list"),
+            dry_run=bulk_jobs.dry_run(query.tenant, query.filter),
+            filter_text=_describe_query(query),
+            query=query.parameters,
+            list_url=query.url("console:dead-list"),
             **extra,
         )
 
@@ -90,33 +89,33 @@ class NewPage(Page):
             return redirect("console:dead-list")
 
 
-class StartBulk(Act):
-    """Starts what the page before showed. Answers with the job's own page."""
+class StartBulkJob(OperatorAction):
+    """Start a bulk job and redirect to its page."""
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        # The tenant first: whoever may not act here learns nothing about the rest.
-        tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
-        if not (reason := self.reason()):
-            return self.leave()
+        # The role is checked first, so that a user without it learns nothing from later errors.
+        tenant = get_tenant(request, request.POST.get("tenant", ""), self.required_role)
+        if not (reason := self.read_reason()):
+            return self.redirect_back()
         try:
-            asked, kind = meant(request, request.POST)
-            with recorded(request, tenant, f"Bulk {kind} of dead letters ({criteria(asked)})", reason):
+            query, kind = parse_job(request, request.POST)
+            with record_action(request, tenant, f"Bulk {kind} of dead letters ({_describe_query(query)})", reason):
                 job = bulk_jobs.start(
                     tenant,
                     kind,
-                    asked.filter,
+                    query.filter,
                     actor=request.user.get_username(),
                     reason=reason,
-                    rate_per_second=number(request, "rate"),
-                    canary=canary(request),
+                    rate_per_second=_parse_integer(request, "rate"),
+                    canary=_parse_canary(request),
                 )
         except errors.CodeqError as error:
-            messages.error(request, f"Nothing was started: {error}")
-            return self.leave()
-        return redirect(url_of_job(job))
+            messages.error(request, f"The bulk job was not started: {error}")
+            return self.redirect_back()
+        return redirect(job_url(job))
 
 
-class JobsPage(Page):
+class JobListPage(ConsolePage):
     title = "Bulk jobs"
     template_name = "console/bulk_list.html"
 
@@ -126,32 +125,32 @@ class JobsPage(Page):
             try:
                 jobs = jobs.filter(created_at__lt=pagination.in_utc(datetime.fromisoformat(before)))
             except ValueError:
-                raise Http404("Not a moment.") from None
+                raise Http404("before: not a timestamp.") from None
         rows = list(jobs[: PAGE + 1])
         older = urlencode({"before": rows[PAGE - 1].created_at.isoformat()}) if len(rows) > PAGE else ""
         return super().get_context_data(
-            jobs=[{"job": job, "progress": progress(job), "url": url_of_job(job)} for job in rows[:PAGE]],
+            jobs=[{"job": job, "progress": build_progress(job), "url": job_url(job)} for job in rows[:PAGE]],
             older=older,
             **extra,
         )
 
 
-class JobPage(Page):
+class JobPage(ConsolePage):
     template_name = "console/bulk_job.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        job = job_of(self.request)
+        job = find_job(self.request)
         tid = str(job.tenant_id)
         may_act = scoping.has_role(self.request.user, tid, Role.OPERATOR)
         return super().get_context_data(
             title=TITLES[job.kind],
             job=job,
             undo_until=bulk_jobs.undo_until(job),
-            undone_by=undoing(job).first(),
-            tenant=tenant_of(self.request, tid),
-            progress=msgspec.to_builtins(watched(job)),
-            criteria=_criteria(job),
-            items=problems(job),
+            undone_by=find_undo_jobs(job).first(),
+            tenant=get_tenant(self.request, tid),
+            progress=msgspec.to_builtins(build_page_progress(job)),
+            filter_text=_describe_filter(job),
+            items=list_problems(job),
             fields={"tenant": tid, "id": str(job.pk)},
             may_cancel=may_act and not job.is_over,
             may_undo=may_act and job.kind == BulkJob.Kind.REPLAY,
@@ -159,99 +158,103 @@ class JobPage(Page):
         )
 
 
-class JobData(Guarded):
+class JobData(ConsoleView):
+    """The progress of a bulk job as JSON."""
+
     def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(msgspec.json.encode(watched(job_of(request))), content_type="application/json")
+        return HttpResponse(
+            msgspec.json.encode(build_page_progress(find_job(request))), content_type="application/json"
+        )
 
 
-class CancelBulk(Act):
-    back = "console:bulk"
+class CancelBulkJob(OperatorAction):
+    next_page = "console:bulk"
 
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         job_id = self.request.POST.get("id", "")
-        with recorded(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
+        with record_action(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
             bulk_jobs.cancel([tenant.tid], job_id)
-        return "The job is cancelled. What is done stays done."
+        return "Bulk job cancelled. Tasks that it has processed stay processed."
 
 
-class RecallBulk(Act):
-    """Takes a replay back. Answers with the page of the job that does it."""
+class UndoReplay(OperatorAction):
+    """Start the bulk job that undoes a replay, and redirect to its page."""
 
-    back = "console:bulk"
+    next_page = "console:bulk"
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        tenant = tenant_of(request, request.POST.get("tenant", ""), self.least)
-        if not (reason := self.reason()):
-            return self.leave()
+        tenant = get_tenant(request, request.POST.get("tenant", ""), self.required_role)
+        if not (reason := self.read_reason()):
+            return self.redirect_back()
         job_id = request.POST.get("id", "")
         try:
-            with recorded(request, tenant, f"Took back bulk replay {job_id}", reason):
+            with record_action(request, tenant, f"Undid bulk replay {job_id}", reason):
                 job = bulk_jobs.recall([tenant.tid], job_id, actor=request.user.get_username(), reason=reason)
         except errors.CodeqError as error:
-            messages.error(request, f"Nothing was done: {error}")
-            return self.leave()
-        return redirect(url_of_job(job))
+            messages.error(request, f"Nothing was changed: {error}")
+            return self.redirect_back()
+        return redirect(job_url(job))
 
 
-def meant(request: HttpRequest, values: Mapping[str, str] | None = None) -> tuple[deadletters.Asked, str]:
-    """The dead letters, of one tenant, and what is to be done to them. InvalidRequest where that is not said."""
+def parse_job(request: HttpRequest, values: Mapping[str, str] | None = None) -> tuple[deadletters.DeadLetterQuery, str]:
+    """Return the filter and the kind of a new bulk job. InvalidRequest without a tenant."""
     values = request.GET if values is None else values
-    asked = deadletters.read(request, values)
+    query = deadletters.parse_query(request, values)
     kind = values.get("kind", "replay")
     if kind not in VERBS:
-        raise errors.InvalidRequest("kind: replay or delete")
-    if asked.tenant is None:
-        raise errors.InvalidRequest("Choose the tenant first: a job is about the dead letters of one.")
-    tenant_of(request, asked.tenant.tid, Role.OPERATOR)
-    return asked, kind
+        raise errors.InvalidRequest("kind must be replay or delete.")
+    if query.tenant is None:
+        raise errors.InvalidRequest("Select a tenant first. A bulk job covers the dead letters of one tenant.")
+    get_tenant(request, query.tenant.tid, Role.OPERATOR)
+    return query, kind
 
 
-def criteria(asked: deadletters.Asked) -> str:
-    words = [f"{name} {value}" for name, value in asked.query.items() if name != "tenant"]
-    return ", ".join(words) or "all of them"
+def _describe_query(query: deadletters.DeadLetterQuery) -> str:
+    words = [f"{name} {value}" for name, value in query.parameters.items() if name != "tenant"]
+    return ", ".join(words) or "all dead letters"
 
 
-def _criteria(job: BulkJob) -> str:
+def _describe_filter(job: BulkJob) -> str:
     if not job.filter:
-        return "named one by one"
-    asked: dict[str, Any] = msgspec.json.decode(job.filter)
-    return ", ".join(f"{name} {value}" for name, value in asked.items()) or "all of them"
+        return "a list of ids"
+    fields: dict[str, Any] = msgspec.json.decode(job.filter)
+    return ", ".join(f"{name} {value}" for name, value in fields.items()) or "all dead letters"
 
 
-def canary(request: HttpRequest) -> Canary | None:
-    count = number(request, "canary")
+def _parse_canary(request: HttpRequest) -> Canary | None:
+    count = _parse_integer(request, "canary")
     if not count:
         return None
-    asked = {name: number(request, name) for name in ("percent", "seconds")}
-    return Canary(count=count, **{name: value for name, value in asked.items() if value is not None})
+    options = {name: _parse_integer(request, name) for name in ("percent", "seconds")}
+    return Canary(count=count, **{name: value for name, value in options.items() if value is not None})
 
 
-def number(request: HttpRequest, name: str) -> int | None:
+def _parse_integer(request: HttpRequest, name: str) -> int | None:
     text = request.POST.get(name, "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise errors.InvalidRequest(f"{name}: a whole number")
+        raise errors.InvalidRequest(f"{name} must be a whole number.")
     return int(text)
 
 
-def job_of(request: HttpRequest) -> BulkJob:
+def find_job(request: HttpRequest) -> BulkJob:
     return bulk_jobs.find(scoping.tids_of(request.user), request.GET.get("id", ""))
 
 
-def progress(job: BulkJob) -> Progress:
+def build_progress(job: BulkJob) -> JobProgress:
     until = job.ended_at or datetime.now(UTC)
     seconds = (until - job.started_at).total_seconds() if job.started_at else 0.0
-    return Progress(
+    return JobProgress(
         state=job.state,
-        says=BulkJob.State(job.state).label,
+        state_label=BulkJob.State(job.state).label,
         tone=TONES.get(job.state, ""),
         total=job.total,
         handled=job.handled,
         done=job.done,
         skipped=job.skipped,
         failed=job.failed,
-        canaries_died=job.canaries_died,
+        failed_canaries=job.canaries_died,
         per_second=job.handled / seconds if seconds > 1 else None,
         seconds=seconds,
         is_over=job.is_over,
@@ -259,29 +262,34 @@ def progress(job: BulkJob) -> Progress:
     )
 
 
-def watched(job: BulkJob) -> Progress:
-    """With what its own page needs besides: whether there is something to undo."""
+def build_page_progress(job: BulkJob) -> JobProgress:
+    """Return the job's progress, and whether it can be undone, which only its own page shows."""
     until = bulk_jobs.undo_until(job)
-    is_open = until is not None and datetime.now(UTC) < until
-    return msgspec.structs.replace(progress(job), may_be_undone=is_open and not undoing(job).exists())
+    is_in_time = until is not None and datetime.now(UTC) < until
+    return msgspec.structs.replace(build_progress(job), can_undo=is_in_time and not find_undo_jobs(job).exists())
 
 
-def undoing(job: BulkJob) -> QuerySet[BulkJob]:
-    """The job that takes this one back, or has done so: once it has gone through all, nothing is left to be taken."""
+def find_undo_jobs(job: BulkJob) -> QuerySet[BulkJob]:
+    """Return the jobs that undo this replay and are running or complete.
+
+    A job that was cancelled or has failed is left out: the rest of the replay can still be undone.
+    """
     return job.recalled_by.filter(Q(ended_at=None) | Q(state=BulkJob.State.DONE)).order_by("-created_at")
 
 
-def problems(job: BulkJob) -> list[dict[str, Any]]:
-    """The first of those that could not be done, and why in words."""
+def list_problems(job: BulkJob) -> list[dict[str, Any]]:
+    """Return the first tasks that the job skipped or that failed, each with the reason."""
     items = BulkItem.objects.filter(job=job, outcome__in=(bulk_jobs.SKIPPED, bulk_jobs.FAILED)).order_by("pk")[:ITEMS]
-    return [{"task_id": item.task_id, "outcome": item.outcome, "why": _why(job, item.error)} for item in items]
+    return [
+        {"task_id": item.task_id, "outcome": item.outcome, "reason": _error_text(job, item.error)} for item in items
+    ]
 
 
-def _why(job: BulkJob, code: str) -> str:
+def _error_text(job: BulkJob, code: str) -> str:
     if job.kind == BulkJob.Kind.RECALL and code == errors.Conflict.code:
-        return "A worker has claimed it since, or somebody else has replayed it."
-    return WHY.get(code, code)
+        return "A worker has claimed the task since, or another operator has replayed it."
+    return ERROR_TEXTS.get(code, code)
 
 
-def url_of_job(job: BulkJob) -> str:
+def job_url(job: BulkJob) -> str:
     return f"{reverse('console:bulk-job')}?id={job.pk}"

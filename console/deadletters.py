@@ -1,4 +1,4 @@
-"""Dead letters: what they died of, which ones, and what to do about them."""
+"""The pages of dead letters: groups by failure, list, export, actions on selected rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import reverse
 
-from console.actions import Act, recorded
-from console.page import Guarded, Page, tenant_of
+from console.actions import OperatorAction, record_action
+from console.page import ConsolePage, ConsoleView, get_tenant
 from core import errors
 from core.admin.links import task_url
 from core.failure_fingerprint import normalise
@@ -25,7 +25,7 @@ from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tenants.scoping import Role
 
-# More tenants than these are no list to choose from: a name has to be written.
+# With more tenants, the filter is a text field for the name instead of a list.
 TENANTS = 200
 AGES = {
     "hour": ("in the last hour", timedelta(hours=1), None),
@@ -34,32 +34,32 @@ AGES = {
     "older": ("more than a day ago", None, timedelta(days=1)),
 }
 FILTERS = ("command", "failure", "text", "error", "deliveriesFrom", "deliveriesTo", "jsonPath")
-NAMES = (*FILTERS, "tenant", "age")
+PARAMETERS = (*FILTERS, "tenant", "age")
 
 
-class Asked(NamedTuple):
-    """The dead letters that a page or an act is about."""
+class DeadLetterQuery(NamedTuple):
+    """The tenants and the filter of a page or an action."""
 
-    tids: list[str] | None
+    tids: list[str] | None  # None: all tenants
     tenant: TenantSnapshot | None
     filter: Filter
-    query: dict[str, str]  # the same as a page's query says it
+    parameters: dict[str, str]  # the same as a query string has it
 
     def url(self, name: str, **more: str) -> str:
-        return f"{reverse(name)}?{urlencode({**self.query, **more})}"
+        return f"{reverse(name)}?{urlencode({**self.parameters, **more})}"
 
 
-class GroupsPage(Page):
-    """Which failures there are, the most frequent first."""
+class FailureGroupsPage(ConsolePage):
+    """Dead letters grouped by failure, the largest group first."""
 
     title = "Dead letters"
     template_name = "console/dead_groups.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        asked = read(self.request)
-        found = failure_groups.groups(asked.tids, command=asked.filter.command)
-        slugs = slugs_of(group.tid for group in found)
-        groups = [
+        query = parse_query(self.request)
+        groups = failure_groups.groups(query.tids, command=query.filter.command)
+        slugs = read_slugs(group.tid for group in groups)
+        rows = [
             {
                 "group": group,
                 "name": normalise(group.error),
@@ -67,19 +67,19 @@ class GroupsPage(Page):
                 "url": f"{reverse('console:dead-list')}?"
                 f"{urlencode({'tenant': group.tid, 'command': group.command, 'failure': group.failure})}",
             }
-            for group in found
+            for group in groups
         ]
         return super().get_context_data(
-            groups=groups,
-            total=sum(group.count for group in found),
-            is_cut=len(found) == failure_groups.MAX_GROUPS,
-            **form(self.request, asked),
+            rows=rows,
+            total=sum(group.count for group in groups),
+            is_truncated=len(groups) == failure_groups.MAX_GROUPS,
+            **build_filter_context(self.request, query),
             **extra,
         )
 
 
-class ListPage(Page):
-    """One by one, the newest first."""
+class DeadLetterListPage(ConsolePage):
+    """The dead letters that match the filters, the newest first."""
 
     title = "Dead letters"
     template_name = "console/dead_list.html"
@@ -89,14 +89,14 @@ class ListPage(Page):
         page = queries.DeadLetterPage(letters=[], cursor=None)
         count: int | None = 0
         problem = ""
-        asked = Asked([], None, Filter(), {})
+        query = DeadLetterQuery([], None, Filter(), {})
         try:
-            asked = read(request)
-            page = queries.page(asked.tids, asked.filter, cursor=request.GET.get("cursor") or None)
-            count = queries.count(asked.tids, asked.filter)
+            query = parse_query(request)
+            page = queries.page(query.tids, query.filter, cursor=request.GET.get("cursor") or None)
+            count = queries.count(query.tids, query.filter)
         except errors.InvalidRequest as error:
             problem = str(error)
-        slugs = slugs_of(letter.tid for letter in page.letters)
+        slugs = read_slugs(letter.tid for letter in page.letters)
         rows = [
             {
                 "letter": letter,
@@ -111,127 +111,136 @@ class ListPage(Page):
             rows=rows,
             count=count,
             problem=problem,
-            next_url=asked.url("console:dead-list", cursor=page.cursor) if page.cursor else "",
+            next_url=query.url("console:dead-list", cursor=page.cursor) if page.cursor else "",
             is_first="cursor" not in request.GET,
-            may_act=scoping.has_role(request.user, asked.tenant.tid if asked.tenant else None, Role.OPERATOR),
+            may_act=scoping.has_role(request.user, query.tenant.tid if query.tenant else None, Role.OPERATOR),
             bulk_urls=[
-                (name, icon, asked.url("console:bulk-new", kind=kind)) for kind, name, icon in BULK if asked.tenant
+                (name, icon, query.url("console:bulk-new", kind=kind)) for kind, name, icon in BULK if query.tenant
             ],
-            exports=[(name, asked.url("console:dead-export", format=key)) for key, name in EXPORTS],
-            **form(request, asked),
+            exports=[(name, query.url("console:dead-export", format=key)) for key, name in EXPORTS],
+            **build_filter_context(request, query),
             **extra,
         )
 
 
-BULK = (("replay", "Replay all that match", "replay"), ("delete", "Delete all that match", "delete_sweep"))
+BULK = (("replay", "Replay all matching", "replay"), ("delete", "Delete all matching", "delete_sweep"))
 EXPORTS = (("csv", "CSV"), ("jsonl", "JSON Lines"))
 
 
-class Export(Guarded):
-    """All that match, as they come from the database: the page holds none of it."""
+class ExportDeadLetters(ConsoleView):
+    """A file with all dead letters that match, streamed from the database."""
 
     def get(self, request: HttpRequest) -> StreamingHttpResponse:
-        asked = read(request)
-        rows = exports.rows(asked.tids, asked.filter)
+        query = parse_query(request)
+        rows = exports.rows(query.tids, query.filter)
         is_csv = request.GET.get("format") == "csv"
         lines = exports.as_csv(rows) if is_csv else exports.as_json_lines(rows)
-        answer = StreamingHttpResponse(
+        response = StreamingHttpResponse(
             lines, content_type="text/csv; charset=utf-8" if is_csv else "application/x-ndjson"
         )  # fmt: skip
-        answer["Content-Disposition"] = f'attachment; filename="dead-letters.{"csv" if is_csv else "jsonl"}"'
-        return answer
+        response["Content-Disposition"] = f'attachment; filename="dead-letters.{"csv" if is_csv else "jsonl"}"'
+        return response
 
 
-class SelectedAct(Act):
-    """An act on the dead letters that were ticked, of several tenants perhaps: on all of those or on none."""
+class SelectedDeadLettersAction(OperatorAction):
+    """An action on the selected dead letters.
 
-    back = "console:dead-list"
+    The user needs the role in every tenant among them, or nothing is changed.
+    """
 
-    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        picked: dict[str, list[str]] = defaultdict(list)
-        for key in request.POST.getlist("ids"):
-            tid, _, task_id = key.partition(":")
-            picked[tid].append(task_id)
-        tenants = [tenant_of(request, tid, self.least) for tid in picked]
-        reason = self.reason()
-        if reason:
-            done: list[errors.CodeqError | None] = []
-            for tenant in tenants:
-                ids = picked[tenant.tid]
-                with recorded(request, tenant, f"{self.verb} {len(ids)} dead letters ({', '.join(ids)})"[:900], reason):
-                    done += self.do(tenant, ids)
-            tell(request, self.verb, done)
-        return self.leave()
-
+    next_page = "console:dead-list"
     verb = ""
 
-    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        selected: dict[str, list[str]] = defaultdict(list)
+        for key in request.POST.getlist("ids"):
+            tid, _, task_id = key.partition(":")
+            selected[tid].append(task_id)
+        tenants = [get_tenant(request, tid, self.required_role) for tid in selected]
+        reason = self.read_reason()
+        if reason:
+            outcomes: list[errors.CodeqError | None] = []
+            for tenant in tenants:
+                ids = selected[tenant.tid]
+                action = f"{self.verb} {len(ids)} dead letters ({', '.join(ids)})"[:900]
+                with record_action(request, tenant, action, reason):
+                    outcomes += self.perform_batch(tenant, ids)
+            add_outcome_message(request, self.verb, outcomes)
+        return self.redirect_back()
+
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
+        """Do the action and return the error of each task, or None."""
         raise NotImplementedError
 
 
-class ReplaySelected(SelectedAct):
+class ReplaySelected(SelectedDeadLettersAction):
     verb = "Replayed"
 
-    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
-        answers = queries.replay(tenant, task_ids)
-        return [answer if isinstance(answer, errors.CodeqError) else None for answer in answers]
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
+        outcomes = queries.replay(tenant, task_ids)
+        return [outcome if isinstance(outcome, errors.CodeqError) else None for outcome in outcomes]
 
 
-class DeleteSelected(SelectedAct):
+class DeleteSelected(SelectedDeadLettersAction):
     verb = "Deleted"
 
-    def do(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
+    def perform_batch(self, tenant: TenantSnapshot, task_ids: list[str]) -> list[errors.CodeqError | None]:
         return queries.delete(tenant, task_ids)
 
 
-def tell(request: HttpRequest, verb: str, wrong: list[errors.CodeqError | None]) -> None:
-    """How many, and of those that were not done, why: `12 replayed, 3 skipped: not dead`."""
-    done = wrong.count(None)
-    words = f"{done} {verb.lower()}"
-    if skipped := [error for error in wrong if error is not None]:
-        words += f", {len(skipped)} skipped: {'; '.join(sorted({str(error) for error in skipped}))}"
-    (messages.warning if skipped else messages.success)(request, words)
+def add_outcome_message(request: HttpRequest, verb: str, outcomes: list[errors.CodeqError | None]) -> None:
+    """Report the counts, and the errors of skipped tasks: `12 replayed, 3 skipped: not dead`."""
+    text = f"{outcomes.count(None)} {verb.lower()}"
+    if skipped := [error for error in outcomes if error is not None]:
+        text += f", {len(skipped)} skipped: {'; '.join(sorted({str(error) for error in skipped}))}"
+    (messages.warning if skipped else messages.success)(request, text)
 
 
-def read(request: HttpRequest, given: Mapping[str, str] | None = None) -> Asked:
-    """Which dead letters the query means, of the tenants the person may see. InvalidRequest where it means none."""
-    values = request.GET if given is None else given
-    query = {name: values[name].strip() for name in NAMES if values.get(name, "").strip()}
-    mine = scoping.tids_of(request.user)
-    if mine is not None and len(mine) == 1:
-        query.setdefault("tenant", mine[0])
-    tenant = tenant_of(request, query["tenant"]) if "tenant" in query else None
+def parse_query(request: HttpRequest, values: Mapping[str, str] | None = None) -> DeadLetterQuery:
+    """Parse the filters in the query string, or in `values`. May raise InvalidRequest.
+
+    Without a tenant the query covers all tenants that the user may see.
+    """
+    values = request.GET if values is None else values
+    parameters = {name: values[name].strip() for name in PARAMETERS if values.get(name, "").strip()}
+    visible_tids = scoping.tids_of(request.user)
+    if visible_tids is not None and len(visible_tids) == 1:
+        parameters.setdefault("tenant", visible_tids[0])
+    tenant = get_tenant(request, parameters["tenant"]) if "tenant" in parameters else None
     if tenant:
-        query["tenant"] = tenant.tid
-    asked: dict[str, Any] = {name: query[name] for name in FILTERS if name in query}
-    if age := AGES.get(query.get("age", "")):
+        parameters["tenant"] = tenant.tid
+    fields: dict[str, Any] = {name: parameters[name] for name in FILTERS if name in parameters}
+    if age := AGES.get(parameters.get("age", "")):
         now = datetime.now(UTC)
         _, within, before = age
-        asked |= {"diedAfter": now - within} if within else {"diedBefore": now - (before or timedelta())}
+        fields |= {"diedAfter": now - within} if within else {"diedBefore": now - (before or timedelta())}
     try:
-        meant = msgspec.convert(asked, Filter, strict=False)
+        letter_filter = msgspec.convert(fields, Filter, strict=False)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(str(error)) from error
-    return Asked([tenant.tid] if tenant else mine, tenant, meant, query)
+    return DeadLetterQuery([tenant.tid] if tenant else visible_tids, tenant, letter_filter, parameters)
 
 
-def form(request: HttpRequest, asked: Asked) -> dict[str, Any]:
-    """What the filters on a page offer and say now."""
+def build_filter_context(request: HttpRequest, query: DeadLetterQuery) -> dict[str, Any]:
+    """Return the choices and current values of the filters, for the template."""
     tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[: TENANTS + 1])
     return {
         "tenants": tenants if len(tenants) <= TENANTS else [],
-        "tenant": asked.tenant,
-        "ages": [(key, words) for key, (words, _, _) in AGES.items()],
-        "query": {**dict.fromkeys(NAMES, ""), **asked.query},
-        "is_filtered": any(request.GET.get(name) for name in NAMES),
-        "groups_url": asked_url("console:dead", asked, ("tenant", "command")),
-        "list_url": asked.url("console:dead-list"),
+        "tenant": query.tenant,
+        "ages": [(key, label) for key, (label, _, _) in AGES.items()],
+        "query": {**dict.fromkeys(PARAMETERS, ""), **query.parameters},
+        "is_filtered": any(request.GET.get(name) for name in PARAMETERS),
+        "groups_url": _groups_url(query),
+        "list_url": query.url("console:dead-list"),
     }
 
 
-def asked_url(name: str, asked: Asked, keep: Iterable[str]) -> str:
-    return f"{reverse(name)}?{urlencode({key: asked.query[key] for key in keep if key in asked.query})}"
+def _groups_url(query: DeadLetterQuery) -> str:
+    shared: dict[str, object] = {
+        name: query.parameters[name] for name in ("tenant", "command") if name in query.parameters
+    }
+    return f"{reverse('console:dead')}?{urlencode(shared)}"
 
 
-def slugs_of(tids: Iterable[str]) -> dict[str, str]:
+def read_slugs(tids: Iterable[str]) -> dict[str, str]:
     return dict(Tenant.objects.filter(tid__in=set(tids)).values_list("tid", "slug"))

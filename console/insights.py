@@ -1,4 +1,4 @@
-"""The page of charts: one tenant's history over a period, of one command where it is by command."""
+"""The charts page: the history of a tenant and one of its queues over a period."""
 
 from __future__ import annotations
 
@@ -10,60 +10,61 @@ import msgspec
 from django.http import Http404
 from django.urls import path, reverse
 
-from console.page import Page, inside, tenant_of
+from console.page import ConsolePage, as_admin_view, get_tenant
 from pipeline import charts
 from pipeline.selectors import DateRange
 from queues.engine.keys import COMMAND
 from tenants import scoping
 
-OFFERED = 200
-USUAL_DAYS = 7
+# The number of tenants in the page's list.
+TENANTS = 200
+DEFAULT_DAYS = 7
 CHARTS = (
-    ("ended", "How attempts ended", "attempts"),
-    ("waited", "Wait for a worker", "{worst}"),
+    ("ended", "Outcomes", "attempts"),
+    ("waited", "Wait time", "{worst}"),
     ("ran", "Run time", "{worst}"),
-    ("workers", "Workers for a mean wait of at most", "{worst}"),
-    ("worked", "Worker time", "all commands, a day"),
-    ("answered", "Webhooks", "all commands, deliveries tried"),
+    ("workers", "Workers needed", "for a mean wait of at most 60, 10 or 1 s, {worst}"),
+    ("worked", "Worker time", "all queues, per day"),
+    ("answered", "Webhook deliveries", "all queues, attempts"),
 )
 
 
-class InsightsPage(Page):
+class InsightsPage(ConsolePage):
     title = "Insights"
     template_name = "console/insights.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        asked = {name: self.request.GET.get(name, "").strip() for name in ("tenant", "command", "days")}
-        offered = list(scoping.tenants_of(self.request.user).order_by("slug").values_list("tid", "slug")[:OFFERED])
-        if asked["command"] and COMMAND.fullmatch(asked["command"]) is None:
+        query = {name: self.request.GET.get(name, "").strip() for name in ("tenant", "command", "days")}
+        tenants = list(scoping.tenants_of(self.request.user).order_by("slug").values_list("tid", "slug")[:TENANTS])
+        if query["command"] and COMMAND.fullmatch(query["command"]) is None:
             raise Http404("No such queue.")
-        tid = asked["tenant"] or (offered[0][0] if offered else "")
-        tenant = tenant_of(self.request, tid) if tid else None
-        if tenant and tid not in dict(offered):
-            offered.append((tid, tenant.slug))
+        tid = query["tenant"] or (tenants[0][0] if tenants else "")
+        tenant = get_tenant(self.request, tid) if tid else None
+        if tenant and tid not in dict(tenants):
+            tenants.append((tid, tenant.slug))
         context = super().get_context_data(
-            tenants=offered,
+            tenants=tenants,
             tenant=tenant,
             spans=list(charts.SPANS),
-            span=_span(asked["days"]),
+            span=_parse_days(query["days"]),
             last_run=charts.find_last_run(),
             tid=tid,
             **extra,
         )
-        return context | _of_tenant(tid, asked["command"], context["span"]) if tid else context
+        return context | _build_context(tid, query["command"], context["span"]) if tid else context
 
 
-def _of_tenant(tid: str, command: str, span: int) -> dict[str, Any]:
-    """What there is to see of it; nothing where there is no history."""
+def _build_context(tid: str, command: str, span: int) -> dict[str, Any]:
+    """Read a tenant's charts and tables from the marts. Empty without any history."""
     last = charts.find_latest_day(tid)
     if last is None:
         return {}
-    # Up to where there is history: an installation whose pipeline stands still shows what it knows.
+    # The period ends with the latest day in the marts, so that the page is not empty while the pipeline is down.
     until = last + dt.timedelta(days=1)
     days = DateRange(until - dt.timedelta(days=span), until)
     commands = charts.list_commands(tid, days)
     command = command or (commands[0] if commands else "")
-    worst = "by hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
+    worst = "per hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
     groups, is_cut = charts.list_failures(tid, command, days)
     return {
         "command": command,
@@ -71,7 +72,7 @@ def _of_tenant(tid: str, command: str, span: int) -> dict[str, Any]:
         "days": days,
         "last": last,
         "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
-        "courses": msgspec.to_builtins(charts.build_charts(tid, command, days)),
+        "time_series": msgspec.to_builtins(charts.build_charts(tid, command, days)),
         "totals": charts.sum_totals(tid, command, days),
         "groups": [(group, _task_url(tid, group.example)) for group in groups],
         "is_cut": is_cut,
@@ -80,11 +81,11 @@ def _of_tenant(tid: str, command: str, span: int) -> dict[str, Any]:
     }
 
 
-def _span(text: str) -> int:
+def _parse_days(text: str) -> int:
     if not text:
-        return USUAL_DAYS
+        return DEFAULT_DAYS
     if not text.isascii() or not text.isdigit() or int(text) not in charts.SPANS:
-        raise Http404("No such time.")
+        raise Http404("No such period.")
     return int(text)
 
 
@@ -93,4 +94,4 @@ def _task_url(tid: str, task_id: str) -> str:
 
 
 app_name = "insights"
-urlpatterns = [path("console/insights/", inside(InsightsPage), name="page")]
+urlpatterns = [path("console/insights/", as_admin_view(InsightsPage), name="page")]

@@ -1,4 +1,4 @@
-"""What the admin's sidebar shows: the live pages, then the tables by what they are about. Called by the theme."""
+"""The admin's sidebar: the live pages, then the tables in groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import reverse
 
-# Group -> the models in it with their icons. A model that is not named here appears under its app's own name.
+# Group -> its models and their icons. Other models appear in a group with the name of their app.
 TABLES: dict[str, dict[str, str]] = {
     "Tenants": {
         "tenants.Tenant": "domain", "tenants.TenantMembership": "badge", "tenants.TenantIssuer": "verified_user",
@@ -30,9 +30,9 @@ TABLES: dict[str, dict[str, str]] = {
         "queues.BeatJob": "timer", "queues.Quarantine": "report", "auth.User": "person",
     },
 }  # fmt: skip
-# Where a model's own name says too little.
+# Names that replace the model's own, which is less clear.
 NAMES = {
-    "admin.LogEntry": "Operators' actions",
+    "admin.LogEntry": "Operator actions",
     "tenants.TenantMembership": "Memberships",
     "tenants.TenantIssuer": "Issuers",
 }
@@ -42,40 +42,40 @@ PAGES = (
     ("Dead letters", "console:dead", "skull", ()),
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
-# Above the tables of a group.
+# Pages that appear above a group's tables.
 CHARTS = {"Insights": ("Charts", "insights:page", "insights", ())}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
-    """The groups with what this person may open."""
+    """Return the groups, with the pages and tables that the user may open. Called by the theme."""
     tables = {
         model["model"]._meta.label: model
         for app in admin.site.get_app_list(request)
         for model in app["models"]
         if model["admin_url"]
     }
-    groups: list[dict[str, Any]] = [{"title": "Live", "items": [_page(request, *page) for page in PAGES]}]
+    groups: list[dict[str, Any]] = [{"title": "Live", "items": [_page_item(request, *page) for page in PAGES]}]
     for title, icons in TABLES.items():
-        items = [_table(request, tables.pop(label), icon) for label, icon in icons.items() if label in tables]
+        items = [_table_item(request, tables.pop(label), icon) for label, icon in icons.items() if label in tables]
         if title in CHARTS:
-            items.insert(0, _page(request, *CHARTS[title]))
+            items.insert(0, _page_item(request, *CHARTS[title]))
         groups.append({"title": title, "separator": True, "items": items})
     others: dict[str, list[dict[str, Any]]] = {}
     for model in tables.values():
         app = model["model"]._meta.app_config.verbose_name
-        others.setdefault(app, []).append(_table(request, model, "table_chart"))
+        others.setdefault(app, []).append(_table_item(request, model, "table_chart"))
     groups[-1:-1] = [{"title": title, "separator": True, "items": items} for title, items in others.items()]
     return [group for group in groups if group["items"]]
 
 
-def _page(request: HttpRequest, title: str, name: str, icon: str, below: tuple[str, ...]) -> dict[str, Any]:
+def _page_item(request: HttpRequest, title: str, name: str, icon: str, subpages: tuple[str, ...]) -> dict[str, Any]:
     link = reverse(name)
     path = request.path
-    is_below = any(part in path for part in below) or (name != "console:overview" and path.startswith(link))
-    return {"title": title, "icon": icon, "link": link, "active": path == link or is_below}
+    is_subpage = any(part in path for part in subpages) or (name != "console:overview" and path.startswith(link))
+    return {"title": title, "icon": icon, "link": link, "active": path == link or is_subpage}
 
 
-def _table(request: HttpRequest, model: dict[str, Any], icon: str) -> dict[str, Any]:
+def _table_item(request: HttpRequest, model: dict[str, Any], icon: str) -> dict[str, Any]:
     link = model["admin_url"]
     name = NAMES.get(model["model"]._meta.label, model["name"])
     return {"title": name, "icon": icon, "link": link, "active": request.path.startswith(link)}

@@ -1,4 +1,4 @@
-"""The first page: every queue a person may see, live."""
+"""The overview: live depths and rates of all queues that the user may see."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from console.page import Guarded, Page
+from console.page import ConsolePage, ConsoleView
 from core.redis.connections import reachable_tenants
 from queues import health_checks, selectors
-from queues.health_checks import Sign
+from queues.health_checks import Check
 from queues.models import QueueSample
 from queues.stats import charts
 from queues.stats.sampler import LOOKBACK
@@ -21,14 +21,15 @@ from tenants import scoping
 from tenants.models import Tenant
 from webhooks.models import Delivery
 
-# Read live and together. Of more tenants than these, the busiest are shown; the others are found by name.
+# All queues are read at once, so their number is limited. With more tenants, the page shows the busiest.
 TENANTS = 200
-COUNTED = 10_000
-OVERDUE = timedelta(minutes=1)
+# Larger counts are shown as "more than 10,000".
+COUNT_LIMIT = 10_000
+OVERDUE_AFTER = timedelta(minutes=1)
 DAY = timedelta(days=1)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class DisplayedQueue(msgspec.Struct, frozen=True, kw_only=True):
     tid: str
     tenant: str
     command: str
@@ -41,42 +42,46 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_suspended: bool
 
 
-class Shown(Sign, frozen=True, kw_only=True):
-    url: str  # where there is more to see; empty where there is not, or not for this person
+class DisplayedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A health check and the page with its details."""
+
+    name: str
+    is_well: bool
+    message: str
+    url: str  # empty if there is no such page, or the user may not open it
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    rows: list[Row]
-    signs: list[Shown]
-    tenants: int
-    is_partial: bool  # more tenants than could be shown
-    pulses: dict[str, charts.QueueRates] | None = None  # by "tid:command"
+    queues: list[DisplayedQueue]
+    checks: list[DisplayedCheck]
+    is_partial: bool  # there are more tenants than the page shows
+    rates: dict[str, charts.QueueRates] | None = None  # "tid:command" -> rates
 
 
-class OverviewPage(Page):
+class OverviewPage(ConsolePage):
     title = "Overview"
     template_name = "console/overview.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        found = overview(self.request, datetime.now(UTC), with_pulses=True)
-        return super().get_context_data(overview=msgspec.to_builtins(found), **extra)
+        overview = read_overview(self.request, datetime.now(UTC), with_rates=True)
+        return super().get_context_data(overview=msgspec.to_builtins(overview), **extra)
 
 
-class OverviewData(Guarded):
-    """The same as JSON. Depths come live at each call; `pulses=1` adds what changes once a minute."""
+class OverviewData(ConsoleView):
+    """The overview as JSON. `rates=1` adds the rates, which change once a minute."""
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        found = overview(request, datetime.now(UTC), with_pulses="pulses" in request.GET)
-        return HttpResponse(msgspec.json.encode(found), content_type="application/json")
+        overview = read_overview(request, datetime.now(UTC), with_rates="rates" in request.GET)
+        return HttpResponse(msgspec.json.encode(overview), content_type="application/json")
 
 
-def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overview:
-    mine = scoping.tenants_of(request.user)
+def read_overview(request: HttpRequest, now: datetime, *, with_rates: bool) -> Overview:
+    visible_tenants = scoping.tenants_of(request.user)
     if term := request.GET.get("tenant", "").strip():
-        mine = mine.filter(slug__icontains=term)
-    tenants, is_partial = _shown(mine, now)
-    rows = [
-        Row(
+        visible_tenants = visible_tenants.filter(slug__icontains=term)
+    tenants, is_partial = _choose_tenants(visible_tenants, now)
+    displayed_queues = [
+        DisplayedQueue(
             tid=tid,
             tenant=tenants[tid].slug,
             command=queue.command,
@@ -84,60 +89,63 @@ def overview(request: HttpRequest, now: datetime, *, with_pulses: bool) -> Overv
             delayed=queue.delayed,
             in_progress=queue.in_progress,
             dead=queue.dlq,
-            oldest_seconds=_age(queue.oldest_ready_ms, now),
+            oldest_seconds=_age_seconds(queue.oldest_ready_ms, now),
             is_paused=queue.is_paused,
             is_suspended=tenants[tid].is_suspended,
         )
         for tid, queues in selectors.queues_of(reachable_tenants(tenants)).run_sync().items()
         for queue in queues
     ]
-    pulses = None
-    if with_pulses:
-        pulses = {f"{tid}:{command}": pulse for (tid, command), pulse in charts.queue_rates(tenants, now).items()}
-    return Overview(rows=rows, signs=signs(request, now), tenants=len(tenants), is_partial=is_partial, pulses=pulses)
+    rates = None
+    if with_rates:
+        rates = {f"{tid}:{command}": rate for (tid, command), rate in charts.queue_rates(tenants, now).items()}
+    return Overview(queues=displayed_queues, checks=run_checks(request, now), is_partial=is_partial, rates=rates)
 
 
-def signs(request: HttpRequest, now: datetime) -> list[Shown]:
-    """Whether all is well, each with the way to what is behind it."""
+def run_checks(request: HttpRequest, now: datetime) -> list[DisplayedCheck]:
+    """Run the health checks that the user may see."""
     is_unlimited = scoping.is_unlimited(request.user)
-    jobs = reverse("admin:queues_beatjob_changelist") if is_unlimited else ""
-    found = [(health_checks.beat(now), jobs), (health_checks.audit(), jobs)]
+    jobs_url = reverse("admin:queues_beatjob_changelist") if is_unlimited else ""
+    checks = [(health_checks.beat(now), jobs_url), (health_checks.audit(), jobs_url)]
     if is_unlimited:
-        found.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
-    found.append((deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
-    stored = health_checks.store()
-    # How full the installation is, and where it runs, is not a tenant's business; whether their tasks are safe is.
-    found += [(sign, "") for sign in (stored if is_unlimited else stored[1:2])]
-    return [Shown(name=sign.name, is_well=sign.is_well, says=sign.says, url=url) for sign, url in found]
+        checks.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
+    checks.append((check_deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))
+    store_checks = health_checks.redis_servers()
+    # Tenants see whether tasks are durable (the second check), but not the installation's memory and servers.
+    checks += [(check, "") for check in (store_checks if is_unlimited else store_checks[1:2])]
+    return [
+        DisplayedCheck(name=check.name, is_well=check.is_well, message=check.message, url=url) for check, url in checks
+    ]
 
 
-def deliveries(request: HttpRequest, now: datetime) -> Sign:
-    """Callbacks that wait longer than they should, and those that were given up today."""
+def check_deliveries(request: HttpRequest, now: datetime) -> Check:
+    """Count the callbacks that are overdue and those given up within the last day."""
     rows = scoping.filter_visible(Delivery.objects.all(), request.user)
-    overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE)[: COUNTED + 1].count()
-    given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNTED + 1].count()
-    words = [f"{_many(overdue)} overdue"] if overdue else []
-    words += [f"{_many(given_up)} given up today"] if given_up else []
-    return Sign(name="Deliveries", is_well=not words, says=", ".join(words) or "on time")
+    overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE_AFTER)[: COUNT_LIMIT + 1].count()
+    given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNT_LIMIT + 1].count()
+    problems = [f"{_format_count(overdue)} overdue"] if overdue else []
+    problems += [f"{_format_count(given_up)} given up today"] if given_up else []
+    return Check(name="Deliveries", is_well=not problems, message=", ".join(problems) or "on time")
 
 
-def _shown(mine: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:
-    found = list(mine.order_by("slug")[: TENANTS + 1])
-    if len(found) <= TENANTS:
-        return {tenant.tid: tenant for tenant in found}, False
+def _choose_tenants(visible: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:
+    """Return the tenants to show, and whether there are more."""
+    tenants = list(visible.order_by("slug")[: TENANTS + 1])
+    if len(tenants) <= TENANTS:
+        return {tenant.tid: tenant for tenant in tenants}, False
     busiest = (
-        QueueSample.objects.filter(at__gt=now - LOOKBACK, tenant__in=mine)
+        QueueSample.objects.filter(at__gt=now - LOOKBACK, tenant__in=visible)
         .values("tenant")
-        .annotate(most=Max(F("ready") + F("delayed") + F("in_progress") + F("dead")))
-        .order_by("-most")
+        .annotate(tasks=Max(F("ready") + F("delayed") + F("in_progress") + F("dead")))
+        .order_by("-tasks")
         .values_list("tenant", flat=True)[:TENANTS]
     )
-    return {tenant.tid: tenant for tenant in mine.filter(tid__in=list(busiest))}, True
+    return {tenant.tid: tenant for tenant in visible.filter(tid__in=list(busiest))}, True
 
 
-def _age(oldest_ms: int | None, now: datetime) -> float | None:
+def _age_seconds(oldest_ms: int | None, now: datetime) -> float | None:
     return None if oldest_ms is None else max(0.0, now.timestamp() - oldest_ms / 1000)
 
 
-def _many(count: int) -> str:
-    return f"more than {COUNTED:,}" if count > COUNTED else f"{count:,}"
+def _format_count(count: int) -> str:
+    return f"more than {COUNT_LIMIT:,}" if count > COUNT_LIMIT else f"{count:,}"

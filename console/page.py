@@ -1,4 +1,4 @@
-"""What every page of the console is: a view inside the admin site, for one person, about their tenants only."""
+"""Base classes of the console's views, and their access to the user's tenants."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 
 
-def inside(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
-    """The view behind the admin's login: staff only, CSRF-checked, never cached."""
+def as_admin_view(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
+    """Wrap a view in the admin's login: staff only, CSRF-checked, never cached."""
     return admin.site.admin_view(view.as_view())
 
 
-class Guarded(View):
-    """What goes wrong below is an answer, not a crash: not there, not to be asked so, not now."""
+class ConsoleView(View):
+    """A view that turns the services' errors into responses with status 400, 404 and 503."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
@@ -35,11 +35,17 @@ class Guarded(View):
         except errors.InvalidRequest as error:
             raise BadRequest(str(error)) from error
         except errors.Unavailable as error:
-            context = {**admin.site.each_context(request), "title": "Not now", "why": str(error)}
+            context = {
+                **admin.site.each_context(request),
+                "title": "Service unavailable",
+                "message": str(error),
+            }
             return render(request, "console/unavailable.html", context, status=503)
 
 
-class Page(Guarded, TemplateView):
+class ConsolePage(ConsoleView, TemplateView):
+    """A page with the admin's header and sidebar."""
+
     title = ""
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
@@ -48,18 +54,21 @@ class Page(Guarded, TemplateView):
         return {**context, **super().get_context_data(**extra)}
 
 
-def tenant_of(request: HttpRequest, named: str, least: Role = Role.VIEWER) -> TenantSnapshot:
-    """The tenant a request is about, by its id, or by its name as people write it. One the person may not see is a
-    404, as one that does not exist; one they may see and not act on is a 403."""
-    # PostgreSQL takes no NUL, and what it refuses would look as if it were away.
-    if "\0" in named:
+def get_tenant(request: HttpRequest, name: str, required_role: Role = Role.VIEWER) -> TenantSnapshot:
+    """Return the tenant with this id or slug.
+
+    A tenant that the user may not see is a 404, like one that does not exist. A tenant that the user may see, but
+    with a lower role than required, is a 403.
+    """
+    # PostgreSQL rejects NUL, and that error would be reported as an unavailable database.
+    if "\0" in name:
         raise Http404("No such tenant.")
-    tenant = tenant_cache.find_by_tid(named) if named and scoping.has_role(request.user, named) else None
-    if tenant is None and named:
-        tid = scoping.tenants_of(request.user).filter(slug=named.lower()).values_list("tid", flat=True).first()
+    tenant = tenant_cache.find_by_tid(name) if name and scoping.has_role(request.user, name) else None
+    if tenant is None and name:
+        tid = scoping.tenants_of(request.user).filter(slug=name.lower()).values_list("tid", flat=True).first()
         tenant = tenant_cache.find_by_tid(tid) if tid else None
     if tenant is None:
         raise Http404("No such tenant.")
-    if not scoping.has_role(request.user, tenant.tid, least):
+    if not scoping.has_role(request.user, tenant.tid, required_role):
         raise PermissionDenied("Your role does not allow this.")
     return tenant

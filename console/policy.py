@@ -1,4 +1,4 @@
-"""A queue's own policy, in the console: shown to whoever sees the queue, changed by the tenant's admins."""
+"""The policy of a queue, on the queue's page. Only the tenant's admins may change it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from django.http import HttpRequest
 
-from console.actions import Act, recorded
+from console.actions import OperatorAction, record_action
 from core import errors
 from core.conf import BackoffPolicy, conf
 from queues import policies
@@ -17,33 +17,33 @@ from tenants.scoping import Role
 BACKOFFS = get_args(BackoffPolicy)
 
 
-class PutPolicy(Act):
-    least = Role.ADMIN
+class SavePolicy(OperatorAction):
+    required_role = Role.ADMIN
 
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
-        with recorded(self.request, tenant, f"Set the policy of queue {command}", reason):
-            row, _ = policies.put(tenant, command, read(self.request), actor=self.request.user.get_username())
-        return f"The policy holds: version {row.version}."
+        with record_action(self.request, tenant, f"Set the policy of queue {command}", reason):
+            row, _ = policies.put(tenant, command, parse_policy(self.request), actor=self.request.user.get_username())
+        return f"Policy saved as version {row.version}."
 
 
-class DeletePolicy(Act):
-    least = Role.ADMIN
+class DeletePolicy(OperatorAction):
+    required_role = Role.ADMIN
 
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
-        with recorded(self.request, tenant, f"Removed the policy of queue {command}", reason):
+        with record_action(self.request, tenant, f"Removed the policy of queue {command}", reason):
             policies.delete(tenant, command)
-        return "What holds everywhere holds for this queue again."
+        return "Policy removed. The defaults apply to this queue."
 
 
-def shown(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
-    """What a page says of the policy: what holds, from where, and the form's values."""
+def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
+    """Return the effective values, the policy's own, and the form's initial values."""
     try:
         row = policies.find(tenant, command)
     except errors.NotFound:
         row = None
-    own = policies.value_of(row) if row else Policy()
+    own = policies.from_row(row) if row else Policy()
     queues = conf().queues
     backoff, base, cap = (
         own.backoff or queues.backoff,
@@ -59,47 +59,47 @@ def shown(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
         "own": own,
         "tiers": "" if tiers is None else ", ".join(map(str, tiers)),
         "facts": [
-            ("Attempts, where a task names none", own.max_attempts or queues.max_attempts, own.max_attempts),
+            ("Default number of attempts", own.max_attempts or queues.max_attempts, own.max_attempts),
             ("Priorities", "0 to 9" if tiers is None else ", ".join(map(str, tiers)), tiers),
-            ("In progress at once", own.max_consumers or "no limit", own.max_consumers),
+            ("Maximum tasks in progress", own.max_consumers or "no limit", own.max_consumers),
             ("Backoff", f"{backoff}, from {base:g} s to {cap:g} s", has_backoff),
-            ("Ended tasks stay", f"{retention_seconds / 3600:g} h", own.retention_seconds),
-            ("Dead letters go to", own.dead_letter_topic or "this queue's own", own.dead_letter_topic),
+            ("Retention of ended tasks", f"{retention_seconds / 3600:g} h", own.retention_seconds),
+            ("Queue of dead letters", own.dead_letter_topic or "this queue", own.dead_letter_topic),
         ],
     }
 
 
-def read(request: HttpRequest) -> Policy:
-    """The policy a form asks for. InvalidRequest names the field that is wrong."""
+def parse_policy(request: HttpRequest) -> Policy:
+    """Return the policy in the form. InvalidRequest names the first invalid field."""
     tiers = request.POST.get("priorityTiers", "").replace(",", " ").split()
     return Policy(
-        max_attempts=_whole(request, "maxAttempts"),
-        priority_tiers=tuple(_number("priorityTiers", each) for each in tiers) or None,
-        retention_seconds=_whole(request, "retentionSeconds"),
-        max_consumers=_whole(request, "maxConsumers"),
+        max_attempts=_parse_integer(request, "maxAttempts"),
+        priority_tiers=tuple(_to_integer("priorityTiers", tier) for tier in tiers) or None,
+        retention_seconds=_parse_integer(request, "retentionSeconds"),
+        max_consumers=_parse_integer(request, "maxConsumers"),
         dead_letter_topic=request.POST.get("deadLetterTopicRef", "").strip(),
         backoff=request.POST.get("backoff", "").strip(),
-        backoff_base_seconds=_seconds(request, "backoffBaseSeconds"),
-        backoff_cap_seconds=_seconds(request, "backoffCapSeconds"),
+        backoff_base_seconds=_parse_seconds(request, "backoffBaseSeconds"),
+        backoff_cap_seconds=_parse_seconds(request, "backoffCapSeconds"),
     )
 
 
-def _whole(request: HttpRequest, name: str) -> int | None:
+def _parse_integer(request: HttpRequest, name: str) -> int | None:
     text = request.POST.get(name, "").strip()
-    return _number(name, text) if text else None
+    return _to_integer(name, text) if text else None
 
 
-def _number(name: str, text: str) -> int:
+def _to_integer(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise errors.InvalidRequest(f"{name}: a whole number")
+        raise errors.InvalidRequest(f"{name} must be a whole number.")
     return int(text)
 
 
-def _seconds(request: HttpRequest, name: str) -> float | None:
+def _parse_seconds(request: HttpRequest, name: str) -> float | None:
     text = request.POST.get(name, "").strip()
     if not text:
         return None
     try:
         return float(text)
     except ValueError:
-        raise errors.InvalidRequest(f"{name}: a number of seconds") from None
+        raise errors.InvalidRequest(f"{name} must be a number of seconds.") from None

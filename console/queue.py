@@ -1,4 +1,4 @@
-"""One queue: how deep and how fast, who is next, who works on what; pausing and resuming it."""
+"""The page of a queue: depths, charts, next tasks, leases and policy; pause and resume."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 
 from console import policy
-from console.actions import Act, recorded
-from console.page import Guarded, Page, tenant_of
+from console.actions import OperatorAction, record_action
+from console.page import ConsolePage, ConsoleView, get_tenant
 from queues import selectors, services
 from queues.domain import QueuePeek, QueueStats
 from queues.engine.keys import COMMAND
@@ -22,10 +22,13 @@ from tenants import scoping
 from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 
-SHOWN = 10
+# Tasks in each list of the page.
+LISTED_TASKS = 10
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
+    """The live part of the page. Ages are computed from `now_ms`, not from the browser's clock."""
+
     now_ms: int
     stats: QueueStats
     peeked: QueuePeek
@@ -33,82 +36,84 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 SPANS = (("1h", "1 hour"), ("24h", "24 hours"), ("7d", "7 days"))
 CHARTS = (
-    ("depth", "Depth", "tasks"), ("outcomes", "Outcomes", "attempts"), ("waits", "Wait", "until claimed"),
+    ("depth", "Depth", "tasks"), ("outcomes", "Outcomes", "attempts"), ("waits", "Wait time", "until claimed"),
     ("runs", "Run time", "from claim to end"),
 )  # fmt: skip
 
 
-class QueuePage(Page):
+class QueuePage(ConsolePage):
     template_name = "console/queue.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
-        tenant, command = asked(self.request)
+        tenant, command = parse_queue(self.request)
         query = urlencode({"tenant": tenant.tid, "command": command})
         return super().get_context_data(
             title=f"Queue {command}",
             subtitle=tenant.slug,
             tenant=tenant,
             command=command,
-            live=msgspec.to_builtins(live(tenant, command)),
+            live=msgspec.to_builtins(read_state(tenant, command)),
             spans=[{"key": key, "name": name} for key, name in SPANS],
             charts=[{"name": name, "title": title, "unit": unit} for name, title, unit in CHARTS],
             fields={"tenant": tenant.tid, "command": command},
             query=query,
             dead_url=f"{reverse('console:dead')}?{query}",
             may_act=scoping.has_role(self.request.user, tenant.tid, Role.OPERATOR),
-            may_rule=scoping.has_role(self.request.user, tenant.tid, Role.ADMIN),
-            policy=policy.shown(tenant, command),
+            may_set_policy=scoping.has_role(self.request.user, tenant.tid, Role.ADMIN),
+            policy=policy.build_context(tenant, command),
             backoffs=policy.BACKOFFS,
             **extra,
         )
 
 
-class QueueData(Guarded):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        tenant, command = asked(request)
-        return HttpResponse(msgspec.json.encode(live(tenant, command)), content_type="application/json")
-
-
-class QueueCourse(Guarded):
-    """What the charts show."""
+class QueueData(ConsoleView):
+    """The live part of the page as JSON."""
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        tenant, command = asked(request)
+        tenant, command = parse_queue(request)
+        return HttpResponse(msgspec.json.encode(read_state(tenant, command)), content_type="application/json")
+
+
+class QueueChartData(ConsoleView):
+    """The time series of the charts as JSON."""
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        tenant, command = parse_queue(request)
         span = request.GET.get("span", "1h")
         if span not in charts.SPANS:
-            raise Http404("No such span.")
+            raise Http404("No such period.")
         now = datetime.now(UTC).replace(second=0, microsecond=0)
-        found = charts.time_series(tenant.tid, command, span, now)
-        return HttpResponse(msgspec.json.encode(found), content_type="application/json")
+        time_series = charts.time_series(tenant.tid, command, span, now)
+        return HttpResponse(msgspec.json.encode(time_series), content_type="application/json")
 
 
-class PauseQueue(Act):
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+class PauseQueue(OperatorAction):
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
-        with recorded(self.request, tenant, f"Paused queue {command}", reason):
+        with record_action(self.request, tenant, f"Paused queue {command}", reason):
             services.pause(tenant, command).run_sync()
-        return f"{command} is paused: workers get nothing from it."
+        return f"Queue {command} paused. Workers get no tasks from it."
 
 
-class ResumeQueue(Act):
-    def act(self, tenant: TenantSnapshot, reason: str) -> str:
+class ResumeQueue(OperatorAction):
+    def perform(self, tenant: TenantSnapshot, reason: str) -> str:
         command = self.request.POST.get("command", "")
-        with recorded(self.request, tenant, f"Resumed queue {command}", reason):
+        with record_action(self.request, tenant, f"Resumed queue {command}", reason):
             services.resume(tenant, command).run_sync()
-        return f"{command} goes on."
+        return f"Queue {command} resumed."
 
 
-def asked(request: HttpRequest) -> tuple[TenantSnapshot, str]:
-    """The queue a request names, of a tenant the person may see."""
+def parse_queue(request: HttpRequest) -> tuple[TenantSnapshot, str]:
+    """Return the tenant and the queue in the query string, or raise a 404."""
     command = request.GET.get("command", "")
     if re.fullmatch(COMMAND, command) is None:
         raise Http404("No such queue.")
-    return tenant_of(request, request.GET.get("tenant", "")), command
+    return get_tenant(request, request.GET.get("tenant", "")), command
 
 
-def live(tenant: TenantSnapshot, command: str) -> Live:
-    return Live(
+def read_state(tenant: TenantSnapshot, command: str) -> QueueState:
+    return QueueState(
         now_ms=round(datetime.now(UTC).timestamp() * 1000),
         stats=selectors.queue_stats(tenant, command).run_sync(),
-        peeked=selectors.peek(tenant, command, SHOWN).run_sync(),
+        peeked=selectors.peek(tenant, command, LISTED_TASKS).run_sync(),
     )

@@ -1,7 +1,8 @@
 """Check of the URLs that codeQ calls, against server-side request forgery (SSRF).
 
-Tenants choose these URLs, so a URL is checked twice: `check_url` checks its text when it is registered, and
-`check_resolved` checks the addresses that its host name resolves to before each call.
+Tenants choose the URLs of webhooks, so a URL is checked twice: `check_url` checks its text when it is registered, and
+`check_resolved` checks the addresses that its host name resolves to before each call. Operators choose the URLs of key
+sets, which may be in a private network: `check_operator_addresses` refuses only what no such URL needs.
 """
 
 from __future__ import annotations
@@ -209,6 +210,17 @@ def check_resolved(target: UrlTarget, resolved: Iterable[Address]) -> list[Addre
         check_address(address)
         if target.scheme == "http" and conf().production and not _in_any(address, _allowed_networks()):
             raise AddressRefused("the URL must begin with https://")
+    return addresses
+
+
+def check_operator_addresses(resolved: Iterable[Address]) -> list[Address]:
+    """Check the addresses of a URL that an operator chose, and return them without duplicates.
+
+    Private networks are allowed. Raises AddressRefused for an address in ALWAYS_BLOCKED.
+    """
+    addresses = list(dict.fromkeys(map(_unmap_ipv4, resolved)))
+    if any(_in_any(address, ALWAYS_BLOCKED) for address in addresses):
+        raise AddressRefused("the address is link-local, multicast or reserved")
     return addresses
 
 

@@ -1,1 +1,1 @@
-"""What a queue does: tasks, leases, results, retries. Who may ask is `tenants`; who is told is `webhooks`."""
+"""Queues: tasks, leases, results, dead letters, the audit, and their HTTP API."""

@@ -1,4 +1,4 @@
-"""The audit in the console: what ended and its attempts, to be read; what could not be stored, to be retried."""
+"""Admin pages of the audit, the quarantine, queue policies and periodic tasks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from core.admin.links import queue_url, task_url
 from core.admin.mixins import ReadOnlyAdminMixin
 from core.admin.text import error_summary
 from queues.audit import drain
-from queues.domain import Outcome, Status
+from queues.domain import Outcome, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
 
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
-    Status.COMPLETED: "success", Status.FAILED: "danger", Status.CANCELLED: "warning", Status.PENDING: "info",
-    "DEAD LETTER": "danger",
+    TaskStatus.COMPLETED: "success", TaskStatus.FAILED: "danger", TaskStatus.CANCELLED: "warning",
+    TaskStatus.PENDING: "info", "DEAD LETTER": "danger",
 }  # fmt: skip
 OUTCOME_COLOURS = {
     Outcome.COMPLETED: "success", Outcome.FAILED: "danger", Outcome.NACKED: "warning", Outcome.ABANDONED: "warning",
@@ -38,7 +38,10 @@ OUTCOME_COLOURS = {
 
 
 def as_json(text: str) -> SafeString:
-    """A payload for people: indented where it is JSON, numbers as they came; escaped, and cut where it is endless."""
+    """Return a payload as HTML: JSON is indented, and its numbers are unchanged.
+
+    The text is escaped, and cut after `SHOWN_CHARS`.
+    """
     try:
         shown = msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -52,7 +55,9 @@ def as_json(text: str) -> SafeString:
 
 
 class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    nothing = "Nothing has ended yet. What ends is here a second later."
+    """Base class of the audit's pages."""
+
+    nothing = "No task has ended yet. An ended task appears here after a second."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
@@ -63,10 +68,10 @@ class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
-        return (queryset.filter(self.found(term)) if term else queryset), False
+        return (queryset.filter(self.matches(term)) if term else queryset), False
 
-    def found(self, term: str) -> Q:
-        """What an index knows."""
+    def matches(self, term: str) -> Q:
+        """Return a condition that an index can answer."""
         worker = Q(worker=term)
         try:
             return worker | Q(task_id=uuid.UUID(term))
@@ -93,7 +98,7 @@ class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 
     @display(description="Tenant")
     def tenant_slug(self, row: Any) -> str:
-        # There is no constraint: a row may outlive its tenant.
+        # The foreign key has no constraint: the tenant may have been deleted.
         return str(row.tenant or row.tenant_id)
 
 
@@ -106,9 +111,9 @@ class AuditedResultAdmin(AuditAdmin):
     readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
     fieldsets = (
         (None, {"fields": ("task_page", "tenant_slug", "command", "priority", "status_label", "outcome", "error")}),
-        ("What was asked and answered", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
-        ("How it went", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
-        ("When", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
+        ("Request and result", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
+        ("Attempts", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
+        ("Times and trace", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
     )
 
     @display(description="Status", label=STATUS_COLOURS, ordering="status")
@@ -151,9 +156,9 @@ class AttemptAdmin(AuditAdmin):
 
 @admin.register(QueuePolicy)
 class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    """All policies; one is changed on its queue's page, where what it does is seen."""
+    """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
-    nothing = "Every queue is as the settings say. A policy of its own is set on the queue's page."
+    nothing = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
     list_display = (
         "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
@@ -168,7 +173,7 @@ class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     def priorities(self, row: QueuePolicy) -> str:
         return ", ".join(map(str, row.priority_tiers or ())) or "-"
 
-    @display(description="Change it")
+    @display(description="Change")
     def queue_page(self, row: QueuePolicy) -> SafeString:
         return format_html(
             '<a class="text-primary-600 underline" href="{}">queue</a>', queue_url(row.tenant_id, row.command)
@@ -176,7 +181,7 @@ class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 
 
 class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
-    """Of the platform, not of a tenant."""
+    """Base class of pages that belong to the platform, not to a tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return is_unlimited(request.user)
@@ -187,7 +192,10 @@ class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
 
 @admin.register(Quarantine)
 class QuarantineAdmin(PlatformAdmin):
-    """The platform's: what is wrong with a row may be whose it is."""
+    """Entries that could not be stored.
+
+    Only the platform sees them, since the tenant may be what is wrong.
+    """
 
     list_display = ("stream_id", "partition", "reason", "created_at")
     ordering = ("-created_at",)
@@ -195,34 +203,38 @@ class QuarantineAdmin(PlatformAdmin):
     readonly_fields = ("created_at",)
     actions = ("retry",)
     action_form = ReasonActionForm
-    nothing = "Nothing is in quarantine: all that ended could be stored."
+    nothing = "The quarantine is empty: every entry has been stored."
 
-    @action(description="Try to store these again", permissions=["view"])
+    @action(description="Retry storing the selected entries", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
         reason = reason_in(request)
         if not reason:
-            self.message_user(request, "Nothing was tried: give a reason.", messages.ERROR)
+            self.message_user(
+                request, "Nothing was retried. Give a reason: it is kept with the action.", messages.ERROR
+            )
             return
-        asked = queryset.count()
+        count = queryset.count()
         with transaction.atomic():
             stored = drain.retry(queryset)
             LogEntry.objects.create(
                 user_id=request.user.pk or 0,
                 content_type=ContentType.objects.get_for_model(Quarantine),
-                object_repr=f"{asked} entries",
+                object_repr=f"{count} entries",
                 action_flag=CHANGE,
-                change_message=f"Tried to store {asked} quarantined entries again, {stored} stored: {reason}",
+                change_message=f"Retried {count} quarantined entries, {stored} stored: {reason}",
             )
         self.message_user(
             request,
-            f"{stored} stored, {asked - stored} still cannot be stored.",
-            messages.SUCCESS if stored == asked else messages.WARNING,
+            f"{stored} stored, {count - stored} still in quarantine.",
+            messages.SUCCESS if stored == count else messages.WARNING,
         )
 
 
 @admin.register(BeatJob)
 class BeatJobAdmin(PlatformAdmin):
-    nothing = "No job has run yet: Celery's beat and a worker must be running, and reach their broker."
+    """The last run of every periodic task."""
+
+    nothing = "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
     list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
 

@@ -1,4 +1,4 @@
-"""The app of queues."""
+"""The Django app."""
 
 from __future__ import annotations
 

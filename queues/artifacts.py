@@ -1,7 +1,7 @@
-"""What workers hand in beside a result: kept by a Django storage, under a name that is ours and never theirs.
+"""Artifacts: files that workers submit with a result, kept in a Django storage.
 
-The name is a digest of the content, so the same submission again stores nothing new and answers the same. A caller's
-words (the artifact's name, its type) are only ever data.
+The name of a stored file is a digest of its content. A repeated submission therefore stores nothing new and returns
+the same. The name and the type that a worker gives are never part of a path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ID = re.compile(r"[0-9a-f]{64}")
 
 
 class NewArtifact(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact on its way in: bytes, or an address where they are."""
+    """An artifact to store: its content, or the URL at which the worker keeps it."""
 
     name: str
     url: str | None = None
@@ -43,7 +43,7 @@ class NewArtifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An artifact as it is stored with the result."""
+    """An artifact as the result names it."""
 
     name: str
     url: str
@@ -51,71 +51,83 @@ class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     size: int | None = None
 
 
-def keep(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[StoredArtifact], list[str]]:
-    """Store what is inline: all of them as they are kept with the result, and the paths that are new.
+def store(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[StoredArtifact], list[str]]:
+    """Store the artifacts that have a content.
 
-    Done before the result is submitted: `take_back` if that is refused. TaskNotFound for what is no id, as it becomes
-    part of a path.
+    Returns all artifacts, and the paths of the files that are new. Call it before the result is submitted, and
+    `discard` if the submission fails. Raises TaskNotFound for a text that is not a task id, since the id becomes part
+    of a path.
     """
     validation.check_id(task_id)
-    kept, stored = [], []
-    for each in new:
-        if each.content is None:
-            kept.append(StoredArtifact(name=each.name, url=each.url or "", content_type=each.content_type))
+    stored, new_paths = [], []
+    for artifact in new:
+        if artifact.content is None:
+            stored.append(
+                StoredArtifact(name=artifact.name, url=artifact.url or "", content_type=artifact.content_type)
+            )
             continue
-        digest = hashlib.sha256(each.content).hexdigest()
+        digest = hashlib.sha256(artifact.content).hexdigest()
         path = _path(tid, task_id, digest)
         try:
             if not storage().exists(path):
-                stored.append(storage().save(path, ContentFile(each.content)))
-        except failures() as error:
-            take_back(stored)
+                new_paths.append(storage().save(path, ContentFile(artifact.content)))
+        except storage_errors() as error:
+            discard(new_paths)
             raise errors.Unavailable("Artifacts cannot be stored right now.", retry_after_seconds=5) from error
-        kept.append(
+        stored.append(
             StoredArtifact(
-                name=each.name, url=_url(task_id, digest), content_type=each.content_type, size=len(each.content)
+                name=artifact.name,
+                url=_url(task_id, digest),
+                content_type=artifact.content_type,
+                size=len(artifact.content),
             )
         )
-    return kept, stored
+    return stored, new_paths
 
 
-def take_back(paths: Iterable[str]) -> None:
-    """Remove what was stored for a submission that was then refused.
+def discard(paths: Iterable[str]) -> None:
+    """Delete the new files of a submission that failed.
 
-    Where the storage is away by now, it goes with whatever else is kept for its task.
+    If the storage is unavailable they stay, and are deleted with the task's other files.
     """
     try:
         for path in paths:
             storage().delete(path)
-    except failures() as error:
+    except storage_errors() as error:
         log.warning("artifacts of a refused submission stay for now: %s", error)
 
 
 class Remover:
-    """Removes what is kept for tasks that are about to go. A storage that is away is asked once in a run."""
+    """Deletes the files of tasks before the cleanup deletes the tasks.
+
+    After the first error of the storage it does not try again: a cleanup uses one `Remover`.
+    """
 
     def __init__(self) -> None:
-        self.is_away = False
+        self.is_unavailable = False
 
     def remove(self, tid: str, task_ids: Sequence[str]) -> set[str]:
-        """The tasks whose artifacts are still there. What is kept for a task is known from the audit."""
+        """Delete the files of these tasks. Returns the tasks that still have files.
+
+        The audit knows which tasks have any.
+        """
         rows = AuditedResult.objects.filter(pk__in=task_ids, tenant_id=tid).exclude(artifacts="")
-        left = {str(pk) for pk, text in rows.values_list("pk", "artifacts") if f'"{_url(str(pk), "")}' in text}
-        for task_id in sorted(left):
-            if self.is_away:
+        remaining = {str(pk) for pk, text in rows.values_list("pk", "artifacts") if f'"{_url(str(pk), "")}' in text}
+        for task_id in sorted(remaining):
+            if self.is_unavailable:
                 break
             try:
-                _remove_all(str(PurePosixPath(_path(tid, task_id, "x")).parent))
-            except failures() as error:
-                self.is_away = True
-                log.warning("artifacts of ended tasks cannot be removed now: %s", error)
+                _delete_directory(str(PurePosixPath(_path(tid, task_id, "x")).parent))
+            except storage_errors() as error:
+                self.is_unavailable = True
+                log.warning("artifacts of ended tasks cannot be deleted now: %s", error)
             else:
-                left.discard(task_id)
-        return left
+                remaining.discard(task_id)
+        return remaining
 
 
-def _remove_all(directory: str) -> None:
-    """Everything that was stored for one task; of a submission that was never answered too."""
+def _delete_directory(directory: str) -> None:
+    """Delete all files of one task, including those of submissions that were never answered."""
     try:
         _, names = storage().listdir(directory)
     except FileNotFoundError:
@@ -127,24 +139,24 @@ def _remove_all(directory: str) -> None:
 
 
 def open_artifact(tenant: TenantSnapshot, task_id: str, artifact_id: str) -> tuple[StoredArtifact, BinaryIO]:
-    """An artifact of a task's result, to be read. NotFound unless the result of that task names it."""
+    """Open an artifact for reading. Raises NotFound unless the result of the task names it."""
     try:
         _, result = selectors.result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
         _, result = audit_reader.audited_result(tenant, task_id)
-    kept = msgspec.json.decode(result.artifacts, type=list[StoredArtifact]) if result.artifacts is not None else []
-    for each in kept:
-        if ID.fullmatch(artifact_id) and each.url == _url(task_id, artifact_id):
+    stored = msgspec.json.decode(result.artifacts, type=list[StoredArtifact]) if result.artifacts is not None else []
+    for artifact in stored:
+        if ID.fullmatch(artifact_id) and artifact.url == _url(task_id, artifact_id):
             try:
                 file = cast(BinaryIO, storage().open(_path(tenant.tid, task_id, artifact_id)))
-                # A storage elsewhere fetches it now, while there still is another answer than the file.
+                # A remote storage fetches the file now, while an error can still be the answer.
                 file.seek(0)
-                return each, file
+                return artifact, file
             except FileNotFoundError:
                 break
-            except failures() as error:
+            except storage_errors() as error:
                 raise errors.Unavailable("Artifacts cannot be read right now.", retry_after_seconds=5) from error
-    raise errors.NotFound("There is no such artifact, or its retention is over.")
+    raise errors.NotFound("No such artifact, or its retention has ended.")
 
 
 def _url(task_id: str, digest: str) -> str:
@@ -157,9 +169,10 @@ def _path(tid: str, task_id: str, digest: str) -> str:
 
 @cache
 def storage() -> Storage:
-    """A directory under CODEQ_HOME, or what `CODEQ_ARTIFACTS` names: file:///path, s3://bucket/prefix?endpoint_url=…
+    """Return the storage that `CODEQ_ARTIFACTS` names, by default a directory under CODEQ_HOME.
 
-    The keys of S3 are where AWS's own programs look for them, or in the address.
+    The setting is file:///path or s3://bucket/prefix?endpoint_url=… The credentials of S3 are in the URL, or where
+    AWS's own programs look for them.
     """
     address = conf().artifacts
     parts = urlsplit(address)
@@ -172,7 +185,7 @@ def storage() -> Storage:
 
 
 S3_OPTIONS = ("endpoint_url", "region_name", "addressing_style", "access_key", "secret_key", "session_profile")
-# A worker waits for the answer to its result, and one of the few threads for the database with it.
+# A worker waits for the response to its result, and occupies one of the few storage threads meanwhile.
 S3_CONNECT_SECONDS, S3_READ_SECONDS, S3_TRIES = 3, 10, 2
 
 
@@ -185,7 +198,7 @@ def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
     from botocore.config import Config
 
     if unknown := set(options) - set(S3_OPTIONS):
-        raise ConfigError(f"CODEQ_ARTIFACTS: {', '.join(sorted(unknown))} is none of {', '.join(S3_OPTIONS)}")
+        raise ConfigError(f"CODEQ_ARTIFACTS: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(S3_OPTIONS)}")
     config = Config(
         s3={"addressing_style": options.pop("addressing_style", "auto")},
         connect_timeout=S3_CONNECT_SECONDS,
@@ -205,8 +218,8 @@ def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
 
 
 @cache
-def failures() -> tuple[type[Exception], ...]:
-    """What the storage raises when it cannot: Django's own an OSError, that of S3 three families of its own."""
+def storage_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of an unavailable storage: OSError, and three more families for S3."""
     if urlsplit(conf().artifacts).scheme != "s3":
         return (OSError,)
     from boto3.exceptions import Boto3Error

@@ -1,7 +1,7 @@
-"""A Bloom filter that forgets: two generations, of which the older goes when the newer has served its time.
+"""A Bloom filter that forgets old keys.
 
-What was added is found for at least one rotation and at most two; what was not is found with the stated rate. A
-generation takes no more than it was sized for, so the rate holds whatever is thrown at it.
+It has two generations. At each rotation the older one is dropped, so a key is remembered for at least one rotation and
+at most two. A generation accepts no more keys than its capacity, so the rate of false positives never rises.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from rbloom import Bloom
 
 
 class RotatingFilter:
-    """Thread-safe: `rbloom` does each operation under the interpreter's lock; rotation has a lock of its own."""
+    """A Bloom filter of two generations. With a capacity of 0 it contains nothing.
+
+    It is thread-safe: `rbloom` runs each operation under the interpreter's lock, and rotation takes a lock of its own.
+    """
 
     def __init__(
         self, capacity: int, rate: float, rotate_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -23,15 +26,18 @@ class RotatingFilter:
         self._clock = clock
         self._lock = threading.Lock()
         self._rotates_at = clock() + rotate_seconds
-        self._current, self._previous = Bloom(capacity, rate), Bloom(capacity, rate)
-        self._room = capacity
+        self._current, self._previous = self._create(), self._create()
+        self._free = capacity
 
     def add(self, key: str) -> None:
-        """Remember the key; a full generation ignores it, since forgetting costs a round trip and lying an answer."""
+        """Remember the key, unless the generation is full.
+
+        A forgotten key costs one round trip; more keys than the capacity would cause false positives.
+        """
         self._rotate_when_due()
-        if self._room > 0 and key not in self._current:
+        if self._free > 0 and key not in self._current:
             self._current.add(key)
-            self._room -= 1
+            self._free -= 1
 
     def __contains__(self, key: str) -> bool:
         self._rotate_when_due()
@@ -39,6 +45,7 @@ class RotatingFilter:
 
     @property
     def bytes(self) -> int:
+        """The memory of both generations."""
         return (self._current.size_in_bits + self._previous.size_in_bits) // 8
 
     def _rotate_when_due(self) -> None:
@@ -48,8 +55,11 @@ class RotatingFilter:
         with self._lock:
             if now < self._rotates_at:
                 return
-            slept_through = now >= self._rotates_at + self.rotate_seconds
-            self._previous = Bloom(self.capacity, self.rate) if slept_through else self._current
-            self._current = Bloom(self.capacity, self.rate)
-            self._room = self.capacity
+            missed_rotation = now >= self._rotates_at + self.rotate_seconds
+            self._previous = self._create() if missed_rotation else self._current
+            self._current = self._create()
+            self._free = self.capacity
             self._rotates_at = now + self.rotate_seconds
+
+    def _create(self) -> Bloom:
+        return Bloom(max(1, self.capacity), self.rate)  # rbloom has no empty filter

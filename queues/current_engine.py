@@ -15,7 +15,10 @@ from queues.engine import Engine, Options
 
 @cache
 def engine() -> Engine:
-    """Return the engine of this process. Only the event loop of its web server may await its calls."""
+    """Return the engine of this process.
+
+    Only the event loop of its web server may await its calls.
+    """
     store, timeout = client(), conf().web.redis_timeout_seconds
     if isinstance(store, ClusterClient):
         runner = AsyncRunner(MultiplexedCluster(store.topology, timeout_seconds=timeout).send, ClusterRunner(store))

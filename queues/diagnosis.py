@@ -1,96 +1,93 @@
-"""Why a task is not running, in words: the conditions a claim meets, in the order in which it meets them."""
+"""Explanations of a task's state.
+
+The conditions that keep a task from running are named in the order in which a claim checks them.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from queues.domain import Location, QueuePosition, Status, Task
+from queues.domain import Location, QueuePosition, Task, TaskStatus
 from tenants.domain import TenantSnapshot
 
 
-def why(tenant: TenantSnapshot, task: Task, place: QueuePosition) -> list[str]:
-    """What keeps the task from being worked on, the first thing first; or what it is doing instead."""
-    if task.status is Status.IN_PROGRESS:
-        return _held(task, place)
-    if task.status is not Status.PENDING:
-        return _ended(task)
-    found = []
+def explain(tenant: TenantSnapshot, task: Task, position: QueuePosition) -> list[str]:
+    """Return sentences that explain why the task is not running, or what has become of it."""
+    if task.status is TaskStatus.IN_PROGRESS:
+        return [_explain_lease(task, position)]
+    if task.status is not TaskStatus.PENDING:
+        return [_explain_end(task)]
+    reasons = []
     if tenant.is_suspended:
-        found.append(f"Tenant {tenant.slug} is suspended: none of its workers gets a task.")
-    if place.is_paused:
-        found.append(f"Queue {task.spec.command} is paused: workers get nothing from it until it is resumed.")
-    if place.is_busy:
-        found.append(
-            f"As many tasks of the queue are in progress as its policy allows ({place.in_progress:,}): the next claim "
-            "gets something when one of them ends."
+        reasons.append(f"Tenant {tenant.slug} is suspended: its workers get no tasks.")
+    if position.is_paused:
+        reasons.append(f"Queue {task.spec.command} is paused: workers get no task from it until it is resumed.")
+    if position.is_busy:
+        reasons.append(
+            f"The queue has as many tasks in progress as its policy allows ({position.in_progress:,}): workers get the "
+            "next task when one of them ends."
         )
     if task.location is Location.DELAYED_ZSET:
-        found.append(_delayed(task, place))
+        reasons.append(_explain_delay(task, position))
     else:
-        found += _in_line(task, place)
-    return found
+        reasons += _explain_order(task, position)
+    return reasons
 
 
-def _held(task: Task, place: QueuePosition) -> list[str]:
+def _explain_lease(task: Task, position: QueuePosition) -> str:
     deadline = task.lease_until_ms or 0
-    which = f"attempt {task.attempts + 1} of {task.max_attempts}"
-    if deadline > place.now_ms:
-        return [
-            f"It is running: {task.worker} works on it ({which}) and must answer within "
-            f"{_span(deadline - place.now_ms)}, by {_moment(deadline)}."
-        ]
-    after = "it dies" if task.attempts + 1 >= task.max_attempts else "it is tried again"
-    return [
-        f"{task.worker} had it ({which}) and has not answered since {_moment(deadline)}. The next look at the queue, "
-        f"by a claim or by beat, takes the lease away, and {after}."
-    ]
+    attempt = f"attempt {task.attempts + 1} of {task.max_attempts}"
+    if deadline > position.now_ms:
+        return (
+            f"Running: {task.worker} works on it ({attempt}). "
+            f"The lease expires in {_span(deadline - position.now_ms)}, at {_moment(deadline)}."
+        )
+    is_last = task.attempts + 1 >= task.max_attempts
+    next_step = "the task becomes a dead letter" if is_last else "the task retries"
+    return (
+        f"The lease of {task.worker} ({attempt}) expired at {_moment(deadline)}. The next claim or repair of the queue "
+        f"ends the attempt, and {next_step}."
+    )
 
 
-def _ended(task: Task) -> list[str]:
+def _explain_end(task: Task) -> str:
     if task.location is Location.DLQ_SET:
-        return [
-            f"It is dead: tried {_times(task.attempts)} without success, which is as often as it may be. "
-            "Nothing claims it; replay it to try again."
-        ]
-    ended = {
-        Status.COMPLETED: "It has run: its worker said that it is done.",
-        Status.FAILED: "It has run: its worker said that it failed for good.",
-        Status.CANCELLED: "It was cancelled.",
+        return f"Dead letter: {task.attempts} of {task.max_attempts} attempts failed. Replay it to try again."
+    explanations = {
+        TaskStatus.COMPLETED: "Completed: its worker submitted a result.",
+        TaskStatus.FAILED: "Failed: its worker submitted an error that is not retried.",
+        TaskStatus.CANCELLED: "Cancelled.",
     }
-    return [ended[task.status]]
+    return explanations[task.status]
 
 
-def _delayed(task: Task, place: QueuePosition) -> str:
-    if task.visible_ms <= place.now_ms:
-        return "It is due. The next claim, or beat within a second, puts it in line."
-    until = f"until {_moment(task.visible_ms)}, for {_span(task.visible_ms - place.now_ms)} more"
+def _explain_delay(task: Task, position: QueuePosition) -> str:
+    if task.visible_ms <= position.now_ms:
+        return "Due: the next claim makes it ready, or beat does within a second."
+    until = f"until {_moment(task.visible_ms)}, for {_span(task.visible_ms - position.now_ms)} more"
     if task.attempts:
         error = f" ({task.error})" if task.error else ""
-        return f"It failed {_times(task.attempts)} of {task.max_attempts}{error} and waits {until} before the next try."
-    return f"It is to run later: it waits {until}."
+        return f"{task.attempts} of {task.max_attempts} attempts failed{error}. It waits {until} before it retries."
+    return f"Scheduled: it waits {until}."
 
 
-def _in_line(task: Task, place: QueuePosition) -> list[str]:
-    found = []
-    if place.higher:
-        found.append(f"{_tasks(place.higher)} of a higher priority than {task.priority} in line before it.")
-    if place.ahead is None:
-        found.append(f"More than 10,000 tasks of priority {task.priority} are in line before it.")
-    elif place.ahead:
-        found.append(f"{_tasks(place.ahead)} of the same priority in line before it.")
-    if not place.higher and place.ahead == 0:
-        found.append("It is the next: whoever claims from this queue gets it.")
-    if not place.is_awaited:
-        found.append("No worker waits for this queue at the moment: it runs when one claims.")
-    return found
+def _explain_order(task: Task, position: QueuePosition) -> list[str]:
+    reasons = []
+    if position.higher:
+        reasons.append(f"{_tasks(position.higher)} of a higher priority than {task.priority} ahead of it.")
+    if position.ahead is None:
+        reasons.append(f"More than 10,000 tasks of priority {task.priority} are ahead of it.")
+    elif position.ahead:
+        reasons.append(f"{_tasks(position.ahead)} of the same priority ahead of it.")
+    if not position.higher and position.ahead == 0:
+        reasons.append("Next: the first worker that claims from this queue gets it.")
+    if not position.is_awaited:
+        reasons.append("No worker is waiting for this queue: the task runs when a worker claims it.")
+    return reasons
 
 
 def _tasks(count: int) -> str:
     return "1 task is" if count == 1 else f"{count:,} tasks are"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
 
 
 def _span(ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The nouns of a queue as plain values: Task, Result, and the states they go through. No Django, no Redis."""
+"""Tasks, results and their states as plain values, without Django or Redis."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from enum import StrEnum
 import msgspec
 
 
-class Status(StrEnum):
-    PENDING = "PENDING"  # waits in a ready list, or is delayed
+class TaskStatus(StrEnum):
+    """The state of a task. Each comment names the transition that leads to the state."""
+
+    PENDING = "PENDING"  # enqueued, retried or replayed: ready or delayed
     IN_PROGRESS = "IN_PROGRESS"  # PENDING -> claimed under a lease
     COMPLETED = "COMPLETED"  # IN_PROGRESS -> result
     FAILED = "FAILED"  # IN_PROGRESS -> result with an error, or out of attempts (a dead letter)
-    CANCELLED = "CANCELLED"  # PENDING or IN_PROGRESS -> withdrawn by the producer
+    CANCELLED = "CANCELLED"  # PENDING or IN_PROGRESS -> cancelled by the producer
 
     @property
     def is_terminal(self) -> bool:
         return self in TERMINAL
 
 
-TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+TERMINAL = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED})
 
 
 class Location(StrEnum):
+    """The Redis structure that holds a task, under the names of the API."""
+
     PENDING_LIST = "PENDING_LIST"
     DELAYED_ZSET = "DELAYED_ZSET"
     INPROG_SET = "INPROG_SET"
@@ -31,7 +35,7 @@ class Location(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How one attempt ended, or what ended a task that was not being worked on."""
+    """The end of one attempt, or of a task that no worker held."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -42,7 +46,10 @@ class Outcome(StrEnum):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the producer asked for. Immutable: stored once, as one blob, and never opened by a script."""
+    """The fields of a task that never change.
+
+    They are stored once, as one blob that no script decodes.
+    """
 
     command: str
     payload: str
@@ -53,12 +60,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task on its way in. `run_at_ms` (Unix time) wins over `delay_ms`."""
+    """A task to enqueue. `run_at_ms` (Unix time) takes precedence over `delay_ms`."""
 
     command: str
     payload: str
     priority: int = 0
-    is_priority_said: bool = True  # else the lowest is meant that the queue's policy knows
+    has_priority: bool = True  # False: the producer gave none, so the lowest tier of the queue's policy applies
     max_attempts: int | None = None
     webhook: str | None = None
     idempotency_key: str | None = None
@@ -69,13 +76,13 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A live task as Redis knows it. All times are Unix milliseconds of Redis' clock."""
+    """A task in Redis. All times are Unix milliseconds of the Redis clock."""
 
     id: str
     spec: Spec
     priority: int
     max_attempts: int
-    status: Status
+    status: TaskStatus
     created_ms: int
     updated_ms: int
     visible_ms: int
@@ -89,7 +96,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
-    """The task an enqueue stands for: new, or the one its idempotency key had made before."""
+    """A new task, or the task that an earlier request created with the same idempotency key."""
 
     task: Task
     is_replayed: bool = False
@@ -97,7 +104,11 @@ class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim took. Empty: `next_due_ms` says when one of the queues has something due, if it has."""
+    """The claimed tasks.
+
+    If there are none, `next_due_ms` is the time at which the first delayed task or lease of the queues is due, if any.
+    `expired` and `dead` count the leases that the claim ended and the tasks among them that became dead letters.
+    """
 
     tasks: list[Task]
     now_ms: int
@@ -107,23 +118,28 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease and the time at which it expires."""
+
     task_id: str
     until_ms: int
 
 
 class NewResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's answer. `result` is compact JSON; `artifacts` the compact JSON list already stored, or None."""
+    """A result to store.
+
+    `result` and `artifacts` (a list of stored artifacts) are compact JSON, or None.
+    """
 
     task_id: str
-    status: Status
+    status: TaskStatus
     result: bytes | None = None
     error: str | None = None
     artifacts: bytes | None = None
     lease_token: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker said, as it is stored beside the task: compact JSON, never opened by a script."""
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A result as Redis stores it beside the task: compact JSON that no script decodes."""
 
     result: bytes | None = None
     error: str | None = None
@@ -131,10 +147,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer of an ended task with its circumstances: the same on every read."""
+    """The result of an ended task. Every read returns the same."""
 
     task_id: str
-    status: Status
+    status: TaskStatus
     worker: str
     completed_ms: int
     attempts: int
@@ -144,13 +160,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReleaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a nack sent the task: back to wait `delay_ms`, or to the dead letters."""
+    """The outcome of a nack: the task retries after `delay_ms`, or is a dead letter."""
 
     is_dead: bool
     delay_ms: int
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of tasks in each state of one queue."""
+
     command: str
     ready: int
     delayed: int
@@ -162,7 +180,10 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as a look at its queue shows it: no payload. `moment_ms` is its deadline, or when it is due."""
+    """A task in a peek at its queue, without the payload.
+
+    `moment_ms` is the end of its lease, or the time at which it is due.
+    """
 
     id: str
     priority: int
@@ -177,20 +198,24 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuePeek(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at a queue: who is next, whose lease ends first, who is due first."""
+    """The first tasks of a queue: the next to run, the next to expire, the next to fall due."""
 
-    in_line: list[QueueEntry]
+    ready: list[QueueEntry]
     in_progress: list[QueueEntry]
     delayed: list[QueueEntry]
 
 
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task stands. `higher` and `ahead` are taken before it; `ahead` None = not in line, or too far back."""
+    """The position of a task in its queue.
+
+    `higher` tasks have a higher priority, `ahead` tasks the same priority and an earlier place. `ahead` is None if the
+    task is not ready, or is too far back to be counted.
+    """
 
     now_ms: int
     is_paused: bool
-    is_busy: bool  # as many of its tasks are in progress as its policy allows
+    is_busy: bool  # the queue has as many tasks in progress as its policy allows
     in_progress: int
     higher: int
     ahead: int | None
-    is_awaited: bool  # a worker waits for this queue right now
+    is_awaited: bool  # a worker is waiting for a task of this queue

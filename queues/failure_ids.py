@@ -1,4 +1,4 @@
-"""Failure ids: a 64-bit number for the kind of error a dead letter died of."""
+"""Failure ids: 64-bit numbers for the kinds of errors of dead letters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from core.failure_fingerprint import fingerprint
 
 @lru_cache(maxsize=10_000)
 def failure_id(command: str, error: str) -> int:
-    """Return the id of a failure: a signed 64-bit hash of its fingerprint, short enough for an index.
+    """Return the id of a failure, a signed 64-bit hash of its fingerprint.
 
-    Two failures of one tenant share an id in one of 10^8 installations that have a million different failures each.
+    It is short enough for an index. With a million different failures of one tenant, the probability that two of them
+    share an id is about 10^-8.
     """
     digest = blake2b(fingerprint(command, error).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -1,4 +1,7 @@
-"""Is the machinery behind the queues well: beat, the audit, Redis. Read for people and for nobody to decide by."""
+"""Health checks of beat, the audit and Redis, for operators to read.
+
+No program decides by them.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,30 @@ from core.redis.connections import client, primaries
 from queues.audit import stream
 from queues.models import BeatJob, Quarantine
 
-# A tick may be late by so many of its periods, and by so long in any case, before somebody should look: with much to do
-# a run goes on for 20 s, and only its end is on record.
+# A periodic task is late after this many of its periods, but not before this time: a run with much to do takes 20 s,
+# and only its end is recorded.
 LATE_PERIODS = 3
 LATE_AT_LEAST = timedelta(seconds=30)
 LAG_ALARM = 10_000
 FULL = 0.9
 
 
-class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be well or not, in words."""
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one health check."""
 
     name: str
     is_well: bool
-    says: str
+    message: str
 
 
-AWAY = Sign(name="Redis", is_well=False, says="does not answer")
+NO_ANSWER = Check(name="Redis", is_well=False, message="does not answer")
 
 
-def beat(now: datetime) -> Sign:
-    """Whether every job of the schedule ran lately, and the last run of each ended well."""
+def beat(now: datetime) -> Check:
+    """Check that every periodic task ran in time and that its last run succeeded."""
     jobs = {job.name: job for job in BeatJob.objects.all()}
     if not jobs:
-        return Sign(name="Beat", is_well=False, says="no job has run yet")
+        return Check(name="Beat", is_well=False, message="no periodic task has run yet")
     late = [
         name
         for name, (_, every) in settings.PERIODIC_TASKS.items()
@@ -44,50 +47,56 @@ def beat(now: datetime) -> Sign:
     ]
     failed = [name for name, job in jobs.items() if job.failed_at and job.failed_at == job.ended_at]
     if late:
-        return Sign(name="Beat", is_well=False, says=f"late: {', '.join(sorted(late))}")
+        return Check(name="Beat", is_well=False, message=f"late: {', '.join(sorted(late))}")
     if failed:
-        return Sign(name="Beat", is_well=False, says=f"failing: {', '.join(sorted(failed))}")
-    return Sign(name="Beat", is_well=True, says=f"{len(jobs)} jobs on time")
+        return Check(name="Beat", is_well=False, message=f"failing: {', '.join(sorted(failed))}")
+    return Check(name="Beat", is_well=True, message=f"{len(jobs)} periodic tasks on time")
 
 
-def audit() -> Sign:
-    """How far PostgreSQL is behind."""
+def audit() -> Check:
+    """Check the number of entries that PostgreSQL does not have yet."""
     try:
         lag = stream.lag()
     except redis.RedisError:
-        return Sign(name="Audit", is_well=False, says="Redis does not answer")
-    says = "up to date" if lag == 0 else f"{lag:,} entries behind"
-    return Sign(name="Audit", is_well=lag < LAG_ALARM, says=says)
+        return Check(name="Audit", is_well=False, message="Redis does not answer")
+    message = "up to date" if lag == 0 else f"{lag:,} entries behind"
+    return Check(name="Audit", is_well=lag < LAG_ALARM, message=message)
 
 
-def quarantine() -> Sign:
-    """What the audit could not store, and somebody has to look at."""
+def quarantine() -> Check:
+    """Check for entries that the audit could not store. An operator has to look at them."""
     count = Quarantine.objects.count()
-    return Sign(name="Quarantine", is_well=not count, says=f"{count:,} could not be stored" if count else "empty")
+    return Check(name="Quarantine", is_well=not count, message=f"{count:,} could not be stored" if count else "empty")
 
 
-def store() -> list[Sign]:
-    """Redis' memory, and whether what it acknowledges is on disk: of a cluster the fullest and the least safe."""
+def redis_servers() -> list[Check]:
+    """Check the memory of Redis and whether an acknowledged write is on disk.
+
+    On a cluster, the result is that of the fullest and of the least durable primary.
+    """
     try:
         servers = primaries(client())
     except redis.RedisError:
-        return [AWAY]
-    found = {name: _asked(server) for name, server in servers.items()}
-    there = [answers for answers in found.values() if answers]
-    if not there:
-        return [AWAY]
-    signs = [
-        _memory(max((memory for memory, _, _ in there), key=_fill)),
-        min((_durability(persistence, config) for _, persistence, config in there), key=lambda sign: sign.is_well),
+        return [NO_ANSWER]
+    states = {name: _read_state(server) for name, server in servers.items()}
+    answers = [state for state in states.values() if state]
+    if not answers:
+        return [NO_ANSWER]
+    checks = [
+        _check_memory(max((memory for memory, _, _ in answers), key=_fill_ratio)),
+        min(
+            (_check_durability(persistence, config) for _, persistence, config in answers),
+            key=lambda check: check.is_well,
+        ),
     ]
-    if len(found) > 1:
-        away = ", ".join(sorted(name for name, answers in found.items() if not answers))
-        says = f"no answer from {away}" if away else f"{len(found)} primaries answer"
-        signs.append(Sign(name="Redis", is_well=not away, says=says))
-    return signs
+    if len(states) > 1:
+        silent = ", ".join(sorted(name for name, state in states.items() if not state))
+        message = f"no answer from {silent}" if silent else f"{len(states)} primaries answer"
+        checks.append(Check(name="Redis", is_well=not silent, message=message))
+    return checks
 
 
-def _asked(server: redis.Redis) -> tuple[dict[str, Any], dict[str, Any], Any] | None:
+def _read_state(server: redis.Redis) -> tuple[dict[str, Any], dict[str, Any], Any] | None:
     try:
         with server.pipeline(transaction=False) as pipe:
             pipe.info("memory")
@@ -99,26 +108,26 @@ def _asked(server: redis.Redis) -> tuple[dict[str, Any], dict[str, Any], Any] | 
     return memory, persistence, config
 
 
-def _fill(memory: dict[str, Any]) -> float:
+def _fill_ratio(memory: dict[str, Any]) -> float:
     return int(memory["used_memory"]) / (int(memory.get("maxmemory") or 0) or 2**63)
 
 
-def _memory(memory: dict[str, Any]) -> Sign:
-    used, most = int(memory["used_memory"]), int(memory.get("maxmemory") or 0)
-    if not most:
-        return Sign(name="Memory", is_well=True, says=f"{_bytes(used)}, no limit set")
-    return Sign(name="Memory", is_well=used < FULL * most, says=f"{_bytes(used)} of {_bytes(most)}")
+def _check_memory(memory: dict[str, Any]) -> Check:
+    used, limit = int(memory["used_memory"]), int(memory.get("maxmemory") or 0)
+    if not limit:
+        return Check(name="Memory", is_well=True, message=f"{_bytes(used)}, no limit set")
+    return Check(name="Memory", is_well=used < FULL * limit, message=f"{_bytes(used)} of {_bytes(limit)}")
 
 
-def _durability(persistence: dict[str, Any], config: Any) -> Sign:
+def _check_durability(persistence: dict[str, Any], config: Any) -> Check:
     if not persistence.get("aof_enabled"):
-        return Sign(name="Durability", is_well=False, says="nothing is written to disk")
+        return Check(name="Durability", is_well=False, message="no write is stored on disk")
     if persistence.get("aof_last_write_status", "ok") != "ok":
-        return Sign(name="Durability", is_well=False, says="the last write to disk failed")
-    # A managed server may not let us ask.
+        return Check(name="Durability", is_well=False, message="the last write to disk failed")
+    # A managed server may forbid CONFIG GET.
     mode = config.get("appendfsync", "unknown") if isinstance(config, dict) else "unknown"
-    words = {"always": "on disk before it is acknowledged", "everysec": "up to a second may be lost"}
-    return Sign(name="Durability", is_well=mode == "always", says=words.get(mode, f"appendfsync {mode}"))
+    messages = {"always": "writes are on disk when acknowledged", "everysec": "up to a second of writes may be lost"}
+    return Check(name="Durability", is_well=mode == "always", message=messages.get(mode, f"appendfsync {mode}"))
 
 
 def _is_late(job: BeatJob, every_seconds: float, now: datetime) -> bool:

@@ -1,4 +1,4 @@
-"""Payloads and results: JSON that is passed on and never looked into, compact, every number as it was written."""
+"""Payloads and results: compact JSON whose numbers stay as they were written."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec import Raw
 
 from core import errors
 
-# What a worker's JSON library can be trusted with.
-DEPTH = 100
+# Many JSON libraries of workers fail on deeper nesting.
+MAX_DEPTH = 100
 
 
 def compact(raw: Raw, field: str) -> bytes:
-    """A decoded value as compact UTF-8 text. InvalidRequest for what no JSON reader could take.
+    """Return a decoded value as compact UTF-8 text.
 
-    The decoder has checked the syntax by now, escapes and surrogates among it; it looks neither at the bytes of a
-    string nor at the depth, which decides whether a worker's JSON library survives the payload.
+    Raises InvalidRequest for JSON that some readers reject. The decoder has checked the syntax, including escapes and
+    surrogates. It checks neither the bytes of a string nor the depth.
     """
     try:
         text = msgspec.json.format(raw, indent=-1)
@@ -26,8 +26,8 @@ def compact(raw: Raw, field: str) -> bytes:
         raise errors.InvalidRequest(f"Not valid UTF-8 - at `$.{field}`") from error
     if text == b"null":
         raise errors.InvalidRequest(f"Expected a value, got `null` - at `$.{field}`")
-    if text.count(b"[") + text.count(b"{") > DEPTH and _is_deeper(text, DEPTH):
-        raise errors.InvalidRequest(f"Nested deeper than {DEPTH} levels - at `$.{field}`")
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper(text, MAX_DEPTH):
+        raise errors.InvalidRequest(f"Nested deeper than {MAX_DEPTH} levels - at `$.{field}`")
     return text
 
 
@@ -36,7 +36,10 @@ _to_square = bytes.maketrans(b"{}", b"[]")
 
 
 def _is_deeper(text: bytes, levels: int) -> bool:
-    """Whether valid JSON nests deeper than `levels`. The innermost brackets go, again and again."""
+    """Return whether valid JSON nests deeper than `levels`.
+
+    Each step removes the innermost brackets.
+    """
     brackets = _not_brackets(b"", text).translate(_to_square)
     for _ in range(levels):
         if not brackets:

@@ -1,7 +1,7 @@
-"""What queues need when nobody claims: due tasks made ready, expired leases given back, old tasks removed.
+"""The upkeep of queues: due tasks become ready, expired leases end, old tasks are deleted.
 
-Claims do the first two for the queues they look at, so a system whose beat is dead still works; here they
-are done for all. Every step is one script that may be repeated.
+A claim does the first two for its own queues, so that queues work without beat; these functions do it for all queues.
+Every step is one script that may be repeated.
 """
 
 from __future__ import annotations
@@ -21,83 +21,92 @@ from tenants.cache import tenant_cache
 log = logging.getLogger(__name__)
 
 MayContinue = Callable[[], bool]
-LIMIT = 250  # tasks in one script: Redis answers nobody else meanwhile
-HELD_AT_MOST = 5_000  # of one tenant; they are read again with every pass
+LIMIT = 250  # tasks in one script, which blocks Redis while it runs
+MAX_HELD = 5_000  # tasks of one tenant that wait for their artifacts' deletion: each pass reads them again
 
 
-def repair(may_go_on: MayContinue) -> tuple[int, int]:
-    """Visit every queue in which something is due: how many tasks became ready, how many leases were over."""
+def repair(may_continue: MayContinue) -> tuple[int, int]:
+    """Repair every queue in which something is due.
+
+    Returns the number of tasks that became ready and the number of expired leases.
+    """
     promoted = expired = 0
     for partition in reachable_partitions():
-        # Longest due first; a visit that leaves nothing due takes the queue off the list.
+        # The queue that has been due longest comes first. A queue with nothing left to do leaves the list.
         for tid, command in maintenance_commands.due_queues(engine(), partition).run_sync():
             moved = reaped = LIMIT
-            while (moved == LIMIT or reaped == LIMIT) and may_go_on():
+            while (moved == LIMIT or reaped == LIMIT) and may_continue():
                 moved = maintenance_commands.promote(engine(), tid, command, LIMIT).run_sync()[0]
                 reaped = maintenance_commands.reap(
                     engine(), tid, command, LIMIT, dead_retention_ms=_dead_retention_ms(tid)
                 ).run_sync()[0]
                 promoted += moved
                 expired += reaped
-            if not may_go_on():
+            if not may_continue():
                 return promoted, expired
     return promoted, expired
 
 
-def cleanup(may_go_on: MayContinue) -> int:
-    """Remove ended tasks whose retention is over and that are in PostgreSQL; how many went."""
-    removed = 0
+def cleanup(may_continue: MayContinue) -> int:
+    """Delete ended tasks whose retention has ended and that PostgreSQL has.
+
+    Returns the number of deleted tasks.
+    """
+    deleted = 0
     remover = artifacts.Remover()
     for partition in reachable_partitions():
-        of = keys.of_partition(partition)
-        # Retention ends no earlier than the task did: what it had left before this moment is audited.
+        # Retention ends no earlier than the task does, so a task whose retention ended before this time is audited.
         before_ms = stream.drained_until_ms(partition) - 1
-        for tid in client().sscan_iter(of.tenants):
-            for went in _passes(tid.decode(), before_ms, sys.maxsize, remover):
-                removed += went
-                if not may_go_on():
-                    return removed
-    return removed
+        for tid in client().sscan_iter(keys.of_partition(partition).tenants):
+            for count in _passes(tid.decode(), before_ms, sys.maxsize, remover):
+                deleted += count
+                if not may_continue():
+                    return deleted
+    return deleted
 
 
 def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
-    """The same for one tenant, at most `limit`, of what was over before a moment: what its administrator asks for."""
+    """Delete ended tasks of one tenant, at most `limit`, whose retention ended before a time.
+
+    Returns the number of deleted tasks. Tasks that PostgreSQL does not have yet are kept.
+    """
     audited_ms = stream.drained_until_ms(engine().partition_of(tid)) - 1
-    removed = 0
-    for went in _passes(tid, min(before_ms, audited_ms), limit, artifacts.Remover()):
-        removed += went
-    return removed
+    return sum(_passes(tid, min(before_ms, audited_ms), limit, artifacts.Remover()))
 
 
 def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
-    """Pass after pass over what is over, until there is nothing left that may go.
+    """Delete expired tasks in passes. Yields the number of tasks that each pass deleted.
 
-    Artifacts go before their task: a crash between the two leaves a task that the next run removes, never a file that
-    nobody knows of. Where their storage is away the task stays, and those behind it go. No artifact can be handed in
-    meanwhile, so they are few; should they be many, the memory of Redis is worth more than the files.
+    Artifacts are deleted before their task: a crash in between leaves a task that the next run deletes, and no orphaned
+    file. If their storage is unavailable the task stays, and the tasks after it are deleted. Such tasks are few, since
+    workers cannot submit artifacts meanwhile. If there are too many they are deleted without their artifacts, because
+    the memory of Redis matters more than the files.
     """
     held: set[str] = set()
 
-    def may_go(task_ids: list[str]) -> list[str]:
+    def select(task_ids: list[str]) -> list[str]:
         new = [task_id for task_id in task_ids if task_id not in held]
-        stay = remover.remove(tid, new)
-        if len(held) + len(stay) > HELD_AT_MOST:
-            log.error("tenant %s: %d tasks are removed, and their artifacts are not", tid, len(stay))
+        with_artifacts = remover.remove(tid, new)
+        if len(held) + len(with_artifacts) > MAX_HELD:
+            log.error("tenant %s: %d tasks are deleted without their artifacts", tid, len(with_artifacts))
             return new
-        held.update(stay)
-        return [task_id for task_id in new if task_id not in stay]
+        held.update(with_artifacts)
+        return [task_id for task_id in new if task_id not in with_artifacts]
 
     while limit > 0:
-        before = len(held)
-        went = services.cleanup(tid, before_ms=before_ms, limit=limit, held=before, may_go=may_go).run_sync()
-        limit -= went
-        yield went
-        if not went and len(held) == before:
+        held_before = len(held)
+        deleted = services.cleanup(tid, before_ms=before_ms, limit=limit, held=held_before, select=select).run_sync()
+        limit -= deleted
+        yield deleted
+        if not deleted and len(held) == held_before:
             return
 
 
 def _dead_retention_ms(tid: str) -> int | None:
-    """How long the tenant's dead letters stay; None (the default) where PostgreSQL cannot tell now."""
+    """Return the retention of the tenant's dead letters.
+
+    None, the default, if PostgreSQL is unavailable.
+    """
     try:
         tenant = tenant_cache.find_by_tid(tid)
     except Unavailable:

@@ -1,4 +1,7 @@
-"""What is counted about tasks. Labels name commands, never tenants: whoever may scrape is not one of them."""
+"""Metrics of tasks and queues.
+
+Labels name commands, never tenants: a scraper may not see the tenants.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,17 @@ _latency = Histogram(
     ["command", "status"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400),
 )
-# Tenants whose queues are read together.
+# Tenants whose queues are read in one call.
 TENANTS_AT_ONCE = 100
 # Counted in the web processes, by command: `metrics.claimed.add(task.spec.command)`.
 created, claimed = BufferedCounter(_created), BufferedCounter(_claimed)
 
 
 def ended(events: Iterable[Event]) -> None:
-    """Count what the drain has read: only the stream knows of every end, and of each just once."""
+    """Count the events that the drain has read.
+
+    Only the stream has every end of an attempt, and each only once.
+    """
     for event in events:
         command = metrics.label(event.command)
         if event.outcome == Outcome.EXPIRED:
@@ -53,8 +59,11 @@ def ended(events: Iterable[Event]) -> None:
 
 @metrics.at_scrape
 def depths(until: float) -> Iterator[GaugeMetricFamily]:
-    """What all queues hold, added up over tenants. Every process says the same: take the `max`, not the sum."""
-    held: dict[str, list[int]] = {}
+    """Depths of all queues, summed over tenants.
+
+    Every process reports the same values: aggregate them with `max`, not with `sum`.
+    """
+    counts_by_command: dict[str, list[int]] = {}
     is_complete = 1
     try:
         tids = list(_tenants())
@@ -63,16 +72,16 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
             if time.monotonic() > until:
                 is_complete = 0
                 break
-            found = selectors.queues_of(tids[at : at + TENANTS_AT_ONCE]).run_sync()
-            for queue in (queue for queues in found.values() for queue in queues):
-                total = held.setdefault(metrics.label(queue.command), [0, 0, 0, 0])
-                for place, count in enumerate((queue.ready, queue.delayed, queue.in_progress, queue.dlq)):
-                    total[place] += count
+            by_tenant = selectors.queues_of(tids[at : at + TENANTS_AT_ONCE]).run_sync()
+            for queue in (queue for queues in by_tenant.values() for queue in queues):
+                counts = counts_by_command.setdefault(metrics.label(queue.command), [0, 0, 0, 0])
+                for index, count in enumerate((queue.ready, queue.delayed, queue.in_progress, queue.dlq)):
+                    counts[index] += count
     except (Unavailable, redis.RedisError):
         is_complete = 0
     depth = GaugeMetricFamily("codeq_queue_depth", "Tasks in the queues.", labels=["command", "queue"])
     dead = GaugeMetricFamily("codeq_dlq_depth", "Dead letters.", labels=["command"])
-    for command, counts in sorted(held.items()):
+    for command, counts in sorted(counts_by_command.items()):
         for name, count in zip(("ready", "delayed", "in_progress", "dlq"), counts, strict=True):
             depth.add_metric([command, name], count)
         dead.add_metric([command], counts[3])
@@ -83,7 +92,7 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def audit(until: float) -> Iterator[GaugeMetricFamily]:
-    """How far Redis and PostgreSQL are behind each other, and what is stuck. What cannot be read now is left out."""
+    """Lag and quarantine of the audit. A value is left out while its server is unavailable."""
     with contextlib.suppress(Unavailable, redis.RedisError):
         yield GaugeMetricFamily("codeq_audit_lag", "Entries not in PostgreSQL yet.", value=stream.lag())
     with contextlib.suppress(OperationalError, InterfaceError):
@@ -94,7 +103,10 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def beat(until: float) -> Iterator[GaugeMetricFamily]:
-    """For how long each job of beat has been due, by the record of its last run. A job that never ran is left out."""
+    """Seconds for which each periodic task has been due, from the record of its last run.
+
+    A periodic task that never ran is left out.
+    """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         rows = BeatJob.objects.filter(name__in=settings.PERIODIC_TASKS)

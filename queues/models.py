@@ -1,10 +1,8 @@
-"""What outlives a task in Redis: its attempts, how it ended, what could not be stored, how deep queues were. And what
-is asked of queues: policies, bulk jobs, entries of ranked queues.
+"""Models of the audit, queue samples, policies, bulk jobs and periodic tasks.
 
-Text is `text`, never `jsonb`: a worker may send what jsonb refuses or rewrites (`\\u0000`, `1e400`,
-duplicate keys), and one such result must not stop the audit. The tenant is kept as its `tid` without a
-database constraint: a row then needs no lookup, costs no lock on the tenant's row, and stays when the
-tenant goes.
+JSON is stored as `text`, never as `jsonb`: a worker may send JSON that jsonb refuses or rewrites (`\\u0000`, `1e400`,
+duplicate keys), and one such result must not stop the audit. The foreign key of a tenant has no database constraint: a
+row needs no lookup, takes no lock on the tenant's row, and stays when the tenant is deleted.
 """
 
 from __future__ import annotations
@@ -20,13 +18,14 @@ from django.db.models import F, Func
 
 from core.admin.date_hierarchy import IndexedDateHierarchyQuerySet
 from core.conf import BackoffPolicy
-from queues.domain import Outcome, Status
+from queues.domain import Outcome, TaskStatus
 
 
 def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
+    """Return a foreign key to a tenant, without a constraint in the database."""
     return models.ForeignKey(
         "tenants.Tenant",
-        null=True,  # never is; but without it a join would hide the rows of a tenant that has gone
+        null=True,  # never null, but an inner join would hide the rows of a deleted tenant
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         db_index=False,
@@ -35,19 +34,22 @@ def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
 
 
 class Attempt(models.Model):
-    """One delivery of a task to a worker, and how it ended. The fact the pipeline counts."""
+    """One attempt of a task and its outcome. The pipeline counts these rows."""
 
     task_id = models.UUIDField()
-    number = models.PositiveIntegerField(help_text="Counted over the whole life of the task, replays included.")
+    number = models.PositiveIntegerField(help_text="Counted over the whole life of the task, including replays.")
     tenant = tenant_key()
     command = models.TextField()
     priority = models.SmallIntegerField()
     created_at = models.DateTimeField(help_text="When the task was enqueued.")
-    visible_at = models.DateTimeField(help_text="From when this delivery could have been claimed.")
+    visible_at = models.DateTimeField(help_text="When the attempt could first have been claimed.")
     claimed_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField()
-    outcome = models.TextField(choices=[(value, value) for value in Outcome])
-    status = models.TextField(choices=[(value, value) for value in Status], help_text="The task's, after it.")
+    outcome = models.TextField(choices=[(outcome.value, outcome.value) for outcome in Outcome])
+    status = models.TextField(
+        choices=[(status.value, status.value) for status in TaskStatus],
+        help_text="The status of the task after the attempt.",
+    )
     worker = models.TextField(blank=True)
     error = models.TextField(blank=True)
     payload_bytes = models.BigIntegerField()
@@ -69,24 +71,29 @@ class Attempt(models.Model):
 
 
 class AuditedResult(models.Model):
-    """How a task ended, kept after Redis let it go. A replayed dead letter has its last ending here."""
+    """The end of a task, kept after Redis has deleted the task.
+
+    For a dead letter that was replayed it is the last end.
+    """
 
     task_id = models.UUIDField(primary_key=True)
     tenant = tenant_key()
     command = models.TextField()
     priority = models.SmallIntegerField()
-    payload = models.TextField(blank=True, help_text="JSON text as it came; empty if the task was purged first.")
-    status = models.TextField(choices=[(value, value) for value in Status if value.is_terminal])
-    outcome = models.TextField(choices=[(value, value) for value in Outcome])
-    is_dead = models.BooleanField(help_text="A dead letter: out of attempts, neither replayed nor deleted since.")
+    payload = models.TextField(blank=True, help_text="JSON text as submitted; empty if the task was deleted first.")
+    status = models.TextField(choices=[(status.value, status.value) for status in TaskStatus if status.is_terminal])
+    outcome = models.TextField(choices=[(outcome.value, outcome.value) for outcome in Outcome])
+    is_dead = models.BooleanField(help_text="Out of attempts, and neither replayed nor deleted since.")
     fingerprint = models.BigIntegerField(
-        null=True, help_text="Of a dead letter: which failure it is, as a number (queues.deadletters.failure_groups)."
+        null=True, help_text="The failure id of a dead letter (queues/failure_ids.py)."
     )
     error = models.TextField(blank=True)
     result = models.TextField(blank=True)
     artifacts = models.TextField(blank=True)
     attempts = models.PositiveIntegerField(help_text="Ended attempts without success.")
-    deliveries = models.PositiveIntegerField(help_text="Number of the attempt that ended it; 0 = none was made.")
+    deliveries = models.PositiveIntegerField(
+        help_text="Number of the attempt that ended it; 0 if there was no attempt."
+    )
     max_attempts = models.PositiveIntegerField()
     worker = models.TextField(blank=True)
     webhook = models.TextField(blank=True)
@@ -96,22 +103,22 @@ class AuditedResult(models.Model):
     claimed_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField()
     position = models.BigIntegerField(
-        help_text="Where in the events stream it was said. Decides which ending is the last one."
+        help_text="Position of the entry in the events stream. The highest position is the last end."
     )
 
     objects = IndexedDateHierarchyQuerySet.as_manager()
 
     class Meta:
         verbose_name = "audited result"
-        # Few rows are dead or failed, so their indexes cost the drain little. What each list and search reads is said
-        # in queues/search/pagination.py.
+        # Few rows are dead or failed, so their indexes cost the drain little. queues/search/pagination.py documents
+        # the index that each list and search reads.
         indexes = [
             models.Index(fields=["ended_at"], name="audited_ended"),
             models.Index(fields=["tenant", "ended_at"], name="audited_tenant_ended"),
             models.Index(fields=["tenant", "command", "ended_at"], name="audited_command_ended"),
             models.Index(
                 fields=["tenant", "ended_at"],
-                condition=~models.Q(status=Status.COMPLETED),
+                condition=~models.Q(status=TaskStatus.COMPLETED),
                 name="audited_not_completed",
             ),
             models.Index(fields=["ended_at"], condition=models.Q(is_dead=True), name="audited_dead_all"),
@@ -126,8 +133,8 @@ class AuditedResult(models.Model):
                 condition=models.Q(is_dead=True),
                 name="audited_dead_failure",
             ),
-            # No hash index: an entry more of a worker that has many walks past all of them (measured: at 100,000 rows
-            # of each worker 20 µs a row instead of 2, and growing with every row).
+            # Not a hash index: each insert walks past all entries of the same worker (measured with 100,000 rows per
+            # worker: 20 µs per row instead of 2, growing with every row).
             models.Index(fields=["worker", "ended_at"], name="audited_worker"),
             GinIndex(
                 Func(
@@ -144,14 +151,15 @@ class AuditedResult(models.Model):
 
 
 class Quarantine(models.Model):
-    """An entry of the events stream that could not be stored. It stopped nobody behind it, and can be tried
-    again.
+    """An entry of the events stream that could not be stored.
+
+    Later entries are stored, and it can be retried.
     """
 
     partition = models.PositiveIntegerField()
     stream_id = models.TextField()
     reason = models.TextField()
-    raw = models.BinaryField(help_text="msgpack of the entry's fields, the task's spec and its result, as read.")
+    raw = models.BinaryField(help_text="The fields, the task's spec and its result, as msgpack.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -163,14 +171,14 @@ class Quarantine(models.Model):
 
 
 class BeatJob(models.Model):
-    """The last run of one job of the beat schedule, for operators to look at. Nothing reads it to decide."""
+    """The last run of one periodic task, for operators to read. No program decides by it."""
 
     name = models.TextField(primary_key=True)
     task = models.TextField()
     every_seconds = models.FloatField()
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField()
-    outcome = models.TextField(help_text="What the run said it did.", blank=True)
+    outcome = models.TextField(help_text="Summary of the run.", blank=True)
     runs = models.BigIntegerField(default=0)
     failures = models.BigIntegerField(default=0)
     failed_at = models.DateTimeField(null=True)
@@ -184,6 +192,7 @@ class BeatJob(models.Model):
 
     @property
     def next_at(self) -> datetime:
+        """The time at which the next run is due."""
         return self.started_at + timedelta(seconds=self.every_seconds)
 
     @property
@@ -192,9 +201,9 @@ class BeatJob(models.Model):
 
 
 class QueueSample(models.Model):
-    """How deep one queue was at one minute, and what came and went since the sample before.
+    """The depth of one queue at one minute, and the changes since the sample before.
 
-    An unchanged queue is sampled every half hour only, an empty one not at all: no row within an hour says empty.
+    An unchanged queue is sampled every half hour, and an empty queue is not sampled: no row for an hour means empty.
     """
 
     tenant = tenant_key()
@@ -206,23 +215,23 @@ class QueueSample(models.Model):
     dead = models.BigIntegerField()
     oldest_ready_seconds = models.FloatField(null=True)
     arrived = models.BigIntegerField(
-        help_text="Enqueued or replayed: what the depth grew by, and what left. Below 0 makes up for the row before."
+        help_text="Tasks enqueued or replayed: the growth plus the tasks that left. Negative corrects the row before."
     )
     completed = models.BigIntegerField()
-    failed = models.BigIntegerField(help_text="Attempts that a worker ended with an error.")
-    died = models.BigIntegerField(help_text="Out of attempts.")
-    returned = models.BigIntegerField(help_text="Attempts that ended without success, the task going on.")
+    failed = models.BigIntegerField(help_text="Tasks that a worker ended with an error.")
+    died = models.BigIntegerField(help_text="Tasks that became dead letters.")
+    returned = models.BigIntegerField(help_text="Attempts that failed and whose tasks retry.")
     cancelled = models.BigIntegerField()
     waits = ArrayField(
         models.IntegerField(),
         default=list,
-        help_text="How long attempts waited to be claimed: see queues/stats/histogram.py.",
+        help_text="Histogram of the time before a claim (queues/stats/histogram.py).",
     )
-    runs = ArrayField(models.IntegerField(), default=list, help_text="How long they ran.")
+    runs = ArrayField(models.IntegerField(), default=list, help_text="Histogram of the time from claim to end.")
 
     class Meta:
         verbose_name = "depth sample"
-        # One order for all queues of a tenant in the last hour, one for a week of one queue.
+        # The constraint's index serves all queues of a tenant in the last hour, the other a week of one queue.
         constraints = [models.UniqueConstraint(fields=["tenant", "at", "command"], name="one_sample_a_minute")]
         indexes = [
             models.Index(fields=["tenant", "command", "at"], name="sample_of_queue"),
@@ -235,12 +244,12 @@ class QueueSample(models.Model):
 
 
 class BulkJob(models.Model):
-    """Something done to many dead letters, a piece at a time: see queues/deadletters/bulk_runner.py."""
+    """An operation on many dead letters, done in steps by `queues.deadletters.bulk_runner`."""
 
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"
         DELETE = "delete", "delete"
-        RECALL = "recall", "take back a replay"
+        RECALL = "recall", "undo a replay"
 
     class State(models.TextChoices):
         RUNNING = "running", "running"
@@ -255,30 +264,30 @@ class BulkJob(models.Model):
     tenant = tenant_key()
     kind = models.TextField(choices=Kind)
     state = models.TextField(choices=State, default=State.RUNNING)
-    filter = models.TextField(blank=True, help_text="Which dead letters, as JSON; empty: those named one by one.")
-    actor = models.TextField(help_text="Who asked for it.")
+    filter = models.TextField(
+        blank=True, help_text="The filter that selects dead letters, as JSON; empty if the items name them."
+    )
+    actor = models.TextField(help_text="The person or token that started the job.")
     reason = models.TextField(blank=True)
-    rate_per_second = models.PositiveIntegerField(
-        null=True, help_text="No faster than this; empty: as fast as it goes."
-    )
-    canary = models.PositiveIntegerField(default=0, help_text="So many first, and then a look at what became of them.")
+    rate_per_second = models.PositiveIntegerField(null=True, help_text="Maximum tasks per second; empty for no limit.")
+    canary = models.PositiveIntegerField(default=0, help_text="Tasks to replay first, to see whether they die again.")
     canary_percent = models.PositiveIntegerField(
-        default=0, help_text="The most of them that may die again, in per cent."
+        default=0, help_text="Percentage of canaries that may die again; the job stops above it."
     )
-    canary_seconds = models.PositiveIntegerField(default=0, help_text="How long they are watched.")
+    canary_seconds = models.PositiveIntegerField(default=0, help_text="Seconds for which the canaries are watched.")
     canaries_died = models.PositiveIntegerField(null=True)
     watched_until = models.DateTimeField(null=True)
-    total = models.BigIntegerField(null=True, help_text="How many there are to do; empty until they are counted.")
+    total = models.BigIntegerField(null=True, help_text="Tasks to handle; empty until they are counted.")
     done = models.BigIntegerField(default=0)
-    skipped = models.BigIntegerField(default=0, help_text="Not a dead letter any more when its turn came.")
+    skipped = models.BigIntegerField(default=0, help_text="Tasks that were no longer dead letters.")
     failed = models.BigIntegerField(default=0)
-    error = models.TextField(blank=True, help_text="Why the job as a whole could not go on.")
+    error = models.TextField(blank=True, help_text="The error that stopped the whole job.")
     recalls = models.ForeignKey(
-        "self", null=True, on_delete=models.CASCADE, related_name="recalled_by", help_text="The replay to take back."
+        "self", null=True, on_delete=models.CASCADE, related_name="recalled_by", help_text="The replay to undo."
     )
-    # Who died later than the job was asked for is not its business: a task it has replayed, for one.
+    # A task that dies after the start does not belong to the job: it may be one that the job has replayed.
     before = models.DateTimeField()
-    # Where it is: what has been chosen last, and is sent (again, after a crash) before anything else is chosen.
+    # The progress: the tasks selected last. They are sent, after a crash again, before others are selected.
     sending = ArrayField(models.UUIDField(), default=list)
     piece = models.BigIntegerField(default=0)
     after_ended_at = models.DateTimeField(null=True)
@@ -309,12 +318,12 @@ class BulkJob(models.Model):
 
 
 class BulkItem(models.Model):
-    """A task that a job was asked for by its id, a canary, or one that could not be done."""
+    """A task of a bulk job that was named by its id, is a canary, or failed."""
 
     job = models.ForeignKey(BulkJob, on_delete=models.CASCADE, related_name="items")
     task_id = models.UUIDField()
-    outcome = models.TextField(blank=True, help_text="done, skipped or failed; empty: not yet.")
-    error = models.TextField(blank=True, help_text="The code of what was wrong.")
+    outcome = models.TextField(blank=True, help_text="done, skipped or failed; empty while it waits.")
+    error = models.TextField(blank=True, help_text="The error code.")
     is_canary = models.BooleanField(default=False)
 
     class Meta:
@@ -327,19 +336,25 @@ class BulkItem(models.Model):
 
 
 class QueuePolicy(models.Model):
-    """What holds in one queue, where it is not what holds everywhere: see queues/policies.py."""
+    """The policy of one queue, which overrides the defaults: see queues/policies.py."""
 
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
     command = models.TextField()
-    max_attempts = models.PositiveIntegerField(null=True, blank=True, help_text="Deliveries of a task that names none.")
+    max_attempts = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Attempts of a task that sets no number."
+    )
     priority_tiers = ArrayField(
         models.PositiveSmallIntegerField(), null=True, blank=True, help_text="The priorities a task may have."
     )
-    retention_seconds = models.PositiveIntegerField(null=True, blank=True, help_text="How long an ended task stays.")
+    retention_seconds = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Time for which an ended task is kept."
+    )
     max_consumers = models.PositiveIntegerField(
         null=True, blank=True, help_text="Tasks that may be in progress at once."
     )
-    dead_letter_topic = models.TextField(blank=True, help_text="The queue that takes tasks which are out of attempts.")
+    dead_letter_topic = models.TextField(
+        blank=True, help_text="The queue that gets the tasks that are out of attempts."
+    )
     backoff = models.TextField(blank=True, choices=[(name, name) for name in get_args(BackoffPolicy)])
     backoff_base_seconds = models.FloatField(null=True, blank=True)
     backoff_cap_seconds = models.FloatField(null=True, blank=True)

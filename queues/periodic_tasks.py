@@ -1,4 +1,4 @@
-"""What Celery beat has done about queues: the audit of what ended, repair, retention."""
+"""The periodic tasks of queues: drain, repair, cleanup, samples, bulk jobs and policies."""
 
 from __future__ import annotations
 
@@ -19,58 +19,57 @@ from queues.stats import sampler
 
 log = logging.getLogger(__name__)
 
-# A run that has worked this long ends; the next tick goes on. Bounds how late it notices that another has
-# the turn.
+# A longer run stops, and the next one continues. Bounds the delay before it notices that another run holds the lock.
 RUN_SECONDS = 20.0
 CHUNK = 2000  # entries in one transaction
-FETCH = 250  # entries whose blobs are asked for at once
+FETCH = 250  # entries whose blobs are read in one call
 CHUNK_BYTES = 32 * 2**20
 
 
 @periodic_task("queues.drain")
 def drain(lock: PeriodicTaskLock) -> str:
-    """Move what ended from the events stream to PostgreSQL, until there is nothing left."""
+    """Move the events stream to PostgreSQL until it is empty."""
     stored, refused = run_drain(lock.renew)
     return f"{stored} stored, {refused} in quarantine"
 
 
 @periodic_task("queues.repair")
 def repair(lock: PeriodicTaskLock) -> str:
-    """Make due tasks ready and give back those whose lease is over, in every queue."""
+    """Make due tasks ready and end expired leases, in every queue."""
     promoted, expired = maintenance.repair(lock.renew)
-    return f"{promoted} ready, {expired} leases over"
+    return f"{promoted} ready, {expired} leases expired"
 
 
 @periodic_task("queues.cleanup", lock_seconds=60.0)
 def cleanup(lock: PeriodicTaskLock) -> str:
-    """Remove tasks whose retention is over."""
+    """Delete tasks whose retention has ended."""
     return f"{maintenance.cleanup(lock.renew)} removed"
 
 
 @periodic_task("queues.sample", lock_seconds=60.0)
 def sample(lock: PeriodicTaskLock) -> str:
-    """Write down how deep the queues are."""
+    """Record the depths of the queues."""
     written, deleted = sampler.sample(lock.renew)
     return f"{written} written, {deleted} old ones deleted"
 
 
 @periodic_task("queues.bulk")
-def carry_on(lock: PeriodicTaskLock) -> str:
-    """Carry on the bulk jobs that operators have asked for."""
-    return f"{bulk_runner.run(lock.renew)} dealt with"
+def run_bulk_jobs(lock: PeriodicTaskLock) -> str:
+    """Continue the bulk jobs that operators have started."""
+    return f"{bulk_runner.run(lock.renew)} handled"
 
 
 @periodic_task("queues.policies", lock_seconds=60.0)
-def tell_policies(lock: PeriodicTaskLock) -> str:
-    """Tell Redis of every queue's policy again, in case it was away or empty when one was made."""
-    return f"{policies.sync(lock.renew)} told"
+def sync_policies(lock: PeriodicTaskLock) -> str:
+    """Write every policy to Redis again, in case Redis was down or empty when it was set."""
+    return f"{policies.sync(lock.renew)} written"
 
 
-def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:
-    """Store, acknowledge, trim; how many entries went each way. Everything in it may happen twice.
+def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:
+    """Store entries in PostgreSQL, then acknowledge and trim them. Every step may be repeated.
 
-    Entries that were read and not stored (a worker died, PostgreSQL was down) come before new ones, so a
-    task's entries keep their order.
+    Returns the number of stored and of quarantined entries. Entries that an earlier run read and did not store (it
+    died, or PostgreSQL was down) come before new ones, so that the entries of a task keep their order.
     """
     states = stream.survey()
     _warn_of_length(states.values())
@@ -81,15 +80,15 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
         share = max(1, chunk // len(after))
         entries = stream.read(after, share)
         for batch in _batches(entries):
-            if not may_go_on():
+            if not may_continue():
                 return stored, refused
             events, bad = audit_drain.store(batch)
             stream.acknowledge([entry for entry, _ in batch])
             metrics.ended(events)
             refused += bad
             stored += len(batch) - bad
-        got = Counter(entry.partition for entry in entries)
-        for partition in [partition for partition in after if got[partition] < share]:
+        counts = Counter(entry.partition for entry in entries)
+        for partition in [partition for partition in after if counts[partition] < share]:
             if after[partition] == stream.NEW:
                 del after[partition]
             else:
@@ -98,7 +97,7 @@ def run_drain(may_go_on: Callable[[], bool], *, seconds: float = RUN_SECONDS, ch
 
 
 def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:
-    """Entries with their blobs, in pieces that fit in memory whatever the payloads are."""
+    """Yield entries with their blobs, in batches that fit in memory with payloads of any size."""
     batch: list[tuple[StreamEntry, Blobs]] = []
     size = 0
     for at in range(0, len(entries), FETCH):

@@ -1,8 +1,8 @@
-"""Policies: what holds in one queue where it is not what holds everywhere. Rows, a snapshot, and what scripts know.
+"""Policies of queues, which override the defaults of the installation and the tenant.
 
-A row is the truth. What services need of it (default attempts, priorities, retention) comes with the tenant from its
-directory, two seconds after a change at most; what scripts need (backoff, consumers, the queue that takes the dead) is
-written to Redis with the change, and again by beat, so that a Redis that was away or empty has it a minute later.
+The row in PostgreSQL is authoritative. Services read default attempts, priorities and retention from the tenant cache,
+which follows a change within two seconds. Scripts read backoff, consumer limit and dead-letter queue from Redis. These
+are written with each change, and again every minute by beat, so that a Redis that was down or empty gets them too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from queues.models import QueuePolicy
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 
-CONSUMERS_LIMIT = 100_000
-RETENTION_LIMIT = 10 * 366 * 86_400
-POLICIES = 1_000  # of one tenant: they travel with it
+MAX_CONSUMERS = 100_000
+MIN_RETENTION_SECONDS = 60
+MAX_RETENTION_SECONDS = 10 * 366 * 86_400
+MAX_POLICIES = 1_000  # per tenant: the tenant cache holds all of them
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue's policy says; None and '' is what holds everywhere."""
+    """The values of a queue's policy. None and '' stand for the default."""
 
     max_attempts: int | None = None
     priority_tiers: tuple[int, ...] | None = None
@@ -45,18 +46,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Policies = Mapping[str, Policy]
-NONE: Policies = {}
+NO_POLICIES: Policies = {}
 
 
-def of(tenant: TenantSnapshot) -> Policies:
-    """The policies of a tenant's queues, by command: from the snapshot, for the hot path."""
-    found: Policies | None = tenant_cache.get_related("policies", tenant)
-    return NONE if found is None else found
+def for_tenant(tenant: TenantSnapshot) -> Policies:
+    """Return the policies of a tenant's queues by command, from the tenant cache."""
+    cached: Policies | None = tenant_cache.get_related("policies", tenant)
+    return NO_POLICIES if cached is None else cached
 
 
 def find(tenant: TenantSnapshot, command: str) -> QueuePolicy:
-    """The row. NotFound where there is none."""
-    # What cannot be a name is not asked for: PostgreSQL would stumble over a NUL in it.
+    """Return the policy of a queue. Raises NotFound if it has no policy."""
+    # PostgreSQL rejects a text with a NUL, so only a valid name is looked up.
     is_name = COMMAND.fullmatch(command) is not None
     row = QueuePolicy.objects.filter(tenant_id=tenant.tid, command=command).first() if is_name else None
     if row is None:
@@ -64,57 +65,61 @@ def find(tenant: TenantSnapshot, command: str) -> QueuePolicy:
     return row
 
 
-def listed(tenant: TenantSnapshot) -> QuerySet[QueuePolicy]:
+def list_rows(tenant: TenantSnapshot) -> QuerySet[QueuePolicy]:
+    """Return the policies of a tenant's queues, in the order of the queues' names."""
     return QueuePolicy.objects.filter(tenant_id=tenant.tid).order_by("command")
 
 
 def put(tenant: TenantSnapshot, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
-    """Have this policy, and nothing of the one before, hold for a queue: the row, and whether it is new.
+    """Replace the policy of a queue. Returns the row, and whether it is new.
 
-    The version grows with every change, and with nothing else. InvalidRequest says what is wrong with it.
+    The version increases with every change. Raises InvalidRequest for a value that is not allowed.
     """
     check(command, policy)
-    wanted = msgspec.structs.asdict(policy)
+    values = msgspec.structs.asdict(policy)
     tiers = policy.priority_tiers
-    wanted["priority_tiers"] = None if tiers is None else sorted(tiers)
+    values["priority_tiers"] = None if tiers is None else sorted(tiers)
     try:
         with transaction.atomic():
             rows = QueuePolicy.objects.select_for_update()
             row = rows.filter(tenant_id=tenant.tid, command=command).first()
             is_new = row is None
             if row is None:
-                if listed(tenant).count() >= POLICIES:
-                    raise errors.Conflict(f"A tenant may have {POLICIES} policies.")
-                row = QueuePolicy.objects.create(tenant_id=tenant.tid, command=command, changed_by=actor, **wanted)
-            elif any(getattr(row, name) != value for name, value in wanted.items()):
-                for name, value in wanted.items():
+                if list_rows(tenant).count() >= MAX_POLICIES:
+                    raise errors.Conflict(f"A tenant may have at most {MAX_POLICIES} policies. Delete one first.")
+                row = QueuePolicy.objects.create(tenant_id=tenant.tid, command=command, changed_by=actor, **values)
+            elif any(getattr(row, name) != value for name, value in values.items()):
+                for name, value in values.items():
                     setattr(row, name, value)
                 row.version += 1
                 row.changed_by = actor
                 row.save()
     except IntegrityError:
-        # Two made it at once: the other one is there now, and this is a change of it.
+        # Another request has created the policy at the same time: change that one.
         if not QueuePolicy.objects.filter(tenant_id=tenant.tid, command=command).exists():
             raise
         return put(tenant, command, policy, actor=actor)
-    tell(row)
+    write_to_redis(row)
     tenant_cache.refresh([tenant.tid])
     return row, is_new
 
 
 def delete(tenant: TenantSnapshot, command: str) -> None:
-    """Have what holds everywhere hold for a queue again. Its tasks stay. NotFound where there is no policy."""
+    """Delete the policy of a queue; the defaults apply again.
+
+    Its tasks stay. Raises NotFound if there is no policy.
+    """
     row = find(tenant, command)
-    # First: a row without its words in Redis gets them again from beat, but nobody would look for words without a row.
+    # Redis first: beat restores the values of a row that is still there, but nothing removes values without a row.
     admin_commands.set_policy(engine(), tenant.tid, command, policy="", max_consumers=None).run_sync()
     row.delete()
     tenant_cache.refresh([tenant.tid])
 
 
-def tell(row: QueuePolicy) -> None:
-    """Tell Redis what its scripts need to know."""
+def write_to_redis(row: QueuePolicy) -> None:
+    """Write the values that scripts read to Redis."""
     queues = conf().queues
-    has_line = bool(
+    overrides_line = bool(
         row.backoff or row.backoff_base_seconds is not None or row.backoff_cap_seconds is not None
         or row.dead_letter_topic
     )  # fmt: skip
@@ -125,48 +130,52 @@ def tell(row: QueuePolicy) -> None:
         engine(),
         str(row.tenant_id),
         row.command,
-        policy=line if has_line else "",
+        policy=line if overrides_line else "",
         max_consumers=row.max_consumers,
         dead_letter_queue=row.dead_letter_topic,
     ).run_sync()
 
 
-def sync(may_go_on: Callable[[], bool]) -> int:
-    """Tell Redis of every policy; how many there are."""
-    told = 0
+def sync(may_continue: Callable[[], bool]) -> int:
+    """Write every policy to Redis again. Returns the number of policies written."""
+    written = 0
     tids = QueuePolicy.objects.order_by().values_list("tenant_id", flat=True).distinct()
-    there = set(reachable_tenants(map(str, tids)))
+    reachable = set(reachable_tenants(map(str, tids)))
     for row in QueuePolicy.objects.order_by("pk").iterator(chunk_size=500):
-        if not may_go_on():
+        if not may_continue():
             break
-        if str(row.tenant_id) in there:
-            tell(row)
-            told += 1
-    return told
+        if str(row.tenant_id) in reachable:
+            write_to_redis(row)
+            written += 1
+    return written
 
 
 def check(command: str, policy: Policy) -> None:
-    """InvalidRequest for what cannot hold."""
+    """Raise InvalidRequest for a value that is not allowed.
+
+    The API and the console both rely on it.
+    """
     limits = conf().queues
     validation.check_command(command, "name")
-    most, tiers, keep, busy = (
+    attempts, tiers, retention, consumers = (
         policy.max_attempts, policy.priority_tiers, policy.retention_seconds, policy.max_consumers,
     )  # fmt: skip
     validation.require(
-        most is None or 1 <= most <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}"
+        attempts is None or 1 <= attempts <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}"
     )
     validation.require(
         tiers is None or (bool(tiers) and len(set(tiers)) == len(tiers) and set(tiers) <= set(PRIORITIES)),
         "priorityTiers: different priorities, 0 to 9",
     )
-    validation.require(keep is None or 60 <= keep <= RETENTION_LIMIT, f"retentionSeconds: 60 to {RETENTION_LIMIT}")
-    validation.require(busy is None or 1 <= busy <= CONSUMERS_LIMIT, f"maxConsumers: 1 to {CONSUMERS_LIMIT}")
-    topic = policy.dead_letter_topic
-    validation.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
-    validation.require(topic != command, "deadLetterTopicRef: another topic than this one")
     validation.require(
-        not policy.backoff or policy.backoff in get_args(BackoffPolicy), "backoff: not one of the policies"
+        retention is None or MIN_RETENTION_SECONDS <= retention <= MAX_RETENTION_SECONDS,
+        f"retentionSeconds: {MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS}",
     )
+    validation.require(consumers is None or 1 <= consumers <= MAX_CONSUMERS, f"maxConsumers: 1 to {MAX_CONSUMERS}")
+    topic, backoffs = policy.dead_letter_topic, get_args(BackoffPolicy)
+    validation.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
+    validation.require(topic != command, "deadLetterTopicRef: must differ from this topic")
+    validation.require(not policy.backoff or policy.backoff in backoffs, f"backoff: one of {', '.join(backoffs)}")
     for name, seconds in (
         ("backoffBaseSeconds", policy.backoff_base_seconds),
         ("backoffCapSeconds", policy.backoff_cap_seconds),
@@ -178,14 +187,15 @@ def check(command: str, policy: Policy) -> None:
 
 
 def load(tids: list[str]) -> dict[str, Any]:
-    """For the directory: the policies of these tenants."""
-    found: dict[str, dict[str, Policy]] = defaultdict(dict)
+    """Load the policies of some tenants for the tenant cache."""
+    by_tenant: dict[str, dict[str, Policy]] = defaultdict(dict)
     for row in QueuePolicy.objects.filter(tenant_id__in=tids):
-        found[str(row.tenant_id)][row.command] = value_of(row)
-    return dict(found)
+        by_tenant[str(row.tenant_id)][row.command] = from_row(row)
+    return dict(by_tenant)
 
 
-def value_of(row: QueuePolicy) -> Policy:
+def from_row(row: QueuePolicy) -> Policy:
+    """Return the values of a policy's row."""
     return Policy(
         max_attempts=row.max_attempts,
         priority_tiers=None if row.priority_tiers is None else tuple(row.priority_tiers),
@@ -198,13 +208,13 @@ def value_of(row: QueuePolicy) -> Policy:
     )
 
 
-def max_attempts(found: Policies) -> dict[str, int]:
-    """Attempts of tasks that name none, where a queue says so."""
-    return {command: policy.max_attempts for command, policy in found.items() if policy.max_attempts}
+def max_attempts(policies: Policies) -> dict[str, int]:
+    """Return the default number of attempts of each queue whose policy sets it."""
+    return {command: policy.max_attempts for command, policy in policies.items() if policy.max_attempts}
 
 
-def retentions_ms(found: Policies) -> dict[str, int]:
-    """How long ended tasks stay, where a queue says so."""
+def retentions_ms(policies: Policies) -> dict[str, int]:
+    """Return the retention of each queue whose policy sets it."""
     return {
-        command: policy.retention_seconds * 1000 for command, policy in found.items() if policy.retention_seconds
+        command: policy.retention_seconds * 1000 for command, policy in policies.items() if policy.retention_seconds
     }  # fmt: skip

@@ -1,7 +1,7 @@
-"""The verbs: check what was asked, then one transition. Every function gives a `ScriptCall`: `await` it, or `.run_sync()` it.
+"""The transitions of tasks. Each checks a request's meaning and returns a `ScriptCall`.
 
-A check that fails raises before anything is sent. Batch verbs answer in order, an error as a value where an item has
-one, so that one bad item never costs the others.
+`await` the call, or run it with `run_sync()`. A failed check raises before anything is sent. Batch functions answer in
+order, with an error as a value for each item that failed. The API's schemas have checked shape and bounds before.
 """
 
 from __future__ import annotations
@@ -16,30 +16,40 @@ from core import errors
 from core.conf import conf
 from core.redis.script_call import ScriptCall
 from queues import policies, validation
+from queues.batch import convert_each, merge_in_order
 from queues.current_engine import engine
-from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Status, Task
+from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Task
 from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
-from queues.engine.options import CHUNK, CLAIM_QUEUES, NO_LIMITS, Limits
+from queues.engine.options import CHUNK, NO_LIMITS, Limits
 from queues.filters import filters
 from tenants.domain import TenantSnapshot
 
-I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
+T = TypeVar("T")
+# A longer reason of a nack is cut.
 REASON_CHARS = 4096
 
 
 def enqueue(
     tenant: TenantSnapshot, tasks: Sequence[NewTask], *, by: str = ""
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
-    """Store tasks: on disk when this answers. A repeated idempotency key answers with the task it made before.
+    """Store tasks. They are on disk when the call returns.
 
-    `by` is the fingerprint of the token that asks, where the rate of one token is limited.
+    A repeated idempotency key returns the task that it created before. `by` is the fingerprint of the caller's token,
+    for the rate limit of one token.
     """
     if tenant.is_suspended:
         raise errors.TenantSuspended
-    known = policies.of(tenant)
-    if known:
-        tasks = [_with_priority(task, known) for task in tasks]
+    queue_policies = policies.for_tenant(tenant)
+
+    def validate(task: NewTask) -> NewTask:
+        policy = queue_policies.get(task.command)
+        tiers = None if policy is None else policy.priority_tiers
+        if tiers is not None and not task.has_priority:
+            # The lowest tier: a policy without priority 0 accepts a task that names no priority.
+            task = msgspec.structs.replace(task, priority=min(tiers))
+        validation.check_task(tenant, task, tiers)
+        return task
 
     def store(new: Sequence[NewTask]) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
         return producer_commands.enqueue(
@@ -48,8 +58,8 @@ def enqueue(
             tenant.slug,
             new,
             retention_ms=tenant.retention_ms,
-            retentions_ms=policies.retentions_ms(known),
-            max_attempts=policies.max_attempts(known),
+            retentions_ms=policies.retentions_ms(queue_policies),
+            max_attempts=policies.max_attempts(queue_policies),
             limits=_limits("create", tenant.rates.create, by),
             depth=tenant.depth,
         )
@@ -60,7 +70,7 @@ def enqueue(
         )
         return stored.and_then(_without_mismatches) if tenant.is_idempotency_strict else stored
 
-    return _each_valid(tasks, lambda task: validation.check_task(tenant, task, _tiers(task, known)), enqueue_valid)
+    return _send_valid(tasks, validate, enqueue_valid)
 
 
 def claim(
@@ -68,32 +78,26 @@ def claim(
     commands: Sequence[str],
     worker: str,
     *,
-    lease_seconds: int | None = None,
+    lease_seconds: float | None = None,
     count: int = 1,
     wait_ms: int = 0,
     by: str = "",
     is_counted: bool = True,
 ) -> ScriptCall[Claimed]:
-    """Take the best ready tasks, at most `count`, and open their leases: one look, no waiting.
+    """Claim at most `count` ready tasks, by priority and age. Does not wait.
 
-    `wait_ms` says how long the caller will listen for a wake-up if there is nothing (`queues.long_poll`); when it looks
-    again after one, that is not another request (`is_counted`).
+    `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
+    a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
     """
     if tenant.is_suspended:
         raise errors.TenantSuspended
-    limits = conf().queues
-    seconds = limits.lease_seconds if lease_seconds is None else lease_seconds
-    validation.require(1 <= seconds <= limits.lease_limit_seconds, f"leaseSeconds: 1 to {limits.lease_limit_seconds}")
-    validation.require(1 <= count <= CHUNK, f"count: 1 to {CHUNK}")
-    validation.require(1 <= len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
-    for command in commands:
-        validation.check_command(command)
+    seconds = conf().queues.lease_seconds if lease_seconds is None else lease_seconds
     return worker_commands.claim(
         engine(),
         tenant.tid,
-        list(dict.fromkeys(commands)),
+        commands,
         worker,
-        lease_ms=seconds * 1000,
+        lease_ms=int(seconds * 1000),
         limit=count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
@@ -102,7 +106,10 @@ def claim(
 
 
 def admit(tenant: TenantSnapshot, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
-    """Count a request that is neither an enqueue nor a claim against the tenant's rate; TooMany when it is reached."""
+    """Count a request against a rate limit of the tenant. Raises TooMany above the limit.
+
+    Enqueues and claims count themselves.
+    """
     return admin_commands.admit(engine(), tenant.tid, _limits(what, per_second, by))
 
 
@@ -111,21 +118,25 @@ def heartbeat(
     task_id: str,
     worker: str,
     *,
-    extend_seconds: int | None = None,
+    extend_seconds: float | None = None,
     token: str | None = None,
     progress: str | None = None,
 ) -> ScriptCall[Lease]:
-    """Move the deadline of a live lease to `extend_seconds` from now."""
-    limits = conf().queues
-    seconds = limits.lease_seconds if extend_seconds is None else extend_seconds
-    validation.require(1 <= seconds <= limits.lease_limit_seconds, f"extendSeconds: 1 to {limits.lease_limit_seconds}")
+    """Move the end of a lease that has not expired to `extend_seconds` from now."""
+    seconds = conf().queues.lease_seconds if extend_seconds is None else extend_seconds
     validation.check_id(task_id)
     validation.check_token(tenant, token)
     return filters().unless_deleted(
         tenant.tid,
         task_id,
         lambda: worker_commands.heartbeat(
-            engine(), tenant.tid, task_id, worker, extend_ms=seconds * 1000, token=token or "", progress=progress or ""
+            engine(),
+            tenant.tid,
+            task_id,
+            worker,
+            extend_ms=int(seconds * 1000),
+            token=token or "",
+            progress=progress or "",
         ),
     )
 
@@ -133,32 +144,31 @@ def heartbeat(
 def submit(
     tenant: TenantSnapshot, worker: str, results: Sequence[NewResult]
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """End tasks with their results. Sending the same result again is harmless and answers the same."""
+    """End tasks with their results.
 
-    def check(new: NewResult) -> None:
+    Submitting the same result again changes nothing and returns the same.
+    """
+
+    def validate(new: NewResult) -> NewResult:
         validation.check_id(new.task_id)
         validation.check_token(tenant, new.lease_token)
-        validation.require(new.status in (Status.COMPLETED, Status.FAILED), "status: COMPLETED or FAILED")
-        if new.status is Status.COMPLETED:
-            validation.require(new.result is not None, "result: a completed task needs one")
-        else:
-            validation.require(bool(new.error), "error: a failed task needs one")
         size = len(new.result or b"") + len(new.error or "")
         if size > tenant.result_bytes:
             raise errors.PayloadTooLarge(f"result: {size} bytes; this tenant may send {tenant.result_bytes}")
-        if filters().is_gone(tenant.tid, new.task_id):
+        if filters().is_deleted(tenant.tid, new.task_id):
             raise errors.TaskNotFound
+        return new
 
-    return _each_valid(
+    return _send_valid(
         results,
-        check,
+        validate,
         lambda valid: worker_commands.submit(
             engine(),
             tenant.tid,
             worker,
             valid,
             retention_ms=tenant.retention_ms,
-            retentions_ms=policies.retentions_ms(policies.of(tenant)),
+            retentions_ms=policies.retentions_ms(policies.for_tenant(tenant)),
         ),
     )
 
@@ -172,11 +182,13 @@ def nack(
     delay_seconds: float | None = None,
     reason: str | None = None,
 ) -> ScriptCall[ReleaseOutcome]:
-    """Give a task back because it failed: it waits for `delay_seconds`, else its backoff, or is dead."""
+    """Return a task whose attempt failed.
+
+    It retries after `delay_seconds`, by default after its backoff, or becomes a dead letter if it is out of attempts.
+    """
     validation.check_id(task_id)
     validation.check_token(tenant, token)
     cap = conf().queues.backoff_cap_seconds
-    validation.require(delay_seconds is None or 0 <= delay_seconds < float("inf"), "delaySeconds: 0 or more")
     delay_ms = None if delay_seconds is None else round(min(delay_seconds, cap) * 1000)
     return filters().unless_deleted(
         tenant.tid,
@@ -197,7 +209,7 @@ def nack(
 def abandon(
     tenant: TenantSnapshot, task_id: str, worker: str, *, token: str | None = None
 ) -> ScriptCall[ReleaseOutcome]:
-    """Let go of a task: it is back in line at once, and the attempt counts."""
+    """Return a task unprocessed. It is ready again at once, and the attempt counts."""
     validation.check_id(task_id)
     validation.check_token(tenant, token)
     return filters().unless_deleted(
@@ -210,23 +222,24 @@ def abandon(
 
 
 def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
-    """Withdraw a task that has not ended. Cancelling it again answers the same."""
+    """Cancel a task that has not ended. Cancelling it again returns the same."""
     validation.check_id(task_id)
     return producer_commands.cancel(
         engine(),
         tenant.tid,
         task_id,
         retention_ms=tenant.retention_ms,
-        retentions_ms=policies.retentions_ms(policies.of(tenant)),
+        retentions_ms=policies.retentions_ms(policies.for_tenant(tenant)),
     )
 
 
 def replay(
     tenant: TenantSnapshot, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
-    """Bring dead letters back in line with fresh attempts; `specs` replaces what the producer asked, item by item."""
+    """Replay dead letters with all their attempts. `specs` may replace the spec of each task."""
+    validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
-    return _each_valid(
+    return _send_valid(
         task_ids,
         validation.check_id,
         lambda valid: dead_letter_commands.replay(
@@ -236,35 +249,47 @@ def replay(
 
 
 def replay_for(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Bring dead letters back in line for a job: each once, however often the job asks. What was wrong with each."""
+    """Replay dead letters for a bulk job, each of them once even if the job repeats the call.
+
+    Returns the error of each task, or None.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return dead_letter_commands.replay_for(engine(), tenant.tid, task_ids, job)
 
 
 def recall(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Take back what that job has replayed and nobody has claimed since; Conflict for what is on its way."""
+    """Make tasks that a bulk job replayed dead letters again.
+
+    Returns the error of each task, or None: Conflict for a task that a worker has claimed since.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
 def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Delete dead letters, and nothing that is none any more. What was wrong with each."""
+    """Delete those of the tasks that are still dead letters.
+
+    Returns the error of each task, or None.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
 
-    def note(wrong: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
-        filters().note_gone(tenant.tid, task_ids, [error is None for error in wrong])
-        return wrong
+    def remember(outcomes: list[errors.CodeqError | None]) -> list[errors.CodeqError | None]:
+        filters().remember_deleted(tenant.tid, task_ids, [error is None for error in outcomes])
+        return outcomes
 
-    return maintenance_commands.purge_dead(engine(), tenant.tid, task_ids).and_then(note)
+    return maintenance_commands.purge_dead(engine(), tenant.tid, task_ids).and_then(remember)
 
 
 def purge(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[int]:
-    """Delete ended tasks of the tenant, dead letters among them. Live work is left alone; how many went."""
+    """Delete those of the tasks that have ended, dead letters included.
+
+    Returns the number of deleted tasks.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     for task_id in task_ids:
         validation.check_id(task_id)
     return maintenance_commands.purge(engine(), tenant.tid, task_ids).and_then(
-        lambda went: _note_gone(tenant.tid, task_ids, went)
+        lambda are_deleted: _count_deleted(tenant.tid, task_ids, are_deleted)
     )
 
 
@@ -274,81 +299,58 @@ def cleanup(
     before_ms: int | None = None,
     limit: int = CHUNK,
     held: int = 0,
-    may_go: Callable[[list[str]], list[str]] = list,
+    select: Callable[[list[str]], list[str]] = list,
 ) -> ScriptCall[int]:
-    """Remove tasks whose retention was over before a moment (default and at most: now), `limit` of them.
+    """Delete tasks whose retention ended before a time, by default now.
 
-    `may_go` is asked first which of them may; `held` so many stand in front of them because it said no before.
+    Returns the number of deleted tasks. At most `limit` tasks are deleted. `select` returns those of the given tasks
+    that may be deleted. `held` is the number of tasks that it refused in earlier calls; they come first again.
     """
+    limit = min(limit, CHUNK)
 
-    def remove(found: tuple[int, list[str]]) -> ScriptCall[int]:
-        now_ms, task_ids = found
-        new = may_go([task_id for task_id in task_ids if not filters().was_removed(tid, task_id)])[:most]
-        moment = now_ms if before_ms is None else min(now_ms, before_ms)
-        return maintenance_commands.purge(engine(), tid, new, before_ms=moment).and_then(
-            lambda went: _note_gone(tid, new, went)
+    def delete(expired: tuple[int, list[str]]) -> ScriptCall[int]:
+        now_ms, task_ids = expired
+        selected = select([task_id for task_id in task_ids if not filters().skips_cleanup(tid, task_id)])[:limit]
+        ended_before_ms = now_ms if before_ms is None else min(now_ms, before_ms)
+        return maintenance_commands.purge(engine(), tid, selected, before_ms=ended_before_ms).and_then(
+            lambda are_deleted: _count_deleted(tid, selected, are_deleted)
         )
 
-    most = min(limit, CHUNK)
-    return maintenance_commands.expired(engine(), tid, before_ms=before_ms, limit=most + held).and_then(remove)
+    return maintenance_commands.expired(engine(), tid, before_ms=before_ms, limit=limit + held).and_then(delete)
 
 
-def _note_gone(tid: str, task_ids: Sequence[str], went: Sequence[bool]) -> int:
-    filters().note_gone(tid, task_ids, went)
-    return sum(went)
+def _count_deleted(tid: str, task_ids: Sequence[str], are_deleted: Sequence[bool]) -> int:
+    filters().remember_deleted(tid, task_ids, are_deleted)
+    return sum(are_deleted)
 
 
 def pause(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
-    """Claims take nothing from the queue any more; enqueues, results and retries go on."""
+    """Pause a queue: claims get no task from it. Enqueues, results and retries continue."""
     validation.check_command(command)
     return admin_commands.pause(engine(), tenant.tid, command)
 
 
 def resume(tenant: TenantSnapshot, command: str) -> ScriptCall[None]:
+    """Resume a paused queue, and wake the claims that wait for it."""
     validation.check_command(command)
     return admin_commands.resume(engine(), tenant.tid, command)
 
 
-def _each_valid(
-    items: Sequence[I],
-    check: Callable[[I], None],
-    send: Callable[[list[I]], ScriptCall[list[R | errors.CodeqError]]],
+def _send_valid(
+    items: Sequence[T],
+    validate: Callable[[T], T],
+    send: Callable[[list[T]], ScriptCall[list[R | errors.CodeqError]]],
 ) -> ScriptCall[list[R | errors.CodeqError]]:
-    """Send the items that pass the check; the others' errors stand at their places in the answer."""
-    validation.require(len(items) <= CHUNK, f"at most {CHUNK} in one request")
-    refused: dict[int, errors.CodeqError] = {}
-    valid: list[I] = []
-    for position, item in enumerate(items):
-        try:
-            check(item)
-        except errors.CodeqError as error:
-            refused[position] = error
-        else:
-            valid.append(item)
-
-    if not refused and valid:
-        return send(valid)
-
-    def merge(answers: list[R | errors.CodeqError]) -> list[R | errors.CodeqError]:
-        rest = iter(answers)
-        return [refused[at] if at in refused else next(rest) for at in range(len(items))]
-
-    return send(valid).and_then(merge) if valid else ScriptCall(engine().runner, [], lambda _: merge([]))
+    """Send the valid items. The answer has the errors of the others at their positions."""
+    valid, refused = convert_each(items, validate)
+    if not valid:
+        return ScriptCall(engine().runner, [], lambda _: list(refused.values()))
+    call = send(valid)
+    return call.and_then(partial(merge_in_order, refused)) if refused else call
 
 
 def _without_mismatches(items: list[Enqueued | errors.CodeqError]) -> list[Enqueued | errors.CodeqError]:
     return [errors.IdempotencyMismatch() if isinstance(item, Enqueued) and item.is_mismatch else item for item in items]
-
-
-def _with_priority(task: NewTask, known: policies.Policies) -> NewTask:
-    """A task that says no priority gets the lowest of its queue's: a policy without 0 must not refuse it."""
-    tiers = _tiers(task, known)
-    return task if task.is_priority_said or tiers is None else msgspec.structs.replace(task, priority=min(tiers))
-
-
-def _tiers(task: NewTask, known: policies.Policies) -> Sequence[int] | None:
-    policy = known.get(task.command)
-    return None if policy is None else policy.priority_tiers
 
 
 def _limits(what: str, per_second: float, by: str) -> Limits:

@@ -163,7 +163,7 @@ OLD_NAMES = {
     "Kept": "StoredArtifact",
     "New": "NewArtifact",
     "Act": "OperatorAction",
-    "Guarded": "PermissionRequiredMixin",
+    "Guarded": "ConsoleView",
     "told_to": "the verb of the action",
     "OffersFilters": "AllowlistedFilters",
     "ChoosesRows": "SafeAutocomplete",

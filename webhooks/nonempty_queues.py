@@ -59,7 +59,7 @@ def count_waiting(queue: QueueRef) -> WaitingTasks:
 def get_next_trace(queue: QueueRef) -> tuple[str, str]:
     """Return `traceparent` and `tracestate` of the next task, or empty strings."""
     try:
-        next_tasks = queries.peek(engine(), queue.tid, queue.command, 1).run_sync().in_line
+        next_tasks = queries.peek(engine(), queue.tid, queue.command, 1).run_sync().ready
         [task] = queries.tasks(engine(), queue.tid, [next_tasks[0].id]).run_sync() if next_tasks else [None]
     except CodeqError:
         return "", ""

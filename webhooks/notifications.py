@@ -14,6 +14,7 @@ from django.db.models import F, Q
 
 from core import tracing
 from core.conf import conf
+from core.http_client import Resolve
 from webhooks import http, metrics, nonempty_queues, signing, subscriptions
 from webhooks.http import PostResult
 from webhooks.models import Subscription
@@ -49,7 +50,7 @@ class NotificationRequest(msgspec.Struct, frozen=True):
 
 
 def notify(
-    *, clock: Callable[[], datetime] = utc_now, resolve: http.Resolve | None = None, tls: ssl.SSLContext | None = None
+    *, clock: Callable[[], datetime] = utc_now, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None
 ) -> tuple[int, int]:
     """Notify the subscribers of queues that turned non-empty.
 
@@ -137,7 +138,7 @@ async def _send_all(
     requests: list[NotificationRequest],
     secrets: SigningSecrets,
     now: datetime,
-    resolve: http.Resolve | None,
+    resolve: Resolve | None,
     tls: ssl.SSLContext | None,
 ) -> list[PostResult]:
     """Send the notifications concurrently; return the results in order.

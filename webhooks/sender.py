@@ -27,6 +27,7 @@ from django.db import InterfaceError, OperationalError, connection
 from core import tracing
 from core.conf import conf
 from core.errors import TooMany, Unavailable
+from core.http_client import Resolve
 from queues import services as queue_services
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
@@ -60,7 +61,7 @@ class Sender:
         self,
         *,
         clock: Callable[[], datetime] = utc_now,
-        resolve: http.Resolve | None = None,
+        resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.token = uuid.uuid4()

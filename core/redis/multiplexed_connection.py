@@ -18,9 +18,9 @@ from typing import Any
 
 import hiredis
 import redis.asyncio
-from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError, RedisError
 
+from core.redis.error_replies import parse_error_reply
 from core.redis.runners import CommandLine
 
 
@@ -73,11 +73,6 @@ class MultiplexedConnection:
         return self._link
 
 
-def _parse_error(text: str) -> Exception:
-    error: Exception = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
-    return error
-
-
 class _Link(asyncio.Protocol):
     """The protocol of one connection, from its start to its loss."""
 
@@ -85,7 +80,7 @@ class _Link(asyncio.Protocol):
         self._writer = writer  # a reference, because the writer closes the transport when it is collected
         self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=_parse_error)
+        self._reader = hiredis.Reader(replyError=parse_error_reply)
         self._transport: Any = None
         self._outgoing: list[bytes] = []
         self._answers: list[Any] = []

@@ -1,1 +1,4 @@
-"""The HTTP surface of queues: wire types, views, routes. Decides nothing; every verb is in `queues.services`."""
+"""The HTTP API of queues: schemas, views and routes.
+
+The transitions are in `queues.services`.
+"""

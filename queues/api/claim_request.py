@@ -1,4 +1,4 @@
-"""A claim as a worker asked for it: its queues, its lease, and how long it waits for a task."""
+"""A worker's claim: its queues, its lease, and the time it waits for a task."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from django.core.exceptions import RequestAborted
 
 from core.http.handler import ApiRequest
-from queues import long_poll, metrics, selectors, services
-from queues.api import conversion
+from core.redis.script_call import ScriptCall
+from queues import long_poll, metrics, selectors, services, validation
 from queues.api.schemas.leases import NewClaim
 from queues.domain import Claimed, Task
 from queues.engine.options import CLAIM_QUEUES
 from tenants.domain import ANY_COMMAND, Caller, TenantSnapshot
 from tenants.permissions import commands_for
 
-# The tenants whose queue names are remembered, and for how long: a new queue must not starve behind a busy old one.
-REMEMBERED_TENANTS = 10_000
-REMEMBERED_SECONDS = 1.0
+# Names are cached for a short time only, so that a new queue does not starve behind a busy old one.
+MAX_CACHED_TENANTS = 10_000
+CACHE_SECONDS = 1.0
 
 
 async def claim(request: ApiRequest, caller: Caller, body: NewClaim, count: int) -> list[Task]:
@@ -62,7 +62,9 @@ class ClaimRequest:
         self._body = body
         self._count = count
         self._commands = commands_for(caller, body.commands)
-        # The rate limit counts a request once, however often it is attempted.
+        if not body.commands:
+            _check_commands_of_token(self._commands)
+        # The rate limit counts a request once, regardless of the number of attempts.
         self._is_counted = True
         self.claimed = Claimed(tasks=[], now_ms=0)
 
@@ -95,36 +97,36 @@ class ClaimRequest:
     async def disconnected(self) -> None:
         await self._request.disconnected()
 
-    async def _claim_from(self, commands: Sequence[str], wait_ms: int) -> Claimed:
+    def _claim_from(self, commands: Sequence[str], wait_ms: int) -> ScriptCall[Claimed]:
         call = services.claim(
             self._caller.tenant,
             commands,
             self._caller.subject,
-            lease_seconds=conversion.whole(self._body.lease_seconds),
+            lease_seconds=self._body.lease_seconds,
             count=self._count,
             wait_ms=wait_ms,
             by=self._caller.fingerprint,
             is_counted=self._is_counted,
         )
         self._is_counted = False
-        return await call
+        return call
 
     async def _claim_from_every_queue(self, wait_ms: int) -> Claimed:
-        """Claim from the queues remembered as filled, then from all queues of the tenant, piece by piece."""
+        """Claim from the queues with cached names, then from all queues of the tenant, in chunks."""
         tenant = self._caller.tenant
         # Counted here: the loop below may claim several times, or never if there is no queue.
         if self._is_counted and tenant.rates.claim:
             await services.admit(tenant, "claim", tenant.rates.claim, by=self._caller.fingerprint)
         self._is_counted = False
-        remembered = _queue_names.get(tenant)
+        cached = _queue_names.get(tenant)
         soonest = Claimed(tasks=[], now_ms=0)
-        if remembered:
-            # Of very many queues only the fullest: counting all of them for every claim would keep Redis busy.
-            soonest = await self._claim_from(remembered[:CLAIM_QUEUES], wait_ms)
+        if cached:
+            # If there are very many queues, only the fullest: a claim from all of them would occupy Redis.
+            soonest = await self._claim_from(cached[:CLAIM_QUEUES], wait_ms)
             if soonest.tasks:
                 return soonest
         names = await _queue_names.read(tenant)
-        if names and set(names) <= set(remembered) and len(remembered) <= CLAIM_QUEUES:
+        if names and set(names) <= set(cached) and len(cached) <= CLAIM_QUEUES:
             return soonest
         for start in range(0, len(names), CLAIM_QUEUES):
             claimed = await self._claim_from(names[start : start + CLAIM_QUEUES], wait_ms)
@@ -135,26 +137,38 @@ class ClaimRequest:
         return soonest
 
 
+def _check_commands_of_token(commands: Sequence[str]) -> None:
+    """Raise InvalidRequest for commands of a token that the schema of a body would reject."""
+    if commands == [ANY_COMMAND]:
+        return
+    validation.require(len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
+    for command in commands:
+        validation.check_command(command)
+
+
 class QueueNames:
-    """The names of tenants' queues, remembered for a moment: enough to take a task, not to answer that none waits."""
+    """A short-lived cache of the names of tenants' queues.
+
+    A task found through cached names is good. To answer that there is no task, the names must be read again.
+    """
 
     def __init__(self) -> None:
         self._names: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
 
     def get(self, tenant: TenantSnapshot) -> list[str]:
-        """Return the remembered names, or an empty list."""
+        """Return the cached names, or an empty list."""
         expires_at, names = self._names.get(tenant.tid, (0.0, []))
         return names if time.monotonic() < expires_at else []
 
     async def read(self, tenant: TenantSnapshot) -> list[str]:
-        """Read all names. If they are more than one claim can search, the fullest queues come first."""
-        names = await selectors.names(tenant)
+        """Read and cache all names. If one claim cannot cover them, the fullest queues come first."""
+        names = await selectors.list_queues(tenant)
         if len(names) > CLAIM_QUEUES:
             queues = sorted(await selectors.queues(tenant), key=lambda queue: (queue.is_paused, -queue.ready))
             names = [queue.command for queue in queues]
-        self._names[tenant.tid] = (time.monotonic() + REMEMBERED_SECONDS, names)
+        self._names[tenant.tid] = (time.monotonic() + CACHE_SECONDS, names)
         self._names.move_to_end(tenant.tid)
-        while len(self._names) > REMEMBERED_TENANTS:
+        while len(self._names) > MAX_CACHED_TENANTS:
             self._names.popitem(last=False)
         return names
 

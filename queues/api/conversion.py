@@ -1,4 +1,4 @@
-"""Between the wire and the nouns: what a request says as what a verb takes, and back."""
+"""Conversion between the API's schemas and the values of `queues.domain`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from msgspec import UNSET, Raw
 
 from core import errors
 from core.url_check import check_url
-from queues import artifacts, json_payloads
-from queues import domain as nouns
+from queues import artifacts, domain, json_payloads
 from queues.api.schemas import LIMITS, leases, results, tasks
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 
 
-def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> nouns.NewTask:
+def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: str | None = None) -> domain.NewTask:
+    """Return the task to enqueue.
+
+    Raises InvalidRequest for a payload or webhook that cannot be accepted.
+    """
     if body.webhook is not None:
         check_url(body.webhook)
-    return nouns.NewTask(
+    return domain.NewTask(
         command=body.command,
         payload=json_payloads.compact(body.payload, "payload").decode(),
         priority=0 if body.priority is UNSET else int(body.priority),
-        is_priority_said=body.priority is not UNSET,
-        max_attempts=whole(body.max_attempts),
+        has_priority=body.priority is not UNSET,
+        max_attempts=to_int(body.max_attempts),
         webhook=body.webhook,
         idempotency_key=body.idempotency_key,
         run_at_ms=None if body.run_at is None else max(1, round(body.run_at.timestamp() * 1000)),
@@ -36,14 +39,18 @@ def new_task(body: tasks.NewTask, trace_parent: str | None = None, trace_state: 
     )
 
 
-def whole(number: float | None) -> int | None:
-    """A whole number of the wire, which is a float there."""
+def to_int(number: float | None) -> int | None:
+    """Return a whole number of a body, which the schemas decode as a float."""
     return None if number is None else int(number)
 
 
 def new_result(
-    task_id: str, body: results.NewResult, lease_token: str | None, kept: Sequence[artifacts.StoredArtifact] = ()
-) -> nouns.NewResult:
+    task_id: str, body: results.NewResult, lease_token: str | None, stored: Sequence[artifacts.StoredArtifact] = ()
+) -> domain.NewResult:
+    """Return the result to store.
+
+    Raises InvalidRequest if it lacks the field that its status requires.
+    """
     is_absent = bytes(body.result) in (b"", b"null")
     result = None if is_absent else json_payloads.compact(body.result, "result")
     if result is not None and not result.startswith(b"{"):
@@ -52,24 +59,27 @@ def new_result(
         raise errors.InvalidRequest("Object missing required field `result`: a COMPLETED task has one")
     if body.status == "FAILED" and body.error is None:
         raise errors.InvalidRequest("Object missing required field `error`: a FAILED task has one")
-    return nouns.NewResult(
+    return domain.NewResult(
         task_id=task_id,
-        status=Status(body.status),
+        status=TaskStatus(body.status),
         result=result,
         error=body.error,
-        artifacts=msgspec.json.encode(kept) if kept else None,
+        artifacts=msgspec.json.encode(stored) if stored else None,
         lease_token=lease_token,
     )
 
 
 def new_artifacts(body: results.NewResult) -> list[artifacts.NewArtifact]:
-    """Checked and decoded."""
-    return [_new_artifact(each) for each in body.artifacts or ()]
+    """Return the artifacts to store.
+
+    Raises InvalidRequest or PayloadTooLarge for one that cannot be accepted.
+    """
+    return [_new_artifact(artifact) for artifact in body.artifacts or ()]
 
 
 def _new_artifact(body: results.NewArtifact) -> artifacts.NewArtifact:
     if (body.url is None) == (body.content_base64 is None):
-        raise errors.InvalidRequest("artifacts: each has either `url` or `contentBase64`")
+        raise errors.InvalidRequest("artifacts: give either `url` or `contentBase64` for each")
     if body.url is not None:
         _check_address(body.url)
     content = None
@@ -84,73 +94,81 @@ def _new_artifact(body: results.NewArtifact) -> artifacts.NewArtifact:
 
 
 def _check_address(url: str) -> None:
-    """Refuse what whoever follows the address would stumble over: it is handed out as it is, and never called here."""
+    """Raise InvalidRequest for a URL that clients cannot parse.
+
+    The service returns it unchanged and never calls it.
+    """
     try:
         _ = urlsplit(url).port
     except ValueError as error:
-        raise errors.InvalidRequest("artifacts: url is not an address") from error
+        raise errors.InvalidRequest("artifacts: url is not a URL") from error
 
 
 _read_artifacts = msgspec.json.Decoder(list[results.Artifact]).decode
 
 
 def moment(ms: int) -> dt.datetime:
+    """Return a Unix time in milliseconds as a datetime."""
     return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
 
 
-def task(found: nouns.Task, tenant_id: str) -> tasks.Task:
-    spec = found.spec
-    is_answered = found.status is Status.COMPLETED or (
-        found.status is Status.FAILED and found.location is not Location.DLQ_SET
+def task(task: domain.Task, tenant_id: str) -> tasks.Task:
+    """Return a task as the API shows it."""
+    spec = task.spec
+    has_result = task.status is TaskStatus.COMPLETED or (
+        task.status is TaskStatus.FAILED and task.location is not Location.DLQ_SET
     )
-    created_at = moment(found.created_ms)
+    created_at = moment(task.created_ms)
     return tasks.Task(
-        id=found.id,
+        id=task.id,
         command=spec.command,
         payload=spec.payload,
-        priority=found.priority,
-        status=found.status,
-        attempts=found.attempts,
-        max_attempts=found.max_attempts,
+        priority=task.priority,
+        status=task.status,
+        attempts=task.attempts,
+        max_attempts=task.max_attempts,
         webhook=spec.webhook,
-        worker_id=found.worker,
-        lease_until=None if found.lease_until_ms is None else moment(found.lease_until_ms),
-        lease_token=found.lease_token,
-        error=found.error,
-        progress=None if found.progress is None else Raw(found.progress.encode()),
-        result_key=f"/v1/codeq/tasks/{found.id}/result" if is_answered else None,
+        worker_id=task.worker,
+        lease_until=None if task.lease_until_ms is None else moment(task.lease_until_ms),
+        lease_token=task.lease_token,
+        error=task.error,
+        progress=None if task.progress is None else Raw(task.progress.encode()),
+        result_key=f"/v1/codeq/tasks/{task.id}/result" if has_result else None,
         tenant_id=tenant_id,
         trace_parent=spec.trace_parent,
         trace_state=spec.trace_state,
         created_at=created_at,
-        updated_at=created_at if found.updated_ms == found.created_ms else moment(found.updated_ms),
-        visible_at=moment(found.visible_ms) if found.visible_ms > found.created_ms else None,
-        last_known_location=found.location,
+        updated_at=created_at if task.updated_ms == task.created_ms else moment(task.updated_ms),
+        visible_at=moment(task.visible_ms) if task.visible_ms > task.created_ms else None,
+        last_known_location=task.location,
     )
 
 
-def result(found: nouns.Result) -> results.Result:
+def result(result: domain.Result) -> results.Result:
+    """Return a result as the API shows it."""
     return results.Result(
-        task_id=found.task_id,
-        status=found.status,
-        result=found.result,
-        error=found.error,
-        artifacts=None if found.artifacts is None else _read_artifacts(found.artifacts),
-        worker_id=found.worker,
-        attempts=found.attempts,
-        completed_at=moment(found.completed_ms),
+        task_id=result.task_id,
+        status=result.status,
+        result=result.result,
+        error=result.error,
+        artifacts=None if result.artifacts is None else _read_artifacts(result.artifacts),
+        worker_id=result.worker,
+        attempts=result.attempts,
+        completed_at=moment(result.completed_ms),
     )
 
 
 def progress(value: float | leases.Progress | None) -> str | None:
-    """Progress as it is stored: the compact JSON of a `Progress`."""
+    """Return progress as it is stored: the compact JSON of a `Progress`."""
     if value is None:
         return None
-    known = value if isinstance(value, leases.Progress) else leases.Progress(percent=value)
-    return msgspec.json.encode({"percent": known.percent, **({"note": known.note} if known.note else {})}).decode()
+    progress = value if isinstance(value, leases.Progress) else leases.Progress(percent=value)
+    note = {"note": progress.note} if progress.note else {}
+    return msgspec.json.encode({"percent": progress.percent, **note}).decode()
 
 
-def enqueued_item(item: nouns.Enqueued | errors.CodeqError, tenant_id: str) -> tasks.EnqueuedItem:
+def enqueued_item(item: domain.Enqueued | errors.CodeqError, tenant_id: str) -> tasks.EnqueuedItem:
+    """Return the answer for one task of a batch."""
     if isinstance(item, errors.CodeqError):
         return tasks.EnqueuedItem(error=item.code, status=item.status, detail=item.detail)
     return tasks.EnqueuedItem(
@@ -158,7 +176,8 @@ def enqueued_item(item: nouns.Enqueued | errors.CodeqError, tenant_id: str) -> t
     )
 
 
-def submitted_item(task_id: str, item: nouns.Result | errors.CodeqError) -> results.SubmittedItem:
+def submitted_item(task_id: str, item: domain.Result | errors.CodeqError) -> results.SubmittedItem:
+    """Return the answer for one result of a batch."""
     if isinstance(item, errors.CodeqError):
         return results.SubmittedItem(task_id=task_id, error=item.code, status=item.status, detail=item.detail)
     return results.SubmittedItem(task_id=task_id, result=result(item))

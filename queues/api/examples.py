@@ -1,11 +1,14 @@
-"""The examples of the OpenAPI document, by operation. A test reads and writes each of them with its wire type."""
+"""The examples of the OpenAPI document, by operation.
+
+A test decodes and encodes each of them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 ID = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
-TOKEN = "5f0c7f0e9a3b4f41a1d2c3b4a5968778"  # noqa: S105 - nobody's
+TOKEN = "5f0c7f0e9a3b4f41a1d2c3b4a5968778"  # noqa: S105 - an example
 CREATED, CLAIMED, ENDED = "2026-01-25T13:00:00.123Z", "2026-01-25T13:00:01.456Z", "2026-01-25T13:00:09.789Z"
 
 NEW_TASK = {

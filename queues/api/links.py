@@ -1,4 +1,4 @@
-"""What leads on from an answer to another operation, as OpenAPI links: a task's id to its result."""
+"""OpenAPI links: values of a response that other operations take, such as a task's id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOB: Final = {"job_id": "$response.body#/id"}
 _SUBSCRIPTION: Final = {"subscription_id": "$response.body#/subscriptionId"}
 _QUEUE: Final = {"command": "$response.body#/command"}
 
-# operation -> status -> (the operations it leads to, the parameters these take from the answer)
+# Operation -> status -> (linked operations, the parameters that they take from the response).
 LINKS: Final[dict[str, dict[int, list[tuple[tuple[str, ...], dict[str, str]]]]]] = {
     "enqueue": {202: [(("get_task", "get_result", "cancel"), _TASK), (("queue_stats", "pause", "resume"), _QUEUE)]},
     "enqueue_batch": {200: [(("get_task", "cancel"), {"task_id": "$response.body#/results/0/task/id"})]},

@@ -1,4 +1,4 @@
-"""The parts of the OpenAPI document that the wire types of the queue API cannot say."""
+"""Parts of the OpenAPI document that the schemas of the queue API cannot express."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core.http import openapi
 from queues.api.examples import EXAMPLES
 from queues.api.links import LINKS
 
-# Rules about two fields together, which msgspec's schema cannot express.
+# Rules about several fields together.
 NOT_NULL = {"not": {"type": "null"}}
 RESULT_RULES = [
     {

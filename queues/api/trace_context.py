@@ -1,4 +1,7 @@
-"""W3C trace context as a request brings it (https://www.w3.org/TR/trace-context/). Malformed is the same as absent."""
+"""The W3C trace context of a request (https://www.w3.org/TR/trace-context/).
+
+A malformed header counts as absent.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ _parent = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]
 _state = re.compile(r"[\x20-\x7e]{1,512}").fullmatch
 
 
-def context(request: ApiRequest) -> tuple[str | None, str | None]:
-    """`traceparent` and `tracestate`, to be stored with a task; both None unless the first one is right."""
+def from_request(request: ApiRequest) -> tuple[str | None, str | None]:
+    """Return `traceparent` and `tracestate`, to store with a task.
+
+    Without a valid `traceparent` both are None.
+    """
     parent = request.header(b"traceparent")
     if parent is None or not _parent(parent):
         return None, None

@@ -1,4 +1,4 @@
-"""The routes under /v1/codeq. The name of a route is its verb."""
+"""The routes under /v1/codeq."""
 
 from __future__ import annotations
 

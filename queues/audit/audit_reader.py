@@ -8,7 +8,7 @@ from uuid import UUID
 from msgspec import Raw
 
 from core import errors
-from queues.domain import Location, Result, Spec, Status, Task
+from queues.domain import Location, Result, Spec, Task, TaskStatus
 from queues.models import AuditedResult
 from tenants.domain import TenantSnapshot
 
@@ -24,16 +24,16 @@ def audited_result(tenant: TenantSnapshot, task_id: str) -> tuple[Task, Result]:
     Raises TaskNotFound like `audited_task`, and ResultNotFound if no worker has reported a result.
     """
     row = _find_row(tenant, task_id)
-    if row.outcome not in (Status.COMPLETED, Status.FAILED):
+    if row.outcome not in (TaskStatus.COMPLETED, TaskStatus.FAILED):
         raise errors.ResultNotFound
     return to_task(row, tenant), Result(
         task_id=str(row.pk),
-        status=Status(row.status),
+        status=TaskStatus(row.status),
         worker=row.worker,
         completed_ms=_ms(row.ended_at),
         attempts=row.attempts,
         result=Raw(row.result.encode()) if row.result else None,
-        error=row.error or None if row.status == Status.FAILED else None,
+        error=row.error or None if row.status == TaskStatus.FAILED else None,
         artifacts=Raw(row.artifacts.encode()) if row.artifacts else None,
     )
 
@@ -52,7 +52,7 @@ def to_task(row: AuditedResult, tenant: TenantSnapshot) -> Task:
         ),
         priority=row.priority,
         max_attempts=row.max_attempts,
-        status=Status(row.status),
+        status=TaskStatus(row.status),
         created_ms=_ms(row.created_at),
         updated_ms=_ms(row.ended_at),
         visible_ms=_ms(row.created_at),

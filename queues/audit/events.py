@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from queues.domain import TERMINAL, Answer, Outcome, Spec, Status
+from queues.domain import TERMINAL, Outcome, Spec, StoredResult, TaskStatus
 from queues.engine.replies import decode_answer, decode_spec
 
 # 9999-12-31, the last day that both `datetime` and PostgreSQL support.
@@ -77,7 +77,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_dead(self) -> bool:
         """Whether the task became a dead letter: it failed without a result from a worker."""
-        return self.status == Status.FAILED and self.outcome != Outcome.FAILED
+        return self.status == TaskStatus.FAILED and self.outcome != Outcome.FAILED
 
     @property
     def is_dead_letter_change(self) -> bool:
@@ -108,7 +108,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
     spec: Spec | None
     max_attempts: int
-    answer: Answer
+    answer: StoredResult
 
     @property
     def result(self) -> str:
@@ -176,7 +176,7 @@ def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
         event=event,
         spec=decode_spec(blobs.spec) if blobs.spec else None,
         max_attempts=_number(blobs.max_attempts or b"0", MAX_INTEGER),
-        answer=decode_answer(blobs.answer) if blobs.answer and is_answered else Answer(),
+        answer=decode_answer(blobs.answer) if blobs.answer and is_answered else StoredResult(),
     )
 
 

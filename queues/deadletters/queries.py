@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from core import errors
 from queues import failure_ids, json_payloads, selectors, services, validation
+from queues.batch import convert_each, merge_in_order
 from queues.domain import Task
 from queues.models import AuditedResult
 from queues.search import pagination
@@ -195,12 +196,11 @@ def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.Codeq
 
     Their rows in the audit are kept.
     """
-    valid = [task_id for task_id in task_ids if validation.is_id(task_id)]
+    valid, refused = convert_each(task_ids, validation.check_id)
     positions = _read_positions(tenant.tid, valid)
     results = services.purge_dead(tenant, valid).run_sync()
     _clear_processed(tenant.tid, positions, valid, results)
-    remaining = iter(results)
-    return [next(remaining) if validation.is_id(task_id) else errors.TaskNotFound() for task_id in task_ids]
+    return merge_in_order(refused, results)
 
 
 def clear_dead_flags(tid: str, positions: Mapping[UUID, int]) -> None:

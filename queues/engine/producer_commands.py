@@ -12,7 +12,7 @@ import uuid_utils
 
 from core import errors
 from core.redis.script_call import Bound, Command, ScriptCall
-from queues.domain import Enqueued, Location, NewTask, Spec, Status, Task
+from queues.domain import Enqueued, Location, NewTask, Spec, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention
 from queues.engine.engine import Engine
@@ -93,7 +93,7 @@ def enqueue(
                             spec=spec,
                             priority=priority,
                             max_attempts=args[2],
-                            status=Status.PENDING,
+                            status=TaskStatus.PENDING,
                             created_ms=now_ms,
                             updated_ms=now_ms,
                             visible_ms=visible_ms,
@@ -204,7 +204,7 @@ def _fingerprint_request(new_task: NewTask) -> str:
     fields = (
         new_task.command,
         new_task.payload,
-        new_task.priority if new_task.is_priority_said else 0,  # a default of the policy is not the producer's choice
+        new_task.priority if new_task.has_priority else 0,  # a default of the policy is not the producer's choice
         new_task.max_attempts,
         new_task.webhook,
         new_task.run_at_ms,

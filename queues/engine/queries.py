@@ -10,19 +10,21 @@ from typing import Any
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, QueueEntry, QueuePeek, QueuePosition, QueueStats, Task
+from queues.domain import QueueEntry, QueuePeek, QueuePosition, QueueStats, StoredResult, Task
 from queues.engine import keys, replies, script_loader
 from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
 
-def task(engine: Engine, tid: str, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Answer | None]]:
+def task(
+    engine: Engine, tid: str, task_id: str, *, watch: bool = False
+) -> ScriptCall[tuple[Task, StoredResult | None]]:
     """Return a task and its answer. Raise TaskNotFound.
 
     With `watch`, the end of the task will be announced on the wake channel.
     """
 
-    def decode(reply: list[Any]) -> tuple[Task, Answer | None]:
+    def decode(reply: list[Any]) -> tuple[Task, StoredResult | None]:
         if not reply:
             raise errors.TaskNotFound
         return replies.decode_task(reply[0]), replies.decode_answer(reply[1]) if reply[1] else None
@@ -140,7 +142,7 @@ def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[Queue
 
     def decode(reply: Sequence[Any]) -> QueuePeek:
         ready, in_progress, delayed = ([_decode_queue_entry(fields) for fields in entries] for entries in reply)
-        return QueuePeek(in_line=ready, in_progress=in_progress, delayed=delayed)
+        return QueuePeek(ready=ready, in_progress=in_progress, delayed=delayed)
 
     tenant = engine.tenant_keys(tid)
     return engine.prepare(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from core import errors
-from queues.domain import Answer, Location, Spec, Status, Task
+from queues.domain import Location, Spec, StoredResult, Task, TaskStatus
 
 # The words with which a script refuses a transition.
 ERRORS: dict[bytes, type[errors.CodeqError]] = {
@@ -24,7 +24,7 @@ ERRORS: dict[bytes, type[errors.CodeqError]] = {
 encode_spec = msgspec.msgpack.Encoder().encode
 decode_spec = msgspec.msgpack.Decoder(Spec).decode
 encode_answer = msgspec.msgpack.Encoder().encode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_answer = msgspec.msgpack.Decoder(StoredResult).decode
 
 
 def decode_error(word: bytes) -> errors.CodeqError | None:
@@ -45,7 +45,7 @@ def decode_task(fields: Sequence[bytes]) -> Task:
     """Decode a task from the fields of `read_task` in lua/lib/task.lua, in their order."""
     (_, spec, status, priority, max_attempts, created, visible, updated, attempts, lease, error, progress, _, ended,
      score, task_id) = fields  # fmt: skip
-    state = Status(status.decode())
+    state = TaskStatus(status.decode())
     created_ms = int(created)
     claimed_ms, worker = parse_lease(lease)
     return Task(
@@ -59,8 +59,8 @@ def decode_task(fields: Sequence[bytes]) -> Task:
         visible_ms=int(visible or created),
         location=_locate(state, is_indexed=bool(score)),
         attempts=int(attempts or 0),
-        worker=worker if worker and state is not Status.PENDING else None,
-        lease_until_ms=int(float(score)) if state is Status.IN_PROGRESS and score else None,
+        worker=worker if worker and state is not TaskStatus.PENDING else None,
+        lease_until_ms=int(float(score)) if state is TaskStatus.IN_PROGRESS and score else None,
         error=error.decode("utf-8", "replace") or None,
         progress=progress.decode() or None,
     )
@@ -72,10 +72,10 @@ def parse_lease(lease: bytes) -> tuple[int, str]:
     return int(claimed or 0), rest.partition(" ")[2]
 
 
-def _locate(status: Status, *, is_indexed: bool) -> Location:
+def _locate(status: TaskStatus, *, is_indexed: bool) -> Location:
     """Return the index of a task. `is_indexed`: the sorted set of its status contains the task."""
-    if status is Status.PENDING:
+    if status is TaskStatus.PENDING:
         return Location.DELAYED_ZSET if is_indexed else Location.PENDING_LIST
-    if status is Status.IN_PROGRESS:
+    if status is TaskStatus.IN_PROGRESS:
         return Location.INPROG_SET
-    return Location.DLQ_SET if status is Status.FAILED and is_indexed else Location.NONE
+    return Location.DLQ_SET if status is TaskStatus.FAILED and is_indexed else Location.NONE

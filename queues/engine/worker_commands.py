@@ -10,7 +10,7 @@ import msgspec
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Answer, Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, Status, Task
+from queues.domain import Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, StoredResult, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention, random_seed
 from queues.engine.engine import Engine
@@ -139,7 +139,7 @@ def submit(
     """
     args: list[Any] = []
     for new in results:
-        answer = replies.encode_answer(Answer(result=new.result, error=new.error, artifacts=new.artifacts))
+        answer = replies.encode_answer(StoredResult(result=new.result, error=new.error, artifacts=new.artifacts))
         args += (new.task_id, new.status.value, new.lease_token or "", answer, new.error or "")
 
     def decode(reply: list[Any]) -> list[Result | errors.CodeqError]:
@@ -234,7 +234,7 @@ def _decode_claimed_tasks(reply: Sequence[Any], worker: str, lease_token: str) -
                 spec=replies.decode_spec(spec),
                 priority=int(priority),
                 max_attempts=int(max_attempts),
-                status=Status.IN_PROGRESS,
+                status=TaskStatus.IN_PROGRESS,
                 created_ms=int(created),
                 updated_ms=now_ms,
                 visible_ms=int(visible),

@@ -19,7 +19,7 @@ from core.redis.script_call import ScriptCall, merge_calls
 from queues import validation
 from queues.audit import audit_reader
 from queues.current_engine import engine
-from queues.domain import NewTask, Status, Task
+from queues.domain import NewTask, Task, TaskStatus
 from queues.engine import producer_commands, queries
 from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
@@ -111,7 +111,7 @@ def _find_by_key(tids: Sequence[str], query: TaskQuery) -> list[PlatformSearchRe
 
 def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSearchResult], bool]:
     """Return the tasks that a worker of this name holds, and whether a limit left out some."""
-    if query.status not in (None, Status.IN_PROGRESS):
+    if query.status not in (None, TaskStatus.IN_PROGRESS):
         return [], False
     if query.command is not None:
         queues = [(tid, query.command) for tid in tids]

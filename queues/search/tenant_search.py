@@ -21,7 +21,7 @@ from core import errors
 from queues import validation
 from queues.audit import audit_reader
 from queues.current_engine import engine
-from queues.domain import NewTask, Status, Task
+from queues.domain import NewTask, Task, TaskStatus
 from queues.engine import producer_commands, queries
 from queues.engine.keys import COMMAND, PRIORITIES
 from queues.models import AuditedResult
@@ -31,7 +31,7 @@ from tenants.domain import TenantSnapshot
 
 # The indexes of a queue, in the order in which they are read.
 WAITING: Final = ("delayed", *(f"ready:{priority}" for priority in reversed(PRIORITIES)))
-INDEXES: Final = {None: ("inprog", *WAITING), Status.PENDING: WAITING, Status.IN_PROGRESS: ("inprog",)}
+INDEXES: Final = {None: ("inprog", *WAITING), TaskStatus.PENDING: WAITING, TaskStatus.IN_PROGRESS: ("inprog",)}
 # Queues and ids that one page reads, and that one call reads.
 MAX_QUEUES = 200
 QUEUES_PER_CALL = 20
@@ -50,17 +50,17 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions on tasks. A task must fulfil all that are given."""
 
     command: str | None = None
-    status: Status | None = None
+    status: TaskStatus | None = None
     created_after: datetime | None = None
     q: str | None = None
 
     @property
     def includes_live(self) -> bool:
-        return self.status not in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+        return self.status not in (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
     @property
     def includes_ended(self) -> bool:
-        return self.status not in (Status.PENDING, Status.IN_PROGRESS)
+        return self.status not in (TaskStatus.PENDING, TaskStatus.IN_PROGRESS)
 
     def matches(self, task: Task) -> bool:
         """Return whether the task fulfils the conditions, except for `q`."""
@@ -175,7 +175,7 @@ def _read_live(
     """
     tasks: list[Task] = []
     scanned = 0
-    indexes = INDEXES[query.status if query.q is None else Status.IN_PROGRESS]
+    indexes = INDEXES[query.status if query.q is None else TaskStatus.IN_PROGRESS]
     since_ms = 0 if query.created_after is None else query.created_after.timestamp() * 1000 - MAX_CLOCK_SKEW_MS
     for position in _list_positions(tenant, query, indexes, start):
         if not position.index_name:  # the page has read MAX_QUEUES queues
@@ -246,14 +246,14 @@ def ended_row_filter(tids: Sequence[str] | None, query: TaskQuery) -> RowFilter:
     """Return the filter for the audit's rows of these tenants. None stands for all tenants."""
     indexed: list[Condition] = []
     scanned: list[Condition] = []
-    if query.status in (Status.FAILED, Status.CANCELLED):
+    if query.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
         # An index has the few rows that are not completed.
         indexed.append(Condition("status <> 'COMPLETED'"))
     if query.status is not None:
         scanned.append(Condition("status = %s", (query.status.value,)))
     if query.command is not None:
         condition = Condition("command = %s", (query.command,))
-        (scanned if query.status in (Status.FAILED, Status.CANCELLED) else indexed).append(condition)
+        (scanned if query.status in (TaskStatus.FAILED, TaskStatus.CANCELLED) else indexed).append(condition)
     if query.created_after is not None:
         # A task ends after its creation, so the index by `ended_at` narrows the rows too.
         created_after = pagination.in_utc(query.created_after)

@@ -16,7 +16,7 @@ from django.db.models import Count
 
 from core.redis.connections import client, reachable_partitions
 from queues import selectors
-from queues.domain import Outcome, QueueStats, Status
+from queues.domain import Outcome, QueueStats, TaskStatus
 from queues.engine import keys
 from queues.models import AuditedResult, QueueSample
 from queues.stats import histogram
@@ -178,7 +178,7 @@ def _kind(outcome: str, status: str) -> str:
         return "cancelled"
     if outcome == Outcome.FAILED:
         return "failed"
-    return "died" if status == Status.FAILED else "returned"
+    return "died" if status == TaskStatus.FAILED else "returned"
 
 
 def _list_queues(may_continue: MayContinue) -> Iterator[tuple[str, QueueStats]]:

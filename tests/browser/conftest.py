@@ -1,4 +1,4 @@
-"""One `manage.py up` and one chromium for all tests here; a tab of its own for each, watched for errors."""
+"""Fixtures: one `manage.py up`, one chromium, and a tab for each test."""
 
 from __future__ import annotations
 
@@ -11,46 +11,53 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import driving
-from tests.browser.driving import DESKTOP, PASSWORD, SEEN, Site, Watched
-from tests.codeq_site.conftest import Installation
+from tests.browser import automation
+from tests.browser.automation import DESKTOP, PASSWORD, VISIBLE_TIMEOUT_MS, Site, WatchedTab
+from tests.codeq_site.installation import Installation
 
 LogIn = Callable[..., Page]
-expect.set_options(timeout=SEEN)
+expect.set_options(timeout=VISIBLE_TIMEOUT_MS)
 
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Not for the session: while Playwright runs, its event loop runs in this thread, and no other test's can."""
-    if driving.chromium() is None:
-        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
-    with driving.browser() as browser:
+    """Start chromium for this package only.
+
+    While Playwright runs, its event loop occupies this thread, so that async tests of other packages would fail.
+    """
+    if automation.find_chromium() is None:
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    with automation.launch_browser() as browser:
         yield browser
 
 
 @pytest.fixture(scope="package")
 def site(chromium: Browser) -> Iterator[Site]:
-    room = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    installation = Installation(room / "home")
+    directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
+    installation = Installation(directory / "home")
     installation.start()
     yield Site(installation)
     installation.close()
-    shutil.rmtree(room)
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
 def log_in(chromium: Browser, site: Site) -> Iterator[LogIn]:
-    """`log_in()` as the superuser, `log_in("person")` as somebody else: a page, which must stay quiet."""
-    opened: list[Watched] = []
+    """A function that logs in and returns a page.
 
-    def enter(username: str = "admin", *, viewport: dict[str, int] = DESKTOP, **asked: Any) -> Page:
-        context = chromium.new_context(viewport=viewport, **asked)  # type: ignore[arg-type]
-        context.set_default_timeout(SEEN)
-        watched = Watched(context, site.base)
-        opened.append(watched)
-        return watched.log_in(username, site.admin_password if username == "admin" else PASSWORD)
+    `log_in()` logs in the superuser, `log_in("vera")` this user. A page with an error on its console, or with a request
+    to another host, fails the test.
+    """
+    tabs: list[WatchedTab] = []
 
-    yield enter
-    for watched in opened:
-        watched.page.context.close()
-        watched.assert_quiet()
+    def open_tab(username: str = "admin", *, viewport: dict[str, int] = DESKTOP, **options: Any) -> Page:
+        context = chromium.new_context(viewport=viewport, **options)  # type: ignore[arg-type]
+        context.set_default_timeout(VISIBLE_TIMEOUT_MS)
+        tab = WatchedTab(context, site.base)
+        tabs.append(tab)
+        return tab.log_in(username, site.admin_password if username == "admin" else PASSWORD)
+
+    yield open_tab
+    for tab in tabs:
+        tab.page.context.close()
+        tab.assert_no_errors()

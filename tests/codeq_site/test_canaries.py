@@ -21,8 +21,7 @@ import redis
 from django.conf import settings
 
 from queues.engine import keys
-from tests.codeq_site.conftest import Installation, clean_environment
-from tests.codeq_site.test_up import is_ready, published
+from tests.codeq_site.installation import Installation, clean_environment
 from tests.conftest import free_port
 from tests.queues.api.conftest import TASKS
 from tests.waiting import until
@@ -79,7 +78,7 @@ class HttpClient:
 def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installation) -> None:
     credentials = create_credentials(running)
     producer, worker, admin, _ = credentials
-    client, urls = HttpClient(running), published(running)
+    client, urls = HttpClient(running), running.read_urls()
     send_tasks_with_canaries(client, producer, worker, admin)
     send_refused_requests(client, producer, worker)
     send_failing_statements(urls)
@@ -197,4 +196,4 @@ def send_requests_without_postgresql(running: Installation, client: HttpClient, 
         with contextlib.suppress(AssertionError):
             client.log_in(CANARY, CANARY)
     until(lambda: "runs again" in running.out[before:], 60)
-    until(lambda: is_ready(running), 60)
+    until(running.is_ready, 60)

@@ -30,9 +30,9 @@ from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
 from codeq_site.devserver.supervisor import spawn
 from core import metrics
 from core.http import router
-from queues.models import BeatJob
-from tests.codeq_site.conftest import clean_environment
+from tests.codeq_site.installation import clean_environment
 from tests.conftest import ValkeyFactory, free_port
+from tests.factories import BeatJobFactory
 from tests.waiting import until
 
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto"
@@ -216,8 +216,7 @@ def test_every_named_command_and_path_exists() -> None:
 def exported(valkey: Valkey, transactional_db: None) -> set[str]:
     """All names that /metrics can export. Metrics without a value are only registered."""
     _ = get_resolver().url_patterns  # as a web process does at its start: the views import their metrics
-    now = "2026-01-01T00:00:00Z"
-    BeatJob.objects.create(name="drain", every_seconds=1, started_at=now, ended_at=now)
+    BeatJobFactory(name="drain")
     registered = {f"{family.name}_total" if family.type == "counter" else family.name for family in REGISTRY.collect()}
     shown = set(re.findall(r"^# TYPE (\w+)", metrics.scrape().decode(), flags=re.M))
     return {name for name in registered | shown if name.startswith("codeq_")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.installation import Installation, clean_environment
 
 README = Path(settings.BASE_DIR) / "README.md"
 

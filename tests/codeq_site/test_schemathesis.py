@@ -19,9 +19,8 @@ import psycopg
 import pytest
 from django.conf import settings
 
-from tests.codeq_site.conftest import Installation, clean_environment
-from tests.codeq_site.test_up import goes_all_the_way, is_ready, published
-from tests.queues.api.test_isolation import routes
+from tests.codeq_site.installation import Installation, clean_environment
+from tests.queues.api.routes import list_routes
 
 HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 IS_LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
@@ -102,11 +101,11 @@ def test_api_conforms_to_its_openapi_document(
         cwd=tmp_path, env=clean_environment({"CODEQ_FUZZ_SINK": sink}), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert parse_count("Tested", ran.stdout) == len(routes())
+    assert parse_count("Tested", ran.stdout) == len(list_routes())
     assert parse_count("API Links", ran.stdout) >= 30, "no sequence was tried"
     # Accepted input must not block later tasks in the audit or in deliveries.
-    assert is_ready(own)
-    assert goes_all_the_way(own, seconds=30.0)
+    assert own.is_ready()
+    own.run_printed_commands(seconds=30.0)
     assert count_rows(own, "queues_quarantine") == 0
     assert count_rows(own, "webhooks_delivery WHERE status = 'delivered'") > 0
     logged = own.err + "".join(path.read_text(errors="replace") for path in own.home.glob("log/*.log"))
@@ -122,7 +121,7 @@ def parse_count(label: str, report: str) -> int:
 
 
 def count_rows(installation: Installation, table: str) -> int:
-    with psycopg.connect(published(installation)["database_url"]) as connection:
+    with psycopg.connect(installation.read_urls()["database_url"]) as connection:
         row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     assert row is not None
     return int(row[0])

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from django.conf import settings
 
-from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.installation import Installation, clean_environment
 from tests.conftest import free_port
 from tests.waiting import until
 

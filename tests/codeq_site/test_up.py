@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import stat
-import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +14,8 @@ import psycopg
 import pytest
 import redis
 
-from tests.codeq_site.conftest import STOP_SECONDS, Installation
+from tests.codeq_site.installation import STOP_SECONDS, Installation
 from tests.waiting import until
-
-
-def published(installation: Installation) -> dict[str, str]:
-    values: dict[str, str] = json.loads((installation.home / "embedded.json").read_text())
-    return values
 
 
 def test_every_step_prints_its_duration(running: Installation) -> None:
@@ -39,31 +32,14 @@ def test_printed_addresses_answer(running: Installation) -> None:
             assert answer.status == 200
 
 
-def goes_all_the_way(installation: Installation, seconds: float) -> bool:
-    """Run the three printed commands and wait for the result's row in the audit."""
-    answers = [
-        subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
-        for line in installation.curl_lines()
-    ]
-    assert [answer.strip().splitlines()[-1] for answer in answers] == ["202", "200", "200"], answers
-    task_id = json.loads(answers[0].splitlines()[0])["id"]
-
-    def is_audited() -> bool:
-        with psycopg.connect(published(installation)["database_url"]) as connection:
-            query = "SELECT 1 FROM queues_auditedresult WHERE task_id = %s"
-            return connection.execute(query, (task_id,)).fetchone() is not None
-
-    return until(is_audited, seconds)
-
-
 def test_printed_commands_answer_202_200_200(running: Installation) -> None:
-    assert goes_all_the_way(running, seconds=15.0)
+    running.run_printed_commands(seconds=15.0)
 
 
 def test_printed_password_is_that_of_the_admin(running: Installation) -> None:
     shown = re.search(r"user (\S+), password (\S+)", running.out)
     assert shown is not None
-    with psycopg.connect(published(running)["database_url"]) as connection:
+    with psycopg.connect(running.read_urls()["database_url"]) as connection:
         query = "SELECT password FROM auth_user WHERE username = %s AND is_superuser"
         row = connection.execute(query, (shown[1],)).fetchone()
     assert row is not None
@@ -94,7 +70,7 @@ def test_no_embedded_server_listens_on_tcp(running: Installation) -> None:
 
 
 def test_valkey_is_durable(running: Installation) -> None:
-    with redis.Redis.from_url(published(running)["redis_url"], decode_responses=True) as client:
+    with redis.Redis.from_url(running.read_urls()["redis_url"], decode_responses=True) as client:
         settings = client.config_get("append*", "maxmemory-policy", "save", "hash-max-listpack-value")
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
@@ -104,7 +80,7 @@ def test_valkey_is_durable(running: Installation) -> None:
 
 
 def test_broker_is_a_separate_server(running: Installation) -> None:
-    urls = published(running)
+    urls = running.read_urls()
     assert urls["broker_url"] != urls["redis_url"]
     with redis.Redis.from_url(urls["broker_url"], decode_responses=True) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
@@ -112,7 +88,7 @@ def test_broker_is_a_separate_server(running: Installation) -> None:
 
 def test_second_start_on_the_same_home_is_refused(running: Installation) -> None:
     second = Installation(running.home)
-    second._out, second._err = second._out.with_suffix(".2"), second._err.with_suffix(".2")
+    second.out_path, second.err_path = second.out_path.with_suffix(".2"), second.err_path.with_suffix(".2")
     assert running.process is not None
     assert f"codeQ already runs with {running.home} (pid {running.process.pid})" in second.refuse()
 
@@ -143,25 +119,17 @@ def test_killed_child_is_restarted_and_reported(running: Installation, words: st
     until(lambda: "runs again" in running.out[before:], 60)
     assert "was killed by SIGKILL; it restarts in" in running.out[before:]
     assert running.child(words).pid != victim.pid
-    until(lambda: is_ready(running), 60)
-    assert goes_all_the_way(running, seconds=30.0)
-
-
-def is_ready(installation: Installation) -> bool:
-    try:
-        with urllib.request.urlopen(f"{installation.base}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    until(running.is_ready, 60)
+    running.run_printed_commands(seconds=30.0)
 
 
 def write_key(installation: Installation) -> None:
-    with redis.Redis.from_url(published(installation)["redis_url"]) as client:
+    with redis.Redis.from_url(installation.read_urls()["redis_url"]) as client:
         client.set("a-newcomers-task", "kept")
 
 
 def has_key(installation: Installation) -> bool:
-    with redis.Redis.from_url(published(installation)["redis_url"]) as client:
+    with redis.Redis.from_url(installation.read_urls()["redis_url"]) as client:
         return client.get("a-newcomers-task") == b"kept"
 
 
@@ -170,7 +138,7 @@ def test_stop_is_fast_and_the_next_start_keeps_all_data(installation: Callable[[
     own.start()
     write_key(own)
     password = re.findall(r"password (\S+)", own.out)
-    secret = published(own)["secret_key"]
+    secret = own.read_urls()["secret_key"]
     children = own.children()
     assert len(children) >= 8
 
@@ -183,7 +151,7 @@ def test_stop_is_fast_and_the_next_start_keeps_all_data(installation: Callable[[
     own.start()
     assert has_key(own)
     assert re.findall(r"password (\S+)", own.out) == password != []
-    assert published(own)["secret_key"] == secret
+    assert own.read_urls()["secret_key"] == secret
 
     # The children get no signal: they notice the end of their parent, or the next start stops them.
     children = own.children()

@@ -12,7 +12,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from core import errors
-from queues.domain import NewResult, Result, Status, Task
+from queues.domain import NewResult, Result, Task, TaskStatus
 from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.crowd import crowd, outcome
 from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
@@ -76,13 +76,13 @@ class UnreliableWorker:
     def submit(self, world: World) -> None:
         began, task = now_ms(), self._choose_task()
         if task and self.dice.random() < 0.2:
-            status = self.dice.choice([Status.COMPLETED, Status.FAILED])
+            status = self.dice.choice([TaskStatus.COMPLETED, TaskStatus.FAILED])
             text = f"{self.name} {began}"  # unique, so that no result counts as a repetition
             result = NewResult(
                 task_id=task.id,
                 status=status,
-                result=text.encode() if status is Status.COMPLETED else None,
-                error=None if status is Status.COMPLETED else text,
+                result=text.encode() if status is TaskStatus.COMPLETED else None,
+                error=None if status is TaskStatus.COMPLETED else text,
                 lease_token=task.lease_token,
             )
             [item] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
@@ -123,7 +123,7 @@ class UnreliableWorker:
         Only one worker does this, because a repeated cancellation succeeds without an effect.
         """
         began, task = now_ms(), self._choose_task()
-        if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not Status.CANCELLED:
+        if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not TaskStatus.CANCELLED:
             result = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
             if not isinstance(result, Exception):
                 self.history.record("CANCELLED", task.id, "", began)
@@ -237,7 +237,9 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
             if chance < 0.06:
                 time.sleep(dice.uniform(0.9, 1.2))  # about as long as the lease
             began = now_ms()
-            result = NewResult(task_id=task.id, status=Status.COMPLETED, result=f'"{name}"'.encode(), lease_token=token)
+            result = NewResult(
+                task_id=task.id, status=TaskStatus.COMPLETED, result=f'"{name}"'.encode(), lease_token=token
+            )
             [item] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(item, Result):
                 history.record("COMPLETED", task.id, token, began)

@@ -15,7 +15,7 @@ import redis
 from codeq_site.devserver.embedded import Valkey
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Enqueued, NewResult, Result, Status, Task
+from queues.domain import Enqueued, NewResult, Result, Task, TaskStatus
 from queues.engine import Engine, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from tests.concurrency.crowd import crowd, dawdle, outcome
 from tests.fixtures.queues import NOON_MS
@@ -40,8 +40,8 @@ def claim_one(world: World, **options: Any) -> Task:
     return task
 
 
-def build_result(task: Task, status: Status = Status.COMPLETED, content: bytes = b"1") -> NewResult:
-    is_success = status is Status.COMPLETED
+def build_result(task: Task, status: TaskStatus = TaskStatus.COMPLETED, content: bytes = b"1") -> NewResult:
+    is_success = status is TaskStatus.COMPLETED
     return NewResult(
         task_id=task.id,
         status=status,
@@ -172,7 +172,7 @@ def _race_with_expiry(
 
 ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
     "completed": lambda engine, task: submit(engine, build_result(task)),
-    "failed": lambda engine, task: submit(engine, build_result(task, Status.FAILED)),
+    "failed": lambda engine, task: submit(engine, build_result(task, TaskStatus.FAILED)),
     "nacked": lambda engine, task: worker_commands.nack(
         engine, TID, task.id, "w1", token=task.lease_token or "", delay_ms=1, reason="", dead_retention_ms=1
     ),

@@ -1,4 +1,4 @@
-"""Whatever the admin lets somebody delete, it asks why; in every way there is to ask for it."""
+"""Every deletion in the admin needs a reason, on every page that can delete."""
 
 from __future__ import annotations
 
@@ -7,57 +7,53 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
 from django.db import models
 from django.db.models import Model
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import reverse
 
 from core.admin.audit_reason import REASON_CHARS
 from tenants.models import TenantIssuer, TenantMembership
-from tests.console.conftest import Login
-from tests.console.rows import ALL, Rows, label_of, name_of
+from tests.console.rows import ALL, SUPERUSER_REQUEST, Rows, label_of, url_prefix
+from tests.console.work import Login
 
 pytestmark = pytest.mark.django_db
-REASONED = pytest.mark.spec("ADM-4", "Nothing is deleted in the admin without a reason, which stays on record")
-WHY = "It was never used."
-
-REQUEST = RequestFactory().get("/")
-REQUEST.user = User(username="root", is_staff=True, is_superuser=True)
-DELETABLE = [model for model in ALL if admin.site._registry[model].has_delete_permission(REQUEST)]
+REASONED = pytest.mark.spec("ADM-4", "The admin deletes nothing without a reason, which is recorded")
+REASON = "It was never used."
+DELETABLE = [model for model in ALL if admin.site._registry[model].has_delete_permission(SUPERUSER_REQUEST)]
 
 
-def ask(client: Client, way: str, model: type[Model], row: Any, reason: str | None) -> Any:
-    """Confirm a deletion, as the page that asks for it does."""
-    said = {"post": "yes"} if reason is None else {"post": "yes", "reason": reason}
+def delete(client: Client, way: str, model: type[Model], row: Any, reason: str | None) -> Any:
+    """Submit the form of the page that confirms a deletion."""
+    form = {"post": "yes"} if reason is None else {"post": "yes", "reason": reason}
     if way == "row":
-        return client.post(reverse(f"admin:{name_of(model)}_delete", args=[row.pk]), said, follow=True)
-    chosen = {"action": "delete_selected", "_selected_action": [row.pk]}
-    return client.post(reverse(f"admin:{name_of(model)}_changelist"), {**chosen, **said}, follow=True)
+        return client.post(reverse(f"admin:{url_prefix(model)}_delete", args=[row.pk]), form, follow=True)
+    selection = {"action": "delete_selected", "_selected_action": [row.pk]}
+    return client.post(reverse(f"admin:{url_prefix(model)}_changelist"), {**selection, **form}, follow=True)
 
 
-def is_there(row: Model) -> bool:
+def is_stored(row: Model) -> bool:
     return type(row)._default_manager.filter(pk=row.pk).exists()
 
 
 @REASONED
-def test_something_can_be_deleted() -> None:
-    """Without this, a console in which nothing can be would pass the tests below."""
+def test_issuers_and_memberships_can_be_deleted() -> None:
+    """Guard the tests below, which would pass if no model could be deleted."""
     assert {TenantIssuer, TenantMembership} <= set(DELETABLE)
 
 
 @REASONED
 @pytest.mark.parametrize("model", DELETABLE, ids=label_of)
-def test_the_pages_that_ask_before_a_deletion_ask_why(model: type[Model], mine: Rows, login: Login) -> None:
+def test_pages_that_confirm_a_deletion_require_a_reason(model: type[Model], mine: Rows, login: Login) -> None:
     client, pk = login("root"), mine.pk(model)
-    chosen = {"action": "delete_selected", "_selected_action": [pk]}
-    for answer in (
-        client.get(reverse(f"admin:{name_of(model)}_delete", args=[pk])),
-        client.post(reverse(f"admin:{name_of(model)}_changelist"), chosen),
+    selection = {"action": "delete_selected", "_selected_action": [pk]}
+    for response in (
+        client.get(reverse(f"admin:{url_prefix(model)}_delete", args=[pk])),
+        client.post(reverse(f"admin:{url_prefix(model)}_changelist"), selection),
     ):
-        assert answer.status_code == 200
-        assert f'name="reason" required maxlength="{REASON_CHARS}"' in answer.content.decode()
-    assert is_there(mine.rows[model])
+        assert response.status_code == 200
+        assert f'name="reason" required maxlength="{REASON_CHARS}"' in response.content.decode()
+    assert is_stored(mine.rows[model])
 
 
 @REASONED
@@ -67,25 +63,25 @@ def test_the_pages_that_ask_before_a_deletion_ask_why(model: type[Model], mine: 
 def test_a_deletion_without_a_reason_changes_nothing(
     model: type[Model], way: str, reason: str | None, mine: Rows, login: Login
 ) -> None:
-    client, before, told = login("root"), mine.state(), LogEntry.objects.count()
-    answer = ask(client, way, model, mine.rows[model], reason)
-    assert "Nothing was deleted. Enter a reason" in answer.content.decode()
+    client, before, entries = login("root"), mine.state(), LogEntry.objects.count()
+    response = delete(client, way, model, mine.rows[model], reason)
+    assert "Nothing was deleted. Enter a reason" in response.content.decode()
     assert mine.state() == before
-    assert LogEntry.objects.count() == told
+    assert LogEntry.objects.count() == entries
 
 
 @REASONED
 @pytest.mark.parametrize("way", ["row", "selected"])
 @pytest.mark.parametrize("model", DELETABLE, ids=label_of)
-def test_a_deletion_with_a_reason_is_done_and_on_record(model: type[Model], way: str, mine: Rows, login: Login) -> None:
-    client, row, told = login("root"), mine.rows[model], LogEntry.objects.count()
+def test_a_deletion_with_a_reason_is_done_and_recorded(model: type[Model], way: str, mine: Rows, login: Login) -> None:
+    client, row, entries = login("root"), mine.rows[model], LogEntry.objects.count()
     named = f"{model._meta.verbose_name} {row}"
-    ask(client, way, model, row, WHY + "\0" + "." * REASON_CHARS)
-    assert not is_there(row)
-    entry = LogEntry.objects.get(change_message__contains=WHY)
-    assert entry.change_message == f"Deleted {named}: {WHY:.<{REASON_CHARS}}"
+    delete(client, way, model, row, REASON + "\0" + "." * REASON_CHARS)
+    assert not is_stored(row)
+    entry = LogEntry.objects.get(change_message__contains=REASON)
+    assert entry.change_message == f"Deleted {named}: {REASON:.<{REASON_CHARS}}"
     assert entry.user.username == "staff-root"
-    assert LogEntry.objects.count() == told + 1
+    assert LogEntry.objects.count() == entries + 1
 
 
 @REASONED
@@ -100,29 +96,29 @@ def test_a_deletion_that_fails_leaves_no_record(
     monkeypatch.setattr(TenantIssuer, "delete", fail)
     client, before = login("root"), mine.state()
     with pytest.raises(RuntimeError):
-        ask(client, way, TenantIssuer, mine.rows[TenantIssuer], WHY)
+        delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
     assert mine.state() == before
-    assert not LogEntry.objects.filter(change_message__contains=WHY).exists()
+    assert not LogEntry.objects.filter(change_message__contains=REASON).exists()
 
 
 @REASONED
 @pytest.mark.parametrize("model", ALL, ids=label_of)
 def test_no_row_is_deleted_within_another_rows_form(model: type[Model]) -> None:
-    """Such a form has a box to tick and no place for a reason."""
-    for inline in admin.site._registry[model].get_inline_instances(REQUEST):
-        assert not (inline.can_delete and inline.has_delete_permission(REQUEST, None)), inline
+    """Such a form has a check box and no field for a reason."""
+    for inline in admin.site._registry[model].get_inline_instances(SUPERUSER_REQUEST):
+        assert not (inline.can_delete and inline.has_delete_permission(SUPERUSER_REQUEST, None)), inline
 
 
 @REASONED
 @pytest.mark.parametrize("way", ["row", "selected"])
-def test_a_tenants_staff_read_what_was_deleted_and_why(way: str, mine: Rows, foreign: Rows, login: Login) -> None:
-    """The row is gone, and with it what said whose it was."""
+def test_staff_of_a_tenant_see_its_deletions_and_reasons(way: str, mine: Rows, foreign: Rows, login: Login) -> None:
+    """The row named its tenant, so after the deletion only the log entry can."""
     client, name = login("admin"), str(mine.rows[TenantIssuer])
-    ask(client, way, TenantIssuer, mine.rows[TenantIssuer], WHY)
-    ask(client, way, TenantIssuer, foreign.rows[TenantIssuer], "not mine")
-    shown = login("viewer").get(reverse("admin:admin_logentry_changelist")).content.decode()
-    assert f"Deleted tenant issuer {name}: {WHY}" in shown
-    assert f"Deleted tenant issuer {name}: {WHY}" in (
+    delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
+    delete(client, way, TenantIssuer, foreign.rows[TenantIssuer], "not mine")
+    text = login("viewer").get(reverse("admin:admin_logentry_changelist")).content.decode()
+    assert f"Deleted tenant issuer {name}: {REASON}" in text
+    assert f"Deleted tenant issuer {name}: {REASON}" in (
         client.get(reverse("admin:tenants_tenant_history", args=[mine.tenant.pk])).content.decode()
     )
-    assert is_there(foreign.rows[TenantIssuer])
+    assert is_stored(foreign.rows[TenantIssuer])

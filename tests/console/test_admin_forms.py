@@ -1,4 +1,4 @@
-"""Forged forms: whatever is sent in any field of any form of the admin, the answer is a page and never a crash."""
+"""Forged forms: no value in any field of an admin form causes a server error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from django.db.models import Model
 from django.urls import reverse
 
 from tenants.models import TenantMembership
-from tests.console.conftest import Login
-from tests.console.rows import ALL, Rows, label_of, name_of
-from tests.console.test_admin_deletion import REQUEST
+from tests.console.rows import ALL, SUPERUSER_REQUEST, Rows, label_of, url_prefix
+from tests.console.work import Login
 
 pytestmark = pytest.mark.django_db
-FORGED = pytest.mark.spec("ADM-4", "A forged form of the admin is refused on its page; none is a server's error")
+FORGED = pytest.mark.spec("ADM-4", "A forged admin form is rejected on its page and never causes a server error")
 JUNK: dict[str, Any] = {
     "text": "text",
     "nul": "a\0b",
@@ -35,28 +34,28 @@ JUNK: dict[str, Any] = {
 
 
 class Fields(HTMLParser):
-    """What a browser would send of a page's forms; in `names` what it could."""
+    """The values that a browser would send of a page's forms. `names` has all fields."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.sent: dict[str, str] = {}
         self.names: set[str] = set()
-        self._in = ""
+        self._field = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        said = {name: value or "" for name, value in attrs}
-        if tag == "option" and self._in and "selected" in said:
-            self.sent[self._in] = said["value"]
-        if tag not in {"input", "select", "textarea"} or not (name := said.get("name", "")):
+        attributes = {name: value or "" for name, value in attrs}
+        if tag == "option" and self._field and "selected" in attributes:
+            self.sent[self._field] = attributes["value"]
+        if tag not in {"input", "select", "textarea"} or not (name := attributes.get("name", "")):
             return
         self.names.add(name)
-        self._in = "" if tag == "input" else name
-        if said.get("type") not in {"checkbox", "radio", "submit"} or "checked" in said:
-            self.sent[name] = said.get("value", "")
+        self._field = "" if tag == "input" else name
+        if attributes.get("type") not in {"checkbox", "radio", "submit"} or "checked" in attributes:
+            self.sent[name] = attributes.get("value", "")
 
     def fill_in(self) -> None:
-        """As if "add another" had been pressed once for each table of rows within the form."""
+        """Add one row to each inline table, as "Add another" does."""
         self.names = {name.replace("__prefix__", "0") for name in self.names}
         for name, value in list(self.sent.items()):
             self.sent[name.replace("__prefix__", "0")] = value
@@ -64,59 +63,59 @@ class Fields(HTMLParser):
                 self.sent[name] = str(max(int(value), 1))
 
     def handle_data(self, data: str) -> None:
-        if self.lasttag == "textarea" and self._in:
-            self.sent[self._in] += data
+        if self.lasttag == "textarea" and self._field:
+            self.sent[self._field] += data
 
     def handle_endtag(self, tag: str) -> None:
         if tag in {"select", "textarea"}:
-            self._in = ""
+            self._field = ""
 
 
 FORMS = [
-    (model, what)
+    (model, view)
     for model in ALL
-    for what, may in (("add", "has_add_permission"), ("change", "has_change_permission"))
-    if getattr(admin.site._registry[model], may)(REQUEST)
+    for view, permission in (("add", "has_add_permission"), ("change", "has_change_permission"))
+    if getattr(admin.site._registry[model], permission)(SUPERUSER_REQUEST)
 ]
 
 
 @FORGED
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
-@pytest.mark.parametrize(("model", "what"), FORMS, ids=label_of)
+@pytest.mark.parametrize(("model", "view"), FORMS, ids=label_of)
 def test_no_field_of_a_form_crashes_the_page(
-    model: type[Model], what: str, junk: Any, mine: Rows, login: Login
+    model: type[Model], view: str, junk: Any, mine: Rows, login: Login
 ) -> None:
     client = login("root")
-    path = reverse(f"admin:{name_of(model)}_{what}", args=[mine.pk(model)] if what == "change" else [])
+    path = reverse(f"admin:{url_prefix(model)}_{view}", args=[mine.pk(model)] if view == "change" else [])
     page = client.get(path)
     form = Fields(page.content.decode())
     form.fill_in()
-    # A password that cannot be seen is a link.
+    # The page shows a link instead of the password field.
     assert {name.removesuffix("_0") for name in form.names} >= set(page.context["adminform"].form.fields) - {"password"}
     for name in sorted(form.names):
-        answer = client.post(path, {**form.sent, name: junk})
-        assert answer.status_code in {200, 302, 400}, (name, answer.status_code)
-    answer = client.post(path, dict.fromkeys(form.names, junk))
-    assert answer.status_code in {200, 302, 400}
+        response = client.post(path, {**form.sent, name: junk})
+        assert response.status_code in {200, 302, 400}, (name, response.status_code)
+    response = client.post(path, dict.fromkeys(form.names, junk))
+    assert response.status_code in {200, 302, 400}
 
 
 @FORGED
-def test_a_person_is_added(login: Login) -> None:
-    """Without this, a page without any field of a person would pass the test above."""
+def test_a_user_is_added(login: Login) -> None:
+    """Guard the test above, which would pass if the page had no fields."""
     client, path = login("root"), reverse("admin:auth_user_add")
-    said = {"username": "new-person", "password1": "x-9-another-one", "password2": "x-9-another-one"}
+    values = {"username": "new-person", "password1": "x-9-another-one", "password2": "x-9-another-one"}
     form = Fields(client.get(path).content.decode())
-    assert said.keys() <= form.names
-    assert client.post(path, {**form.sent, **said, "reason": "new here"}).status_code == 302
+    assert values.keys() <= form.names
+    assert client.post(path, {**form.sent, **values, "reason": "new here"}).status_code == 302
     assert User.objects.get(username="new-person").check_password("x-9-another-one")
 
 
 @FORGED
-def test_a_membership_of_nobody_is_an_error_of_the_form(mine: Rows, login: Login) -> None:
+def test_a_membership_without_an_existing_user_is_a_form_error(mine: Rows, login: Login) -> None:
     client, before = login("root"), TenantMembership.objects.count()
-    for who in ("text", "99999999", "1\0"):
-        form = {"user": who, "tenant": mine.tenant.pk, "role": "viewer", "reason": "because"}
-        answer = client.post(reverse("admin:tenants_tenantmembership_add"), form)
-        assert answer.status_code == 200
-        assert answer.context["adminform"].form.errors.keys() == {"user"}
+    for user in ("text", "99999999", "1\0"):
+        form = {"user": user, "tenant": mine.tenant.pk, "role": "viewer", "reason": "because"}
+        response = client.post(reverse("admin:tenants_tenantmembership_add"), form)
+        assert response.status_code == 200
+        assert response.context["adminform"].form.errors.keys() == {"user"}
     assert TenantMembership.objects.count() == before

@@ -1,4 +1,4 @@
-"""The page of charts: what it shows is what the marts hold, of one tenant, in so many questions to the database."""
+"""The charts page: values from the marts, isolation of tenants, number of queries."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from console import insights
-from pipeline.models import (
-    Capacity,
-    Failure,
-    Latency,
-    LeaseAdvice,
-    RunLog,
-    Throughput,
-    Usage,
-    WebhookHealth,
+from pipeline.models import Throughput
+from tests.console.work import Login
+from tests.factories import (
+    DAY,
+    CapacityFactory,
+    FailureFactory,
+    LatencyFactory,
+    LeaseAdviceFactory,
+    RunLogFactory,
+    ThroughputFactory,
+    UsageFactory,
+    WebhookHealthFactory,
 )
-from tests.console.conftest import Login
 from tests.fixtures.queues import Queue
-from tests.pipeline.rows import DAY, row
 
 pytestmark = pytest.mark.django_db
 CANARY = "kanarie"
-QUERIES = 18
+QUERY_LIMIT = 18
 
 
 @pytest.fixture
@@ -42,41 +43,39 @@ def at(hour: int, day: date = DAY) -> datetime:
 
 
 def fill(tid: str, word: str = "render", day: date = DAY) -> None:
-    """A day of a tenant, in which every word and every number is its own."""
-    told = {"command": word, "date": day}
-    rows: list[Any] = [
-        row(Throughput, tid, hour=at(8, day), attempts=10, completed=7, failed=1, nacked=2, abandoned=0, expired=0,
-            cancelled=0, retries=3, ended=8, dead=1, **told),
-        row(Throughput, tid, hour=at(9, day), attempts=5, completed=5, failed=0, nacked=0, abandoned=0, expired=0,
-            cancelled=0, retries=0, ended=5, dead=0, **told),
-        row(Latency, tid, hour=at(8, day), wait_p50_ms=500, wait_p95_ms=2500, wait_p99_ms=9000, run_p50_ms=40, **told),
-        row(Latency, tid, hour=at(9, day), wait_p50_ms=700, wait_p95_ms=1500, wait_p99_ms=8000, run_p50_ms=30, **told),
-        row(Failure, tid, fingerprint=f"{word}: disk <n> full", attempts=3, dead=1, example="e-1", **told),
-        row(Usage, tid, date=day, tasks=13, compute_ms=90_000, payload_bytes=4096),
-        row(Capacity, tid, hour=at(8, day), load=2.5, workers_1s=9, workers_10s=6, workers_60s=4, **told),
-        row(LeaseAdvice, tid, attempts=15, expired=2, lease_advice_seconds=180, max_attempts_advice=4, **told),
-        row(WebhookHealth, tid, date=day, endpoint=f"https://{word}.example/hook", hour=at(8, day), attempts=4,
-            delivered=2, refused=1, unreachable=1, latency_p95_ms=250),
-    ]  # fmt: skip
-    for each in rows:
-        each.save()
+    """Write one day of a tenant to every mart, with distinct texts and numbers."""
+    key = {"command": word, "date": day}
+    eight, nine = ({"tenant_id": tid, "hour": at(hour, day)} for hour in (8, 9))
+    ThroughputFactory(
+        **eight, **key, attempts=10, completed=7, failed=1, nacked=2, abandoned=0, expired=0, retries=3, ended=8
+    )
+    ThroughputFactory(
+        **nine, **key, attempts=5, completed=5, failed=0, nacked=0, abandoned=0, expired=0, retries=0, ended=5, dead=0
+    )
+    LatencyFactory(**eight, **key, wait_p50_ms=500, wait_p95_ms=2500, wait_p99_ms=9000, run_p50_ms=40)
+    LatencyFactory(**nine, **key, wait_p50_ms=700, wait_p95_ms=1500, wait_p99_ms=8000, run_p50_ms=30)
+    FailureFactory(tenant_id=tid, **key, fingerprint=f"{word}: disk <n> full", example="e-1")
+    UsageFactory(tenant_id=tid, date=day, tasks=13)
+    CapacityFactory(**eight, **key)
+    LeaseAdviceFactory(tenant_id=tid, **key)
+    WebhookHealthFactory(**eight, date=day, endpoint=f"https://{word}.example/hook")
 
 
-def look(client: Client, **asked: Any) -> Any:
-    answer = client.get(reverse("insights:page"), asked)
-    assert answer.status_code == 200
-    return answer
+def get_page(client: Client, **query: Any) -> Any:
+    response = client.get(reverse("insights:page"), query)
+    assert response.status_code == 200
+    return response
 
 
-@pytest.mark.spec("PIP-4", "The charts show the marts: outcomes, waits, runs, workers, worker time, webhooks")
-def test_the_charts_are_the_marts(root: Client, acme: Queue) -> None:
+@pytest.mark.spec("PIP-4", "Charts of the marts: outcomes, wait times, run times, workers, worker time, webhooks")
+def test_the_charts_show_the_marts(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
-    courses = look(root, tenant=acme.tenant.tid, days=1).context["courses"]
-    assert {name: len(course["ends_ms"]) for name, course in courses.items()} == {
+    series = get_page(root, tenant=acme.tenant.tid, days=1).context["time_series"]
+    assert {name: len(chart["ends_ms"]) for name, chart in series.items()} == {
         "ended": 24, "waited": 24, "ran": 24, "workers": 24, "worked": 1, "answered": 24,
     }  # fmt: skip
-    assert courses["ended"]["ends_ms"][8] == at(9).timestamp() * 1000
-    values = {name: course["values"] for name, course in courses.items()}
+    assert series["ended"]["ends_ms"][8] == at(9).timestamp() * 1000
+    values = {name: chart["values"] for name, chart in series.items()}
     assert (values["ended"]["completed"][8], values["ended"]["nacked"][8], values["ended"]["completed"][7]) == (7, 2, 0)
     assert (values["waited"]["p95"][8], values["waited"]["p95"][9], values["waited"]["p95"][10]) == (2.5, 1.5, None)
     assert values["ran"]["p50"][8] == 0.04
@@ -88,121 +87,121 @@ def test_the_charts_are_the_marts(root: Client, acme: Queue) -> None:
 def test_a_longer_step_adds_up_counts_and_shows_the_worst_hour(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
     fill(acme.tenant.tid, day=DAY - timedelta(days=2))
-    courses = look(root, tenant=acme.tenant.tid, days=30).context["courses"]
-    assert courses["ended"]["step_seconds"] == 86_400
-    assert courses["ended"]["values"]["completed"][-3:] == [12, 0, 12]
-    assert courses["waited"]["values"]["p50"][-3:] == [pytest.approx(0.7), None, pytest.approx(0.7)]
-    assert courses["waited"]["values"]["p95"][-1] == 2.5
+    series = get_page(root, tenant=acme.tenant.tid, days=30).context["time_series"]
+    assert series["ended"]["step_seconds"] == 86_400
+    assert series["ended"]["values"]["completed"][-3:] == [12, 0, 12]
+    assert series["waited"]["values"]["p50"][-3:] == [pytest.approx(0.7), None, pytest.approx(0.7)]
+    assert series["waited"]["values"]["p95"][-1] == 2.5
 
 
-@pytest.mark.spec("PIP-4", "Failures with their trend, advised leases and endpoints are listed beside the charts")
-def test_the_tables_are_the_marts(root: Client, acme: Queue) -> None:
+@pytest.mark.spec("PIP-4", "Tables of failures with their trend, recommended leases, and endpoints")
+def test_the_tables_show_the_marts(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
     fill(acme.tenant.tid, day=DAY - timedelta(days=1))
-    shown = look(root, tenant=acme.tenant.tid)
-    [(group, url)] = shown.context["groups"]
+    page = get_page(root, tenant=acme.tenant.tid)
+    [(group, url)] = page.context["groups"]
     assert (group.fingerprint, group.attempts, group.dead) == ("render: disk <n> full", 6, 2)
     assert group.trend == [0, 0, 0, 0, 0, 3, 3]
     assert url.endswith(f"?tenant={acme.tenant.tid}&id=e-1")
-    text = shown.content.decode()
+    text = page.content.decode()
     for words in ("render: disk &lt;n&gt; full", "180 s", "https://render.example/hook", "250 ms"):
         assert words in text
-    totals = shown.context["totals"]
+    totals = page.context["totals"]
     assert (totals["attempts"], totals["dead"], totals["all_tasks"]) == (30, 2, 26)
 
 
-def test_the_busiest_command_is_shown_where_none_is_asked_for(root: Client, acme: Queue) -> None:
+def test_the_busiest_queue_is_the_default(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid, "rare")
     fill(acme.tenant.tid, "often", DAY - timedelta(days=1))
     Throughput.objects.filter(command="often").update(attempts=1000)
-    shown = look(root, tenant=acme.tenant.tid)
-    assert (shown.context["command"], shown.context["commands"]) == ("often", ["often", "rare"])
-    other = look(root, tenant=acme.tenant.tid, command="rare")
+    page = get_page(root, tenant=acme.tenant.tid)
+    assert (page.context["command"], page.context["commands"]) == ("often", ["often", "rare"])
+    other = get_page(root, tenant=acme.tenant.tid, command="rare")
     assert (other.context["command"], other.context["totals"]["attempts"]) == ("rare", 15)
 
 
-@pytest.mark.spec("PIP-4", "Where there is no history yet, the page says what makes it")
-def test_an_empty_page_says_what_to_run(root: Client, acme: Queue) -> None:
-    for asked in ({}, {"tenant": acme.tenant.tid}):
-        assert "manage.py pipeline run" in look(root, **asked).content.decode()
+@pytest.mark.spec("PIP-4", "Without history the page shows the command that creates it")
+def test_an_empty_page_names_the_command_to_run(root: Client, acme: Queue) -> None:
+    for query in ({}, {"tenant": acme.tenant.tid}):
+        assert "manage.py pipeline run" in get_page(root, **query).content.decode()
 
 
-def test_how_old_the_marts_are_is_said(root: Client, acme: Queue) -> None:
+def test_the_page_shows_the_age_of_the_marts(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
-    assert "as of" not in look(root).content.decode()
+    assert "marts were updated" not in get_page(root).content.decode()
     ended = datetime.now(UTC) - timedelta(minutes=12)
-    RunLog.objects.create(run="0" * 32, job="publish", state="succeeded", started_at=ended, ended_at=ended)
-    assert "as of 12 min ago" in look(root).content.decode()
+    RunLogFactory(ended_at=ended)
+    assert "The marts were updated 12 min ago." in get_page(root).content.decode()
 
 
-@pytest.mark.spec("ADM-4", "A tenant's staff sees nothing of another's history")
+@pytest.mark.spec("ADM-4", "Staff of a tenant cannot see another tenant's history")
 @pytest.mark.parametrize("role", [None, "viewer", "operator", "admin"])
-def test_staff_see_their_tenants_charts_only(login: Login, acme: Queue, zeta: Queue, role: str | None) -> None:
+def test_staff_see_the_charts_of_their_tenants_only(login: Login, acme: Queue, zeta: Queue, role: str | None) -> None:
     fill(acme.tenant.tid, "mine")
     fill(zeta.tenant.tid, CANARY)
     client = login(role)
-    for asked in ({}, {"tenant": acme.tenant.tid}, {"tenant": acme.tenant.tid, "command": CANARY},
+    for query in ({}, {"tenant": acme.tenant.tid}, {"tenant": acme.tenant.tid, "command": CANARY},
                   {"tenant": zeta.tenant.tid}, {"tenant": zeta.tenant.tid, "command": CANARY}):  # fmt: skip
-        answer = client.get(reverse("insights:page"), asked)
-        foreign = asked.get("tenant") == zeta.tenant.tid
-        nobody = role is None and asked
-        assert answer.status_code == (404 if foreign or nobody else 200)
-        text = answer.content.decode()
-        # A page repeats what it was asked.
-        for said in asked.values():
-            text = text.replace(f"<option selected>{said}</option>", "").replace(quote_plus(said), "")
-        text = text.replace(f"<small>of {CANARY}</small>", "")
+        response = client.get(reverse("insights:page"), query)
+        is_foreign = query.get("tenant") == zeta.tenant.tid
+        has_no_role = role is None and query
+        assert response.status_code == (404 if is_foreign or has_no_role else 200)
+        text = response.content.decode()
+        # A page repeats the values of its query string.
+        for value in query.values():
+            text = text.replace(f"<option selected>{value}</option>", "").replace(quote_plus(value), "")
+        text = text.replace(f"<small>in {CANARY}</small>", "")
         assert CANARY not in text
-        if role and asked == {}:
+        if role and query == {}:
             assert "mine: disk" in text
     assert Client().get(reverse("insights:page")).status_code == 302
 
 
-def test_a_tenant_behind_the_list_is_found_by_its_link(
+def test_a_tenant_beyond_the_list_is_found_by_its_link(
     root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insights, "OFFERED", 1)
+    monkeypatch.setattr(insights, "TENANTS", 1)
     fill(zeta.tenant.tid)
-    shown = look(root, tenant=zeta.tenant.tid)
-    assert [slug for _, slug in shown.context["tenants"]] == ["acme", zeta.tenant.slug]
-    assert shown.context["totals"]["attempts"] == 15
+    page = get_page(root, tenant=zeta.tenant.tid)
+    assert [slug for _, slug in page.context["tenants"]] == ["acme", zeta.tenant.slug]
+    assert page.context["totals"]["attempts"] == 15
 
 
 @pytest.mark.parametrize("days", ["0", "2", "-1", "x", "²", "99999999999"])
-def test_another_time_is_not_there(root: Client, acme: Queue, days: str) -> None:
+def test_an_unknown_period_is_not_found(root: Client, acme: Queue, days: str) -> None:
     assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid, "days": days}).status_code == 404
 
 
 @pytest.mark.parametrize(
-    "asked", [{"command": "a\x00b"}, {"command": "x" * 129}, {"tenant": "\x00"}, {"tenant": "nobody"}]
+    "query", [{"command": "a\x00b"}, {"command": "x" * 129}, {"tenant": "\x00"}, {"tenant": "nobody"}]
 )
-def test_what_cannot_be_is_not_there(root: Client, acme: Queue, asked: dict[str, str]) -> None:
+def test_an_invalid_tenant_or_queue_is_not_found(root: Client, acme: Queue, query: dict[str, str]) -> None:
     fill(acme.tenant.tid)
-    assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid} | asked).status_code == 404
+    assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid} | query).status_code == 404
 
 
 def test_a_row_from_the_future_does_not_hide_the_present(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
     fill(acme.tenant.tid, day=date(2190, 1, 1))
-    assert look(root, tenant=acme.tenant.tid).context["last"] == DAY
+    assert get_page(root, tenant=acme.tenant.tid).context["last"] == DAY
 
 
-def test_however_much_there_is_the_database_is_asked_the_same(root: Client, acme: Queue) -> None:
+def test_the_number_of_queries_does_not_grow_with_the_history(root: Client, acme: Queue) -> None:
     fill(acme.tenant.tid)
 
-    def asked() -> int:
-        with CaptureQueriesContext(connection) as seen:
-            look(root, tenant=acme.tenant.tid, days=90)
-        return len(seen)
+    def count_queries() -> int:
+        get_page(root, tenant=acme.tenant.tid)  # fills the tenant cache
+        with CaptureQueriesContext(connection) as queries:
+            get_page(root, tenant=acme.tenant.tid, days=90)
+        return len(queries)
 
-    before = asked()
+    before = count_queries()
     for n in range(1, 40):
         fill(acme.tenant.tid, day=DAY - timedelta(days=n))
-    Failure.objects.bulk_create(
-        row(Failure, acme.tenant.tid, command="render", fingerprint=f"render: {n}") for n in range(60)
-    )
-    assert asked() == before <= QUERIES
+    for n in range(60):
+        FailureFactory(tenant_id=acme.tenant.tid, fingerprint=f"render: {n}", example="e-1")
+    assert count_queries() == before <= QUERY_LIMIT
 
 
-def test_the_sidebar_leads_there(root: Client, acme: Queue) -> None:
+def test_the_sidebar_links_to_the_page(root: Client, acme: Queue) -> None:
     assert reverse("insights:page") in root.get(reverse("console:overview")).content.decode()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.contrib.auth import get_user
-from django.contrib.auth.models import User
+from django.contrib.auth.hashers import make_password
 from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client
@@ -14,6 +14,7 @@ from django.test import Client
 from core.admin import login_throttle
 from core.admin.login_throttle import MAX_ATTEMPTS, WINDOW_SECONDS
 from tests.conftest import free_port
+from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "the-right-one-of-the-tests"
@@ -35,7 +36,7 @@ def _fast_password_hasher(settings: object) -> None:
 
 @pytest.fixture
 def user_name() -> str:
-    return User.objects.create_superuser("root", password=PASSWORD).username
+    return UserFactory(username="root", password=make_password(PASSWORD), is_superuser=True).username
 
 
 def log_in(name: str, password: str, address: str = "198.51.100.7") -> tuple[HttpResponse, bool]:

@@ -16,16 +16,16 @@ from django.db import connection, transaction
 
 from queues import selectors, services
 from queues.audit import stream
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
-from tenants.models import Tenant
+from tests.factories import SubscriptionFactory, TenantFactory
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
-from webhooks.models import Delivery, DeliveryAttempt, Subscription
+from webhooks.models import Delivery, DeliveryAttempt
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 PAST_LOCKS_SECONDS = 12  # longer than the locks of drain, repair and deliver; that of notify lasts 30 s
@@ -40,7 +40,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.fixture
 def tenant() -> Iterator[TenantSnapshot]:
-    Tenant.objects.create(tid="acme0001", slug="acme")
+    TenantFactory(tid="acme0001", slug="acme")
     yield TenantSnapshot(tid="acme0001", slug="acme")
     tenant_cache.stop()
 
@@ -65,10 +65,7 @@ class PeriodicWork:
         self.expiring: list[str] = []
         self.completed: list[str] = []
         self.woken_commands: list[str] = []
-        Subscription.objects.create(
-            tenant_id=tenant.tid, worker="w", callback_url=receiver.url("/wake"), event_types=["*"], ttl_seconds=3600,
-            min_interval_seconds=0, expires_at=datetime.now(UTC) + timedelta(hours=1),
-        )  # fmt: skip
+        SubscriptionFactory(tenant_id=tenant.tid, callback_url=receiver.url("/wake"))
 
     def create_some(self) -> None:
         number = len(self.woken_commands)
@@ -81,7 +78,7 @@ class PeriodicWork:
         hook = self.receiver.url(f"/callback/{number}")
         services.enqueue(self.tenant, [NewTask(command="tell", payload="1", webhook=hook)] * 5).run_sync()
         tasks = services.claim(self.tenant, ["tell"], "w", count=5).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         services.submit(self.tenant, "w", results).run_sync()
         self.completed += [task.id for task in tasks]
         # A queue that becomes non-empty once.
@@ -177,7 +174,7 @@ def test_drain_frozen_in_its_transaction_does_not_block_others(deployment: Deplo
     def complete_some(count: int = 50) -> None:
         services.enqueue(tenant, [NewTask(command="render", payload="1")] * count).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=count).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         services.submit(tenant, "w", results).run_sync()
 
     deployment.beat()
@@ -230,7 +227,7 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(
     while done < 2 * count:
         assert time.monotonic() < deadline, done
         tasks = services.claim(tenant, ["claimed"], "w", count=100).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         items = services.submit(tenant, "w", results).run_sync()
         done += sum(not isinstance(item, Exception) for item in items)
     assert (

@@ -17,7 +17,7 @@ from core import errors
 from core.redis import partitions
 from core.redis.multiplexed_cluster import MultiplexedCluster
 from core.redis.runners import AsyncRunner, ClusterRunner, with_slot_guard
-from queues.domain import NewResult, Result, Status
+from queues.domain import NewResult, Result, TaskStatus
 from queues.engine import Engine, maintenance_commands, producer_commands, queries, worker_commands
 from queues.engine.options import Options
 from tests.faults.cluster import Client, Cluster, find_slot
@@ -95,7 +95,7 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
     names = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
     cluster.migrate_keys(source, to, [name for name in names if b":task:" in name])
 
-    result = NewResult(task_id=tasks[1].id, status=Status.COMPLETED, result=b"1")
+    result = NewResult(task_id=tasks[1].id, status=TaskStatus.COMPLETED, result=b"1")
     calls = {
         "enqueue": producer_commands.enqueue(
             engine, TID, "acme", [build_task(), build_task(priority=3)], retention_ms=DAY_MS
@@ -173,7 +173,7 @@ def run_client(client: Client, stop: threading.Event, replies: Replies, number: 
             token = task.lease_token or ""
             retry(worker_commands.heartbeat(engine, tid, task.id, name, extend_ms=600_000, token=token, progress=""))
             retry(maintenance_commands.reap(engine, tid, "send"))
-            result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
+            result = NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
             [item] = retry(worker_commands.submit(engine, tid, name, [result], retention_ms=DAY_MS))
             assert isinstance(item, Result)
             replies.completed.add(task.id)

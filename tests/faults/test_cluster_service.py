@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.test import Client as Browser
 
 from codeq_site.beat_schedule import PERIODIC_TASKS
@@ -35,6 +34,7 @@ from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
 from tenants.domain import CallerRole
 from tests.conftest import free_port
+from tests.factories import UserFactory
 from tests.faults.cluster import Client as Store
 from tests.faults.cluster import Cluster, find_slot
 from tests.faults.deployment import Deployment, freeze, own_database, thaw
@@ -169,7 +169,7 @@ def list_remaining(store: Store, tenants: Mapping[int, NodeTenant]) -> list[Queu
 
 def create_console_cookie() -> str:
     browser = Browser()
-    browser.force_login(get_user_model().objects.create_superuser("root", password=None))
+    browser.force_login(UserFactory(is_superuser=True))
     return f"{settings.SESSION_COOKIE_NAME}={browser.cookies[settings.SESSION_COOKIE_NAME].value}"
 
 

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from codeq_site.devserver.embedded import Valkey
 from core import errors
-from queues.domain import NewResult, Result, Status
+from queues.domain import NewResult, Result, TaskStatus
 from queues.engine import producer_commands, worker_commands
 from tests.conftest import ValkeyFactory
 from tests.queues.engine.world import DAY_MS, LONG, TID, Snapshot, World, build_task
@@ -70,7 +70,7 @@ def work(world: World, replies: Replies, dice: random.Random, name: str) -> None
             ).run_sync()
             replies.returned[task.id] = replies.returned.get(task.id, 0) + 1
             continue
-        result = NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        result = NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
         [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
         assert isinstance(answer, Result)
         replies.completed[task.id] = name
@@ -137,7 +137,7 @@ def complete_all(world: World) -> None:
         .run_sync()
         .tasks
     ):
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1") for task in tasks]
         worker_commands.submit(world.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
     snapshot = world.check()
     # A lease that was open when the server was killed is still valid.

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from redis._parsers import BaseParser
 
 from core import errors
+from core.redis.error_replies import parse_error_reply
 from core.redis.runners import translate_error
-from queues.domain import NewResult, Result, Status, Task
+from queues.domain import NewResult, Result, Task, TaskStatus
 from queues.engine import (
     admin_commands,
     dead_letter_commands,
@@ -34,7 +34,7 @@ def client(valkey_server: ValkeyFactory) -> Iterator[redis.Redis]:
 
 
 def build_result(task: Task) -> NewResult:
-    return NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1", lease_token=task.lease_token)
+    return NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=task.lease_token)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def build_result(task: Task) -> NewResult:
     ids=lambda reply: reply.split()[0],
 )
 def test_temporary_error_is_unavailable(reply: str) -> None:
-    error = translate_error(BaseParser.parse_error(reply))
+    error = translate_error(parse_error_reply(reply))
     assert isinstance(error, errors.Unavailable)
     assert error.retryable
     assert error.retry_after_seconds
@@ -62,7 +62,7 @@ def test_temporary_error_is_unavailable(reply: str) -> None:
 
 def test_full_server_has_a_separate_error() -> None:
     assert isinstance(
-        translate_error(BaseParser.parse_error("OOM command not allowed when used memory > 'maxmemory'.")),
+        translate_error(parse_error_reply("OOM command not allowed when used memory > 'maxmemory'.")),
         errors.StoreFull,
     )
 
@@ -71,7 +71,7 @@ def test_full_server_has_a_separate_error() -> None:
     "reply", ["CODEQ WRONGTYPE Operation", "ERR unknown command", "BUSYKEY Target key name exists"]
 )
 def test_programming_error_is_not_translated(reply: str) -> None:
-    error = BaseParser.parse_error(reply)
+    error = parse_error_reply(reply)
     assert translate_error(error) is error
 
 

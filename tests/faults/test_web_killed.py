@@ -17,7 +17,7 @@ import pytest
 from core.redis.connections import client
 from queues import selectors
 from queues.current_engine import engine
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.engine import keys
 from tenants import services
 from tenants.auth import installation_keys as signing
@@ -126,7 +126,7 @@ def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deploym
     assert Counter(completed) == Counter(created.values())
     tenant = TenantSnapshot(tid=row.tid, slug=row.slug)
     for task_id in created.values():
-        assert selectors.task(tenant, task_id).run_sync().status is Status.COMPLETED
+        assert selectors.task(tenant, task_id).run_sync().status is TaskStatus.COMPLETED
     [stats] = selectors.queues(tenant).run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress, stats.dlq) == (0, 0, 0, 0)
     entries = client().xrange(keys.of_partition(engine().partition_of(tenant.tid)).events)

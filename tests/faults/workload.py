@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from core.redis.script_call import ScriptCall
-from queues.domain import NewResult, NewTask, Status, Task
+from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import (
     admin_commands,
     dead_letter_commands,
@@ -46,8 +46,8 @@ class Workload:
         assert len(tasks) == limit
         return tasks
 
-    def submit(self, *tasks: Task, status: Status = Status.COMPLETED) -> None:
-        is_success = status is Status.COMPLETED
+    def submit(self, *tasks: Task, status: TaskStatus = TaskStatus.COMPLETED) -> None:
+        is_success = status is TaskStatus.COMPLETED
         results = [
             NewResult(task_id=task.id, status=status, result=b'{"ok":1}' if is_success else None,
                       error=None if is_success else "boom", lease_token=task.lease_token)
@@ -103,7 +103,7 @@ class Workload:
         yield "claim of two queues"
         assert self.nack(mails[0]).run_sync().is_dead
         yield "nack to a dead letter"
-        self.submit(mails[1], status=Status.FAILED)
+        self.submit(mails[1], status=TaskStatus.FAILED)
         yield "submit a failure"
         queries.task(engine, tid, mails[2].id, watch=True).run_sync()
         yield "watch"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
@@ -20,10 +19,10 @@ from pipeline import periodic_tasks, services
 from pipeline.models import MARTS, Failure, RunLog, Throughput, WebhookHealth
 from pipeline.spark import jobs
 from pipeline.spark.lake import Lake, files
-from tenants.models import Tenant, TenantMembership
+from tenants.models import Tenant
+from tests.factories import DeliveryAttemptFactory, DeliveryFactory, TenantFactory, TenantMembershipFactory, UserFactory
 from tests.pipeline.history import Audit, at, build_attempt, build_dead_attempt, count_rows
 from tests.waiting import until
-from webhooks.models import Delivery, DeliveryAttempt
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def call_pipeline(spark: Any, lake: Lake, audit: Audit, monkeypatch: pytest.Monk
 @pytest.fixture
 def two_tenants(transactional_db: None) -> None:
     for slug in ("acme", "beta"):
-        Tenant.objects.create(tid=f"{slug}0001", slug=slug)
+        TenantFactory(tid=f"{slug}0001", slug=slug)
 
 
 @pytest.mark.spec("PIP-1", "One command computes the marts from history, and logs every job")
@@ -217,7 +216,7 @@ def test_console_shows_rows_and_allows_no_changes(call_pipeline: Any, audit: Aud
     create_delivery()
     call_pipeline("run")
     client = Client()
-    client.force_login(get_user_model().objects.create_superuser("root", password="x"))
+    client.force_login(UserFactory(is_superuser=True))
     for model in [*MARTS.values(), RunLog]:
         name = f"admin:pipeline_{model._meta.model_name}"
         response = client.get(reverse(f"{name}_changelist"))
@@ -238,24 +237,20 @@ def test_console_shows_rows_and_allows_no_changes(call_pipeline: Any, audit: Aud
 
 
 def create_delivery(statuses: tuple[int | None, ...] = (200, 500, None)) -> None:
-    delivery = Delivery.objects.create(
-        tenant_id="acme0001", task_id=uuid.uuid4(), command="render", url="https://a.example/hook?x=1",
-        address="https://a.example/hook", host="a.example:443", body="{}", status="delivered", due_at=at("10:00"),
-        created_at=at("10:00"),
-    )  # fmt: skip
-    DeliveryAttempt.objects.bulk_create(
-        DeliveryAttempt(
+    delivery = DeliveryFactory(
+        tenant_id="acme0001", url="https://a.example/hook?x=1", status="delivered", created_at=at("10:00")
+    )
+    for number, status in enumerate(statuses, 1):
+        DeliveryAttemptFactory(
             delivery=delivery, number=number, started_at=at("10:00"), duration_ms=100 * number, status_code=status,
             answer="CANARY",
-        )
-        for number, status in enumerate(statuses, 1)
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 def test_deliveries_are_counted_in_their_mart(call_pipeline: Any, lake: Lake, audit: Audit, two_tenants: None) -> None:
     create_delivery()
     # The delivery of this attempt was deleted, so its tenant is unknown.
-    DeliveryAttempt.objects.create(delivery_id=uuid.uuid4(), number=1, started_at=at("10:00"), duration_ms=1)
+    DeliveryAttemptFactory(delivery=None, delivery_id=uuid.uuid4(), started_at=at("10:00"))
     call_pipeline("run", "ingest", "deliveries", "webhooks", "publish")
     row = WebhookHealth.objects.get()
     assert (row.endpoint, row.hour, row.tenant_id) == ("https://a.example/hook", at("10:00"), "acme0001")
@@ -269,10 +264,8 @@ def test_deliveries_are_counted_in_their_mart(call_pipeline: Any, lake: Lake, au
 def test_staff_see_only_the_rows_of_their_tenants(call_pipeline: Any, audit: Audit, two_tenants: None) -> None:
     audit.add([build_attempt(), build_attempt(tenant_id="beta0001", command="beta-canary")])
     call_pipeline("run", "ingest", "attempts", "throughput", "publish")
-    staff = get_user_model().objects.create_user("staff", password="x", is_staff=True)
-    TenantMembership.objects.create(tenant_id="acme0001", user=staff)
     client = Client()
-    client.force_login(staff)
+    client.force_login(TenantMembershipFactory(tenant_id="acme0001").user)
     page = client.get(reverse("admin:pipeline_throughput_changelist")).content.decode()
     assert "render" in page
     assert "beta-canary" not in page

@@ -25,7 +25,7 @@ from pipeline.spark.store import HadoopStore
 from tests.pipeline.conftest import FAST_CONF
 from tests.pipeline.history import Audit, build_attempts_around_dst, build_manifest, count_rows, read_digests
 from tests.pipeline.kills import MOMENTS
-from tests.queues.api.test_artifacts_s3 import BUCKET, S3
+from tests.s3_server import BUCKET, S3Server
 
 SECRET = "canary-of-the-secret-key"
 FACTS = ("ingest", "attempts", "usage")
@@ -42,15 +42,15 @@ PORTABLE_CONF = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    s3 = S3()
+def server() -> Iterator[S3Server]:
+    s3 = S3Server()
     yield s3
     s3.process.kill()
     s3.process.wait()
 
 
 @pytest.fixture(scope="module")
-def conf(server: S3) -> dict[str, str]:
+def conf(server: S3Server) -> dict[str, str]:
     settings = {"endpoint": server.url, "path.style.access": "true", "connection.ssl.enabled": "false", **PORTABLE_CONF}
     jars = {"spark.jars": os.environ["CODEQ_TEST_S3A_JARS"]}
     return {**FAST_CONF, **jars, **{f"spark.hadoop.fs.s3a.{key}": value for key, value in settings.items()}}
@@ -66,22 +66,22 @@ def spark(conf: dict[str, str]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def lake(spark: Any, server: S3) -> Iterator[Lake]:
+def lake(spark: Any, server: S3Server) -> Iterator[Lake]:
     yield Lake(f"s3a://{BUCKET}/some/lake", spark)
     server.clear()
 
 
-def list_objects(server: S3, text: str) -> list[str]:
+def list_objects(server: S3Server, text: str) -> list[str]:
     pages = server.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
     return [item["Key"] for page in pages for item in page.get("Contents", []) if text in item["Key"]]
 
 
-def read_object(server: S3, name: str) -> bytes:
+def read_object(server: S3Server, name: str) -> bytes:
     content: bytes = server.client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
     return content
 
 
-def test_bucket_can_be_used_as_a_store(lake: Lake, server: S3) -> None:
+def test_bucket_can_be_used_as_a_store(lake: Lake, server: S3Server) -> None:
     store = lake.store
     assert store.read("a/b.json") is None
     assert store.put_new("a/b.json", b"\x00one\xff")
@@ -163,7 +163,7 @@ def test_all_jobs_repeated_and_compacted(run: Any, lake: Lake, audit: Audit, tmp
     assert lake.manifest("raw").rows == 240
 
 
-def test_changed_byte_in_an_object_is_an_error_that_names_it(run: Any, lake: Lake, audit: Audit, server: S3,
+def test_changed_byte_in_an_object_is_an_error_that_names_it(run: Any, lake: Lake, audit: Audit, server: S3Server,
                                                                       spark: Any) -> None:  # fmt: skip
     audit.add(build_attempts_around_dst(1, 50))
     run("ingest", "attempts")
@@ -181,7 +181,7 @@ def test_changed_byte_in_an_object_is_an_error_that_names_it(run: Any, lake: Lak
 
 @pytest.mark.timeout(900)
 def test_next_run_completes_a_killed_run_and_readers_never_see_partial_data(
-    run: Any, lake: Lake, audit: Audit, conf: dict[str, str], server: S3, tmp_path: Path
+    run: Any, lake: Lake, audit: Audit, conf: dict[str, str], server: S3Server, tmp_path: Path
 ) -> None:
     audit.add(build_attempts_around_dst(1))
     run(*FACTS)

@@ -4,7 +4,7 @@ import pytest
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from tests.fixtures.queues import Queue
 
 
@@ -15,7 +15,7 @@ def test_abandoned_task_is_the_last_of_its_priority(queue: Queue) -> None:
     task = queue.claim()
     assert not services.abandon(queue.tenant, task.id, "w1").run_sync().is_dead
     stored = selectors.task(queue.tenant, task.id).run_sync()
-    assert (stored.status, stored.location, stored.attempts) == (Status.PENDING, Location.PENDING_LIST, 1)
+    assert (stored.status, stored.location, stored.attempts) == (TaskStatus.PENDING, Location.PENDING_LIST, 1)
     assert queue.payloads() == ["second", "first"]
 
 

@@ -8,18 +8,25 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
-from tenants.models import Tenant, TenantMembership
+from queues.models import Attempt, AuditedResult, Quarantine
+from tenants.models import Tenant
+from tests.factories import (
+    AttemptFactory,
+    AuditedResultFactory,
+    BeatJobFactory,
+    QuarantineFactory,
+    TenantFactory,
+    TenantMembershipFactory,
+    UserFactory,
+)
 
 pytestmark = pytest.mark.django_db
 NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
@@ -29,18 +36,13 @@ Audited = Callable[..., AuditedResult]
 
 @pytest.fixture
 def acme() -> Tenant:
-    return Tenant.objects.create(slug="acme")
+    return TenantFactory(slug="acme")
 
 
 @pytest.fixture
 def audited(acme: Tenant) -> Audited:
     def make(**fields: Any) -> AuditedResult:
-        usual: dict[str, Any] = {
-            "task_id": uuid.uuid4(), "tenant": acme, "command": "render", "priority": 0, "payload": "{}",
-            "status": "COMPLETED", "outcome": "COMPLETED", "is_dead": False, "result": '{"ok":true}', "attempts": 0,
-            "deliveries": 1, "max_attempts": 5, "worker": "w-1", "created_at": NOON, "ended_at": NOON, "position": 1,
-        }  # fmt: skip
-        return AuditedResult.objects.create(**(usual | fields))
+        return AuditedResultFactory(**({"tenant": acme, "ended_at": NOON} | fields))
 
     return make
 
@@ -48,16 +50,14 @@ def audited(acme: Tenant) -> Audited:
 @pytest.fixture
 def root() -> Client:
     client = Client()
-    client.force_login(User.objects.create_superuser("root", password=None))
+    client.force_login(UserFactory(is_superuser=True))
     return client
 
 
 @pytest.fixture
 def staff_of_acme(acme: Tenant) -> Client:
-    user = User.objects.create_user("clerk", is_staff=True)
-    TenantMembership.objects.create(tenant=acme, user=user)
     client = Client()
-    client.force_login(user)
+    client.force_login(TenantMembershipFactory(tenant=acme).user)
     return client
 
 
@@ -129,17 +129,13 @@ def test_row_of_a_deleted_tenant_is_still_listed(root: Client, audited: Audited)
 @pytest.mark.spec("TEN-3", "Staff see their own tenants' audit and no other")
 @pytest.mark.parametrize("model", ["auditedresult", "attempt"])
 def test_staff_see_their_tenants_rows_only(staff_of_acme: Client, audited: Audited, acme: Tenant, model: str) -> None:
-    other = Tenant.objects.create(slug="other")
+    other = TenantFactory(slug="other")
     rows = {
         tenant: audited(tenant=tenant, worker=f"worker-of-{tenant.slug}", error=f"canary-of-{tenant.slug}")
         if model == "auditedresult"
-        else Attempt.objects.create(
-            task_id=uuid.uuid4(), number=1, tenant=tenant, command="c", priority=0, created_at=NOON, visible_at=NOON,
-            ended_at=NOON, outcome="COMPLETED", status="COMPLETED", worker=f"worker-of-{tenant.slug}",
-            payload_bytes=1, result_bytes=1, error=f"canary-of-{tenant.slug}",
-        )
+        else AttemptFactory(tenant=tenant, worker=f"worker-of-{tenant.slug}", error=f"canary-of-{tenant.slug}")
         for tenant in (acme, other)
-    }  # fmt: skip
+    }
     listed = reverse(f"admin:queues_{model}_changelist")
     for query in ({}, {"q": "worker-of-other"}, {"tenant": other.pk}, {"q": str(rows[other].task_id)}):
         assert "canary-of-other" not in staff_of_acme.get(listed, query).content.decode()
@@ -159,8 +155,8 @@ def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> 
 
 
 def test_only_the_platform_sees_quarantine_and_periodic_tasks(root: Client, staff_of_acme: Client) -> None:
-    Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=b"")
-    BeatJob.objects.create(name="drain", task="queues.drain", every_seconds=1, started_at=NOON, ended_at=NOON)
+    QuarantineFactory(reason="odd")
+    BeatJobFactory(name="drain")
     for model, text in (("quarantine", "odd"), ("beatjob", "drain")):
         listed = reverse(f"admin:queues_{model}_changelist")
         assert text in root.get(listed).content.decode()
@@ -172,8 +168,8 @@ def test_only_the_platform_sees_quarantine_and_periodic_tasks(root: Client, staf
 )
 def test_list_of_periodic_tasks_shows_the_last_runs(root: Client) -> None:
     started = NOON + timedelta(minutes=17, seconds=3)
-    BeatJob.objects.create(
-        name="drain", task="queues.drain", every_seconds=90, started_at=started,
+    BeatJobFactory(
+        name="drain", every_seconds=90, started_at=started,
         ended_at=started + timedelta(milliseconds=1234), outcome="7 stored, 0 in quarantine", runs=41, failures=2,
         failed_at=NOON, error="OperationalError: the connection is lost",
     )  # fmt: skip
@@ -186,16 +182,13 @@ def test_list_of_periodic_tasks_shows_the_last_runs(root: Client) -> None:
 
 @pytest.mark.spec("ADM-4", "A retry of quarantined entries is recorded with its operator and reason")
 def test_retry_of_the_quarantine_is_recorded(root: Client) -> None:
-    raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
-    row = Quarantine.objects.create(partition=1, stream_id="1-1", reason="odd", raw=raw)
+    row = QuarantineFactory()
     form = {"action": "retry", "_selected_action": [row.pk]}
     listed = reverse("admin:queues_quarantine_changelist")
-    assert "give a reason" in root.post(listed, form, follow=True).content.decode()
+    assert "Give a reason" in root.post(listed, form, follow=True).content.decode()
     assert not LogEntry.objects.exists()
     form["reason"] = "the column is wider now"
     shown = root.post(listed, form, follow=True).content.decode()
-    assert "0 stored, 1 still cannot be stored." in shown
+    assert "0 stored, 1 still in quarantine." in shown
     assert Quarantine.objects.filter(pk=row.pk).exists()
-    assert LogEntry.objects.get().change_message == (
-        "Tried to store 1 quarantined entries again, 0 stored: the column is wider now"
-    )
+    assert LogEntry.objects.get().change_message == ("Retried 1 quarantined entries, 0 stored: the column is wider now")

@@ -27,7 +27,7 @@ from queues.current_engine import engine
 from queues.deadletters import bulk_jobs, bulk_runner, queries
 from queues.deadletters.bulk_jobs import Canary
 from queues.deadletters.queries import Filter
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine import keys
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
@@ -122,10 +122,10 @@ def test_periodic_task_runs_all_jobs_until_they_end(tenant: TenantSnapshot, othe
     create_dead_letters(tenant, 30)
     create_dead_letters(other_tenant, 20)
     jobs = [start_job(tenant), start_job(other_tenant)]
-    assert periodic_tasks.carry_on() == "50 dealt with"
+    assert periodic_tasks.run_bulk_jobs() == "50 handled"
     assert [run_to_end(job).state for job in jobs] == ["done", "done"]
     assert (count_ready_and_dead(tenant), count_ready_and_dead(other_tenant)) == ((30, 0), (20, 0))
-    assert periodic_tasks.carry_on() == "0 dealt with"
+    assert periodic_tasks.run_bulk_jobs() == "0 handled"
 
 
 @pytest.mark.spec("ADM-2", "Selected dead letters are replayed; live tasks are skipped, and missing tasks are reported")
@@ -360,7 +360,7 @@ def end_canaries(tenant: TenantSnapshot, count: int) -> None:
     assert len(tasks) == 10
     for task in tasks[:count]:
         services.nack(tenant, task.id, "w").run_sync()
-    results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks[count:]]
+    results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks[count:]]
     if results:
         services.submit(tenant, "w", results).run_sync()
     periodic_tasks.run_drain(lambda: True)
@@ -528,7 +528,7 @@ def test_replay_is_recalled(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPa
     replayed = run_to_end(start_job(tenant, ids if by_ids else RENDER))
     periodic_tasks.run_drain(lambda: True)
     claimed = services.claim(tenant, ["render"], "w", count=3).run_sync().tasks
-    done = NewResult(task_id=claimed[0].id, status=Status.COMPLETED, result=b"{}")
+    done = NewResult(task_id=claimed[0].id, status=TaskStatus.COMPLETED, result=b"{}")
     services.submit(tenant, "w", [done]).run_sync()
     services.nack(tenant, claimed[1].id, "w", reason="again").run_sync()  # a dead letter again
     queries.replay(tenant, [ids[10]])  # fails: the task is not a dead letter

@@ -4,18 +4,18 @@ import pytest
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5_000], ids=["ready", "delayed"])
 def test_waiting_task_is_cancelled_and_never_delivered(queue: Queue, clock: Clock, delay_ms: int) -> None:
     task = queue.enqueue(delay_ms=delay_ms)
-    assert services.cancel(queue.tenant, task.id).run_sync().status is Status.CANCELLED
+    assert services.cancel(queue.tenant, task.id).run_sync().status is TaskStatus.CANCELLED
     clock.advance(10)
     assert queue.look().tasks == []
     stored = selectors.task(queue.tenant, task.id).run_sync()
-    assert (stored.status, stored.location) == (Status.CANCELLED, Location.NONE)
+    assert (stored.status, stored.location) == (TaskStatus.CANCELLED, Location.NONE)
     assert [(e["attempt"], e["outcome"], e["worker"]) for e in queue.events()] == [("0", "CANCELLED", "")]
 
 

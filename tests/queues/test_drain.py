@@ -26,7 +26,7 @@ from queues import metrics as _queue_metrics  # noqa: F401 - registers its gauge
 from queues import periodic_tasks, services
 from queues.audit import drain, events, stream
 from queues.current_engine import engine
-from queues.domain import NewResult, NewTask, Status, Task
+from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
 from queues.periodic import SKIPPED
@@ -53,7 +53,7 @@ def complete_tasks(tenant: TenantSnapshot, count: int = 1, result: bytes = b'{"o
     """Complete new tasks with a result, and return their ids."""
     enqueue_tasks(tenant, count, **fields)
     tasks = claim_tasks(tenant, count)
-    results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=result) for task in tasks]
+    results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=result) for task in tasks]
     assert not [item for item in services.submit(tenant, "w-1", results).run_sync() if isinstance(item, Exception)]
     return [task.id for task in tasks]
 
@@ -120,7 +120,7 @@ def test_every_attempt_is_stored_and_the_last_ending_is_kept(tenant: TenantSnaps
 
     services.replay(tenant, [task_id]).run_sync()
     claim_tasks(tenant, worker="w-2")
-    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"{}")]).run_sync()
+    services.submit(tenant, "w-2", [NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"{}")]).run_sync()
     run_drain()
 
     row = AuditedResult.objects.get(pk=task_id)
@@ -145,7 +145,7 @@ def test_dead_letter_replayed_before_the_drain_does_not_get_the_later_result(ten
     services.nack(tenant, task_id, "w-1", reason="dead").run_sync()
     services.replay(tenant, [task_id]).run_sync()
     claim_tasks(tenant)
-    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=Status.COMPLETED, result=b"[1]")]).run_sync()
+    services.submit(tenant, "w-1", [NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"[1]")]).run_sync()
 
     first, _, second = _read_new(tenant)
     records = [

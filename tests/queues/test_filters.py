@@ -14,8 +14,8 @@ from core import errors
 from core.redis.connections import client
 from queues import selectors, services
 from queues.current_engine import engine
-from queues.domain import NewResult, NewTask, Status
-from queues.filters import Filters, NoFilters
+from queues.domain import NewResult, NewTask, TaskStatus
+from queues.filters import Filters
 from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock
 from tests.queues.engine.world import check_consistency
@@ -103,7 +103,7 @@ class Day:
 
     def submit(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
-        new = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        new = NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
         return services.submit(tenant, "w1", [new, new]).run_sync()
 
     def nack(self, tenant: TenantSnapshot) -> Any:
@@ -148,7 +148,7 @@ def test_filters_do_not_change_any_answer(clock: Clock, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine(), "options", options)
     began = clock.now_ms
     days = []
-    for filters in (Filters(), NoFilters()):
+    for filters in (Filters(), Filters(is_enabled=False)):
         client().flushall()
         clock.now_ms = began
         use(filters, monkeypatch)
@@ -171,7 +171,7 @@ def test_missing_task_is_not_read_again(clock: Clock, store: redis.Redis, tenant
     with pytest.raises(errors.TaskNotFound):
         selectors.task(tenant, gone).run_sync()
     store.config_resetstat()
-    new = NewResult(task_id=gone, status=Status.COMPLETED, result=b"1")
+    new = NewResult(task_id=gone, status=TaskStatus.COMPLETED, result=b"1")
     for call in (
         lambda: selectors.task(tenant, gone),
         lambda: selectors.result(tenant, gone),
@@ -211,7 +211,7 @@ def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis,
 @pytest.mark.spec("BLM-3", "A removed task is not sent again")
 def test_removed_task_is_left_out_of_the_next_pass() -> None:
     filters = Filters()
-    filters.note_gone("acme0001", ["a", "b"], [True, False])
-    assert filters.was_removed("acme0001", "a")
-    assert not filters.was_removed("acme0001", "b")
-    assert not filters.was_removed("zeta0002", "a")
+    filters.remember_deleted("acme0001", ["a", "b"], [True, False])
+    assert filters.skips_cleanup("acme0001", "a")
+    assert not filters.skips_cleanup("acme0001", "b")
+    assert not filters.skips_cleanup("zeta0002", "a")

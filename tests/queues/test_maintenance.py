@@ -9,12 +9,13 @@ import pytest
 from core.redis.connections import client
 from queues import maintenance, periodic_tasks, services
 from queues.current_engine import engine
-from queues.domain import Location, NewResult, NewTask, Status
+from queues.domain import Location, NewResult, NewTask, TaskStatus
 from queues.engine import keys, queries
 from queues.models import AuditedResult
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +30,7 @@ def _stop_tenant_cache() -> Iterator[None]:
 
 @pytest.fixture
 def keeping(tenant: TenantSnapshot) -> Tenant:
-    return Tenant.objects.create(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
+    return TenantFactory(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
 
 
 @pytest.fixture
@@ -45,8 +46,8 @@ def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: TenantS
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
     assert maintenance.repair(lambda: True) == (0, 0)
     clock.advance(2)
-    assert periodic_tasks.repair() == "3 ready, 1 leases over"
-    assert periodic_tasks.repair() == "0 ready, 0 leases over"
+    assert periodic_tasks.repair() == "3 ready, 1 leases expired"
+    assert periodic_tasks.repair() == "0 ready, 0 leases expired"
 
 
 @pytest.mark.usefixtures("keeping")
@@ -64,7 +65,9 @@ def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: TenantSn
 def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
     [item] = services.enqueue(forgetful, [NewTask(command="c", payload="1")]).run_sync()
     services.claim(forgetful, ["c"], "w").run_sync()
-    services.submit(forgetful, "w", [NewResult(task_id=item.task.id, status=Status.COMPLETED, result=b"{}")]).run_sync()
+    services.submit(
+        forgetful, "w", [NewResult(task_id=item.task.id, status=TaskStatus.COMPLETED, result=b"{}")]
+    ).run_sync()
     assert periodic_tasks.cleanup() == "0 removed"
     periodic_tasks.drain()
     assert periodic_tasks.cleanup() == "1 removed"

@@ -18,7 +18,7 @@ def test_peek_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Cl
     later = queue.enqueue(delay_ms=9000)
     before = selectors.queue_stats(queue.tenant, "send").run_sync()
     seen = selectors.peek(queue.tenant, "send").run_sync()
-    assert [task.id for task in seen.in_line] == [high.id, low.id, low_too.id]
+    assert [task.id for task in seen.ready] == [high.id, low.id, low_too.id]
     assert [(task.id, task.worker, task.moment_ms) for task in seen.in_progress] == [
         (held.id, "w7", clock.now_ms + 60_000)
     ]
@@ -31,7 +31,7 @@ def test_peek_returns_a_number_of_tasks_without_ended_ones(queue: Queue) -> None
     cancelled, *rest = queue.enqueue_many(30)
     services.cancel(queue.tenant, cancelled.id).run_sync()
     seen = selectors.peek(queue.tenant, "send", 5).run_sync()
-    assert [task.id for task in seen.in_line] == [task.id for task in rest[:5]]
+    assert [task.id for task in seen.ready] == [task.id for task in rest[:5]]
 
 
 def test_task_has_a_position(queue: Queue) -> None:
@@ -39,38 +39,38 @@ def test_task_has_a_position(queue: Queue) -> None:
     task = queue.enqueue()
     queue.enqueue_many(2)
     queue.enqueue_many(4, priority=6)
-    place = selectors.place(queue.tenant, task.id).run_sync()
+    place = selectors.queue_position(queue.tenant, task.id).run_sync()
     assert (place.higher, place.ahead, place.is_paused, place.is_awaited) == (4, 3, False, False)
     services.pause(queue.tenant, "send").run_sync()
-    assert selectors.place(queue.tenant, task.id).run_sync().is_paused
+    assert selectors.queue_position(queue.tenant, task.id).run_sync().is_paused
 
 
 def test_position_far_back_is_not_counted(queue: Queue) -> None:
     for _ in range(10):
         queue.enqueue_many(1000)
     first, last = queue.look().tasks[0], queue.enqueue_many(3)[-1]
-    assert selectors.place(queue.tenant, last.id).run_sync().ahead is None
-    assert selectors.place(queue.tenant, first.id).run_sync().ahead is None
+    assert selectors.queue_position(queue.tenant, last.id).run_sync().ahead is None
+    assert selectors.queue_position(queue.tenant, first.id).run_sync().ahead is None
 
 
 def test_position_reports_a_waiting_worker(queue: Queue) -> None:
     task = queue.enqueue(delay_ms=60_000)
     queue.look(wait_ms=10_000)
-    assert selectors.place(queue.tenant, task.id).run_sync().is_awaited
+    assert selectors.queue_position(queue.tenant, task.id).run_sync().is_awaited
 
 
 def test_tenant_of_a_task_id_is_found(queue: Queue, other_queue: Queue) -> None:
-    assert selectors.owner(queue.enqueue().id).run_sync() == queue.tenant.tid
-    assert selectors.owner(other_queue.enqueue().id).run_sync() == other_queue.tenant.tid
-    assert selectors.owner("01a1edc6-12fd-73ac-9eba-b0c00132dda0").run_sync() is None
+    assert selectors.find_tenant(queue.enqueue().id).run_sync() == queue.tenant.tid
+    assert selectors.find_tenant(other_queue.enqueue().id).run_sync() == other_queue.tenant.tid
+    assert selectors.find_tenant("01a1edc6-12fd-73ac-9eba-b0c00132dda0").run_sync() is None
 
 
 @pytest.mark.spec("TEN-3", "A tenant cannot read another tenant's queue or task")
 def test_tenant_cannot_peek_another_tenants_queue(queue: Queue, other_queue: Queue) -> None:
     task = other_queue.enqueue()
-    assert selectors.peek(queue.tenant, "send").run_sync().in_line == []
+    assert selectors.peek(queue.tenant, "send").run_sync().ready == []
     with pytest.raises(errors.TaskNotFound):
-        selectors.place(queue.tenant, task.id).run_sync()
+        selectors.queue_position(queue.tenant, task.id).run_sync()
 
 
 def test_many_tenants_are_read_in_two_round_trips(

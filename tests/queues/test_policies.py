@@ -13,13 +13,13 @@ from core import errors
 from core.redis.connections import client
 from queues import periodic_tasks, policies, selectors, services
 from queues.current_engine import engine
-from queues.domain import Location, NewResult, NewTask, Status
+from queues.domain import Location, NewResult, NewTask, TaskStatus
 from queues.engine import keys, maintenance_commands
 from queues.models import AuditedResult, QueuePolicy
 from queues.policies import Policy
 from tenants.cache import TenantCache, tenant_cache
 from tenants.domain import TenantSnapshot
-from tenants.models import Tenant
+from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock, Queue
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def _stop_tenant_cache() -> Iterator[None]:
 
 @pytest.fixture
 def tenant() -> TenantSnapshot:
-    Tenant.objects.create(tid="acme0001", slug="acme")
+    TenantFactory(tid="acme0001", slug="acme")
     found = tenant_cache.find("acme")
     assert found is not None
     return found
@@ -44,7 +44,7 @@ def tenant() -> TenantSnapshot:
 
 @pytest.fixture
 def other_tenant() -> TenantSnapshot:
-    Tenant.objects.create(tid="zeta0002", slug="zeta")
+    TenantFactory(tid="zeta0002", slug="zeta")
     found = tenant_cache.find("zeta")
     assert found is not None
     return found
@@ -68,12 +68,12 @@ def test_a_version_grows_with_a_change_only(tenant: TenantSnapshot) -> None:
     row, is_new = policies.put(tenant, "send", Policy(max_attempts=4), actor="ada")
     assert (is_new, row.version, row.priority_tiers, row.changed_by) == (False, 2, None, "ada")
     assert policies.find(tenant, "send").version == 2
-    assert [row.command for row in policies.listed(tenant)] == ["send"]
+    assert [row.command for row in policies.list_rows(tenant)] == ["send"]
     policies.delete(tenant, "send")
     for missing in (policies.find, policies.delete):
         with pytest.raises(errors.NotFound):
             missing(tenant, "send")
-    assert policies.of(tenant) == {}
+    assert policies.for_tenant(tenant) == {}
 
 
 def test_two_who_make_the_same_policy_at_once_make_one(tenant: TenantSnapshot) -> None:
@@ -113,9 +113,9 @@ def test_a_policy_is_its_tenants_own(tenant: TenantSnapshot, other_tenant: Tenan
         {"priority_tiers": (-1,)},
         {"priority_tiers": (1, 1)},
         {"retention_seconds": 59},
-        {"retention_seconds": policies.RETENTION_LIMIT + 1},
+        {"retention_seconds": policies.MAX_RETENTION_SECONDS + 1},
         {"max_consumers": 0},
-        {"max_consumers": policies.CONSUMERS_LIMIT + 1},
+        {"max_consumers": policies.MAX_CONSUMERS + 1},
         {"dead_letter_topic": "send"},
         {"dead_letter_topic": "no way"},
         {"dead_letter_topic": "x" * 129},
@@ -130,7 +130,7 @@ def test_invalid_policy_is_refused_and_nothing_changes(tenant: TenantSnapshot, f
     put(tenant, max_attempts=2)
     with pytest.raises(errors.InvalidRequest):
         put(tenant, **fields)
-    assert (policies.find(tenant, "send").version, policies.of(tenant)["send"].max_attempts) == (1, 2)
+    assert (policies.find(tenant, "send").version, policies.for_tenant(tenant)["send"].max_attempts) == (1, 2)
 
 
 @pytest.mark.parametrize("command", ["", "a b", "x" * 129, "a\n", "ü", "a:b"])
@@ -145,7 +145,7 @@ def test_producers_feel_the_policy(tenant: TenantSnapshot) -> None:
     queue = Queue(tenant)
     assert queue.enqueue().max_attempts == 2
     assert queue.enqueue(max_attempts=7, priority=5).max_attempts == 7
-    with pytest.raises(errors.InvalidRequest, match="send knows 0, 5"):
+    with pytest.raises(errors.InvalidRequest, match="send accepts 0, 5"):
         queue.enqueue(priority=4)
     assert Queue(tenant, "other").enqueue(priority=4).max_attempts == 5
     assert stats(tenant) == (2, 0, 0)
@@ -154,20 +154,20 @@ def test_producers_feel_the_policy(tenant: TenantSnapshot) -> None:
 @pytest.mark.spec("ADM-5", "A task that says no priority gets the lowest of its queue's priorityTiers")
 def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: TenantSnapshot) -> None:
     put(tenant, priority_tiers=(9, 3, 5))
-    unsaid = NewTask(command="send", payload="1", is_priority_said=False)
-    other = NewTask(command="other", payload="1", is_priority_said=False)
+    unsaid = NewTask(command="send", payload="1", has_priority=False)
+    other = NewTask(command="other", payload="1", has_priority=False)
     refused = NewTask(command="send", payload="1")
     lowest_tier, default, invalid = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
     assert (lowest_tier.task.priority, default.task.priority) == (3, 0)
     assert isinstance(invalid, errors.InvalidRequest)
-    assert "send knows 3, 5, 9" in invalid.detail
+    assert "send accepts 3, 5, 9" in invalid.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)
 def test_a_repeated_key_is_the_same_request_under_another_policy(
     tenant: TenantSnapshot, policy: dict[str, Any]
 ) -> None:
-    new = NewTask(command="send", payload="1", idempotency_key="k", is_priority_said=False)
+    new = NewTask(command="send", payload="1", idempotency_key="k", has_priority=False)
     [first] = services.enqueue(tenant, [new]).run_sync()
     put(tenant, **policy)
     [again] = services.enqueue(tenant, [new]).run_sync()
@@ -325,7 +325,7 @@ def test_the_dead_go_to_the_dead_letter_topic(tenant: TenantSnapshot, clock: Clo
         clock.advance(1)
     assert (stats(tenant), stats(tenant, "corpses")) == ((0, 0, 0), (1, 0, 0))
     moved = selectors.task(tenant, task.id).run_sync()
-    assert (moved.status, moved.location, moved.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
+    assert (moved.status, moved.location, moved.attempts) == (TaskStatus.PENDING, Location.PENDING_LIST, 0)
     assert (moved.priority, moved.spec.payload, moved.spec.command) == (6, '{"x":1}', "send")
     assert moved.error == {"nack": "boom", "abandon": "MAX_ATTEMPTS", "reap": "LEASE_EXPIRED"}[way]
     for _ in range(2):
@@ -351,9 +351,9 @@ def test_a_task_of_the_dead_letter_topic_can_be_completed(tenant: TenantSnapshot
         services.heartbeat(tenant, task.id, "w1", token=stale.lease_token).run_sync()
     held = corpses.claim("w2")
     [done] = services.submit(
-        tenant, "w2", [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}")]
+        tenant, "w2", [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}")]
     ).run_sync()
-    assert (held.id, done.status) == (task.id, Status.COMPLETED)
+    assert (held.id, done.status) == (task.id, TaskStatus.COMPLETED)
     assert [stats.command for stats in selectors.queues(tenant).run_sync()] == ["corpses", "send"]
 
 
@@ -380,7 +380,7 @@ def test_a_change_made_by_hand_is_seen_too(tenant: TenantSnapshot) -> None:
     put(tenant, max_attempts=3)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE queues_queuepolicy SET max_attempts = 9")
-    until(lambda: policies.of(tenant)["send"].max_attempts == 9, 5)
+    until(lambda: policies.for_tenant(tenant)["send"].max_attempts == 9, 5)
 
 
 @pytest.mark.spec("ADM-5", "A Redis that was empty or away has the policies again a minute later")
@@ -391,7 +391,7 @@ def test_beat_tells_redis_again(tenant: TenantSnapshot) -> None:
     lines = {b"send": b"fixed 1000 900000 corpses"}
     assert client().hgetall(names.policies) == lines
     client().flushdb()
-    assert periodic_tasks.tell_policies() == "1 told"
+    assert periodic_tasks.sync_policies() == "1 written"
     assert client().hgetall(names.policies) == lines
     assert client().hgetall(names.queues) == {b"send": b"active 2", b"corpses": b"active"}
 
@@ -403,7 +403,7 @@ def test_a_policy_without_words_for_scripts_leaves_none(tenant: TenantSnapshot) 
 
 
 def test_a_tenant_has_so_many_policies_and_no_more(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "POLICIES", 2)
+    monkeypatch.setattr(policies, "MAX_POLICIES", 2)
     put(tenant, "a")
     put(tenant, "b")
     with pytest.raises(errors.Conflict):

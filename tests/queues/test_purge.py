@@ -5,7 +5,7 @@ import redis
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Status
+from queues.domain import TaskStatus
 from queues.filters import filters
 from tests.fixtures.queues import Clock, Queue
 
@@ -67,7 +67,7 @@ def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -
 def test_an_operator_deletes_dead_letters_of_one_tenant_at_once(queue: Queue, other_queue: Queue) -> None:
     dead, other_dead = queue.dead(), other_queue.dead()
     assert services.purge(queue.tenant, [dead.id, other_dead.id, dead.id]).run_sync() == 1
-    assert selectors.task(other_queue.tenant, other_dead.id).run_sync().status is Status.FAILED
+    assert selectors.task(other_queue.tenant, other_dead.id).run_sync().status is TaskStatus.FAILED
     assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0
 
 

@@ -5,7 +5,7 @@ import redis
 
 from queues import selectors
 from queues.current_engine import engine
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from queues.engine import maintenance_commands
 from tests.fixtures.queues import Clock, Queue
 
@@ -36,13 +36,13 @@ def test_expired_lease_counts_and_the_last_one_makes_a_dead_letter(queue: Queue,
     clock.advance(1)
     maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()
     stored = selectors.task(queue.tenant, task.id).run_sync()
-    assert (stored.status, stored.attempts, stored.error) == (Status.PENDING, 1, "LEASE_EXPIRED")
+    assert (stored.status, stored.attempts, stored.error) == (TaskStatus.PENDING, 1, "LEASE_EXPIRED")
     clock.advance(1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
     assert maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()[:2] == (1, 1)
     stored = selectors.task(queue.tenant, task.id).run_sync()
-    assert (stored.status, stored.location, stored.error) == (Status.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
+    assert (stored.status, stored.location, stored.error) == (TaskStatus.FAILED, Location.DLQ_SET, "LEASE_EXPIRED")
 
 
 def test_reaping_is_limited_and_continues_at_its_position(queue: Queue, clock: Clock) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 from tests.fixtures.queues import Clock, Queue
 
 
@@ -16,7 +16,7 @@ def test_a_replayed_task_has_all_its_attempts_again(queue: Queue, clock: Clock) 
     assert queue.look().tasks == []
     task = services.replay(queue.tenant, [dead.id]).run_sync()[0]
     assert not isinstance(task, Exception)
-    assert (task.status, task.location, task.attempts) == (Status.PENDING, Location.PENDING_LIST, 0)
+    assert (task.status, task.location, task.attempts) == (TaskStatus.PENDING, Location.PENDING_LIST, 0)
     again = queue.claim()
     assert (again.id, again.priority) == (dead.id, 3)
     queue.complete(again)

@@ -6,7 +6,7 @@ import redis
 
 from core import errors
 from queues import selectors, services
-from queues.domain import Location, NewResult, Status
+from queues.domain import Location, NewResult, TaskStatus
 from tests.fixtures.queues import Clock, Queue
 
 
@@ -21,13 +21,13 @@ def test_a_result_ends_the_task(queue: Queue, clock: Clock, store: redis.Redis) 
     result = queue.complete(task, result=b'{"n":1.10}', lease_token=task.lease_token)
     assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
     assert (result.status, result.worker, result.completed_ms, bytes(result.result)) == (
-        Status.COMPLETED,
+        TaskStatus.COMPLETED,
         "w1",
         clock.now_ms,
         b'{"n":1.10}',
     )
     ended, read = selectors.result(queue.tenant, task.id).run_sync()
-    assert (ended.status, ended.location, ended.lease_until_ms) == (Status.COMPLETED, Location.NONE, None)
+    assert (ended.status, ended.location, ended.lease_until_ms) == (TaskStatus.COMPLETED, Location.NONE, None)
     assert bytes(read.result or b"") == b'{"n":1.10}'
     stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.ready, stats.in_progress, stats.dlq) == (0, 0, 0)
@@ -36,10 +36,10 @@ def test_a_result_ends_the_task(queue: Queue, clock: Clock, store: redis.Redis) 
 def test_a_failure_by_result_is_final_and_counts_as_an_attempt(queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim()
-    assert queue.fail(task, error="no such file").status is Status.FAILED
+    assert queue.fail(task, error="no such file").status is TaskStatus.FAILED
     ended, result = selectors.result(queue.tenant, task.id).run_sync()
     assert (ended.status, ended.error, ended.attempts, ended.location) == (
-        Status.FAILED,
+        TaskStatus.FAILED,
         "no such file",
         1,
         Location.NONE,
@@ -65,7 +65,7 @@ def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> Non
     assert isinstance(queue.fail(task), errors.AlreadyEnded)
     assert isinstance(queue.complete(task, result=b'{"ok":false}'), errors.AlreadyEnded)
     assert isinstance(queue.complete(task, worker="w2"), errors.AlreadyEnded)
-    assert selectors.task(queue.tenant, task.id).run_sync().status is Status.COMPLETED
+    assert selectors.task(queue.tenant, task.id).run_sync().status is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("ACK-2", "A task without a result is ready again after its lease; a late result is refused")
@@ -96,7 +96,7 @@ def test_a_late_holder_of_the_same_name_is_refused(queue: Queue, clock: Clock) -
     clock.advance(2000)
     new = queue.claim("pool")
     assert isinstance(queue.complete(old, "pool", lease_token=old.lease_token), errors.LeaseLost)
-    assert queue.complete(new, "pool", lease_token=new.lease_token).status is Status.COMPLETED
+    assert queue.complete(new, "pool", lease_token=new.lease_token).status is TaskStatus.COMPLETED
 
 
 def test_only_the_owner_may_answer(queue: Queue, other_queue: Queue) -> None:
@@ -112,7 +112,7 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
     queue.enqueue_many(3)
     mine = queue.look(count=3).tasks
     foreign = other_queue.enqueue()
-    done = Status.COMPLETED
+    done = TaskStatus.COMPLETED
     answers = services.submit(
         queue.tenant,
         "w1",
@@ -120,8 +120,8 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
             NewResult(task_id=mine[0].id, status=done, result=b"{}"),
             NewResult(task_id=foreign.id, status=done, result=b"{}"),
             NewResult(task_id="nonsense", status=done, result=b"{}"),
-            NewResult(task_id=mine[1].id, status=done),
-            NewResult(task_id=mine[1].id, status=Status.FAILED, error="x"),
+            NewResult(task_id=mine[1].id, status=done, result=b"1" * (256 * 1024 + 1)),
+            NewResult(task_id=mine[1].id, status=TaskStatus.FAILED, error="x"),
             NewResult(task_id=mine[2].id, status=done, result=b"1"),
             NewResult(task_id=mine[2].id, status=done, result=b"1"),
             NewResult(task_id=mine[2].id, status=done, result=b"2"),
@@ -131,7 +131,7 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
         "Result",
         "TaskNotFound",
         "TaskNotFound",
-        "InvalidRequest",
+        "PayloadTooLarge",
         "Result",
         "Result",
         "Result",
@@ -144,7 +144,7 @@ def test_a_result_too_large_is_refused_and_the_lease_lives_on(queue: Queue) -> N
     queue.enqueue()
     task = queue.claim()
     assert isinstance(queue.complete(task, result=b"1" * (256 * 1024 + 1)), errors.PayloadTooLarge)
-    assert queue.complete(task).status is Status.COMPLETED
+    assert queue.complete(task).status is TaskStatus.COMPLETED
 
 
 def test_every_ended_attempt_is_one_entry_in_the_outbox(queue: Queue, clock: Clock) -> None:

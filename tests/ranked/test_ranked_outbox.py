@@ -34,6 +34,7 @@ from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.concurrency.crowd import crowd
 from tests.conftest import ValkeyFactory
+from tests.factories import RankedEntryFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto" / "ranked.md"
@@ -155,7 +156,7 @@ def test_queue_that_redis_refuses_does_not_delay_others(
             Group.objects.create(name="kept")
             RankedQueue(tenant, "broken").enqueue("t1")
         assert list_group_names() == ["kept"]
-        RankedEntry.objects.create(tenant_id=tenant.tid, queue="reviews", task_id="t2", rank=50)
+        RankedEntryFactory(tenant_id=tenant.tid, task_id="t2")
         assert periodic_tasks.sweep() == "1 enqueued"
     assert "ranked queue broken of tenant acme0001" in caplog.text
     assert queue.dequeue() == "t2"
@@ -165,8 +166,8 @@ def test_queue_that_redis_refuses_does_not_delay_others(
 
 @pytest.mark.spec("RNK-8", "Concurrent processes move each row once")
 def test_concurrent_processes_move_each_row_once(queue: RankedQueue, valkey: Valkey) -> None:
-    rows = [RankedEntry(tenant_id=queue.tid, queue=queue.name, task_id=f"t{n}", rank=50) for n in range(50)]
-    pks = [row.pk for row in RankedEntry.objects.bulk_create(rows)]
+    rows = RankedEntryFactory.create_batch(50, tenant_id=queue.tid, queue=queue.name)
+    pks = [row.pk for row in rows]
 
     def move_all(_: object) -> int:
         try:
@@ -177,13 +178,13 @@ def test_concurrent_processes_move_each_row_once(queue: RankedQueue, valkey: Val
             connection.close()
 
     assert sum(crowd(valkey.url, [move_all] * 8)) == 50
-    assert {queue.dequeue() for _ in range(50)} == {f"t{n}" for n in range(50)}
+    assert {queue.dequeue() for _ in range(50)} == {row.task_id for row in rows}
     assert queue.dequeue() is None
     assert not RankedEntry.objects.exists()
 
 
 def test_sweep_needs_the_lock_and_stops_when_it_loses_it(queue: RankedQueue) -> None:
-    RankedEntry.objects.create(tenant_id=queue.tid, queue=queue.name, task_id="t1", rank=50)
+    RankedEntryFactory(tenant_id=queue.tid, queue=queue.name, task_id="t1")
     lock = PeriodicTaskLock.acquire("queues.ranked", 15)
     assert lock
     assert periodic_tasks.sweep() == SKIPPED

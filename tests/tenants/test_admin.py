@@ -16,6 +16,7 @@ from django.urls import reverse
 from tenants import scoping, services
 from tenants.admin import TenantAdmin
 from tenants.models import SigningSecret, Tenant, TenantIssuer, TenantMembership
+from tests.factories import TenantIssuerFactory, TenantMembershipFactory, UserFactory
 from tests.tenants.minting import Signer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.tenants.urls")]
@@ -33,11 +34,11 @@ def foreign(signer: Signer) -> dict[str, Any]:
     """Another tenant with a row of every model. `CANARY` is in the name of each."""
     tenant = services.create_tenant(CANARY)
     services.signing_secret(CANARY)
-    user = User.objects.create(username=f"{CANARY}-user", is_staff=True)
+    user = UserFactory(username=f"{CANARY}-user")
     return {
         "tenant": tenant,
-        "tenantmembership": TenantMembership.objects.create(tenant=tenant, user=user, role="viewer"),
-        "tenantissuer": TenantIssuer.objects.create(tenant=tenant, issuer=CANARY, jwks={"keys": [signer.jwk]}),
+        "tenantmembership": TenantMembershipFactory(tenant=tenant, user=user),
+        "tenantissuer": TenantIssuerFactory(tenant=tenant, issuer=CANARY, jwks={"keys": [signer.jwk]}),
         "signingsecret": SigningSecret.objects.get(tenant=tenant),
     }
 
@@ -50,9 +51,9 @@ def login(acme: Tenant) -> Login:
     """
 
     def as_role(role: str | None, *, enforce_csrf_checks: bool = False) -> Client:
-        user = User.objects.create(username=f"staff-{role}", is_staff=True, is_superuser=role == "root")
+        user = UserFactory(username=f"staff-{role}", is_superuser=role == "root")
         if role not in {None, "root"}:
-            TenantMembership.objects.create(tenant=acme, user=user, role=str(role))
+            TenantMembershipFactory(tenant=acme, user=user, role=role)
         client = Client(enforce_csrf_checks=enforce_csrf_checks)
         client.force_login(user)
         return client
@@ -140,7 +141,7 @@ def test_forged_forms_do_not_change_other_tenants(
 ) -> None:
     client, tid = login(role), foreign["tenant"].tid
     before = snapshot(foreign)
-    own = TenantIssuer.objects.create(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
+    own = TenantIssuerFactory(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
     key = '{"keys": [' + str(signer.jwk).replace("'", '"') + "]}"
     posts: list[tuple[str, dict[str, Any]]] = [
         (url("tenantissuer", "add"), issuer_form(foreign["tenant"], jwks=key)),
@@ -187,8 +188,9 @@ def test_bulk_delete_requires_the_admin_role_for_every_row(
     login: Login, foreign: dict[str, Any], acme: Tenant, signer: Signer
 ) -> None:
     client = login("admin")
-    TenantMembership.objects.create(tenant=foreign["tenant"], user_id=client.session["_auth_user_id"], role="viewer")
-    own = TenantIssuer.objects.create(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
+    user = User.objects.get(pk=client.session["_auth_user_id"])
+    TenantMembershipFactory(tenant=foreign["tenant"], user=user)
+    own = TenantIssuerFactory(tenant=acme, issuer="own", jwks={"keys": [signer.jwk]})
     both = [own.pk, foreign["tenantissuer"].pk]
     client.post(
         url("tenantissuer", "changelist"),
@@ -386,9 +388,9 @@ def test_only_admins_of_a_tenant_create_secrets(role: str | None, login: Login, 
 
 @ISOLATED
 def test_memberships_decide_permissions(acme: Tenant, other: Tenant) -> None:
-    user = User.objects.create(username="user", is_staff=True)
-    TenantMembership.objects.create(tenant=acme, user=user, role="operator")
-    TenantMembership.objects.create(tenant=other, user=user, role="viewer")
+    user = UserFactory()
+    TenantMembershipFactory(tenant=acme, user=user, role="operator")
+    TenantMembershipFactory(tenant=other, user=user)
     assert set(scoping.tenants_of(user)) == {acme, other}
     assert set(scoping.tenants_of(user, scoping.Role.OPERATOR)) == {acme}
     assert set(scoping.tenants_of(user, scoping.Role.ADMIN)) == set()
@@ -402,8 +404,8 @@ def test_memberships_decide_permissions(acme: Tenant, other: Tenant) -> None:
 
 @ISOLATED
 def test_inactive_and_anonymous_users_see_nothing(acme: Tenant) -> None:
-    inactive = User.objects.create(username="inactive", is_staff=True, is_active=False, is_superuser=True)
-    for user in (inactive, AnonymousUser(), User.objects.create(username="without", is_staff=True)):
+    inactive = UserFactory(is_active=False, is_superuser=True)
+    for user in (inactive, AnonymousUser(), UserFactory()):
         assert not scoping.tenants_of(user).exists()
         assert not scoping.has_role(user, acme.tid)
         assert not scoping.has_role(user, None)

@@ -14,6 +14,7 @@ from core.errors import Unavailable
 from tenants import cache as tenants_cache
 from tenants import models, services
 from tenants.cache import TenantCache
+from tests.factories import TenantIssuerFactory
 from tests.tenants.conftest import Clock, Configure
 from tests.tenants.minting import Signer
 from tests.waiting import until
@@ -251,7 +252,7 @@ def test_deleted_tenant_is_removed_within_a_minute(
 def test_poll_notices_changes_of_issuers(acme: models.Tenant, cache: TenantCache, signer: Signer) -> None:
     cache.find("acme")
     cache.poll()
-    row = models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks={"keys": [signer.jwk]})
+    row = TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks={"keys": [signer.jwk]})
     cache.poll()
     issuer = cache.find_issuer("acme", "acme-idp")
     assert issuer is not None

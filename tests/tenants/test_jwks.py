@@ -15,9 +15,9 @@ from tenants import http_fetch
 from tenants.auth import jwks
 from tenants.auth.validators import JwksValidator
 from tenants.auth.verifier import Verifier
+from tests.tenants.bad_responses import BAD_RESPONSES
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import ISSUER, Signer
-from tests.tenants.test_http_fetch import BAD
 from tests.waiting import until, until_async
 
 K1, K2 = jwks.Key("k1", "ES256", None), jwks.Key("k2", "ES256", None)
@@ -195,13 +195,13 @@ def create_verifier(server: JwksServer, clock: Clock) -> Verifier:
 
 @OUTAGE
 @pytest.mark.usefixtures("acme")
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("kind", BAD_RESPONSES)
 def test_tokens_are_verified_while_the_issuer_returns_garbage(kind: str, issuer: JwksServer, signer: Signer) -> None:
     clock = Clock(0)
     keys = create_key_cache(issuer, clock)
     verifier = Verifier([JwksValidator(keys)])
     verifier.verify(signer.token(jti="before"))
-    issuer.respond = BAD[kind](issuer)
+    issuer.respond = BAD_RESPONSES[kind](issuer)
     for hours in (1, 12, 23.9):
         clock.now, requests_before = hours * HOUR, issuer.requests
         verifier.verify(signer.token(jti=f"after {hours} h"))
@@ -213,7 +213,7 @@ def test_tokens_are_verified_while_the_issuer_returns_garbage(kind: str, issuer:
 @OUTAGE
 @pytest.mark.usefixtures("acme")
 def test_cold_start_without_the_issuer_is_a_503_with_retry_after(issuer: JwksServer, signer: Signer) -> None:
-    issuer.respond = BAD["500"](issuer)
+    issuer.respond = BAD_RESPONSES["500"](issuer)
     with pytest.raises(Unavailable) as refusal:
         Verifier().verify(signer.token())
     assert refusal.value.retry_after_seconds

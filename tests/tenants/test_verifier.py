@@ -23,6 +23,7 @@ from tenants.auth.validators import JwksValidator
 from tenants.auth.verifier import Verifier, verifier
 from tenants.cache import tenant_cache
 from tenants.permissions import IsProducer, IsWorker, refuse_new_work
+from tests.factories import TenantIssuerFactory
 from tests.tenants.conftest import Clock, Configure, JwksServer
 from tests.tenants.minting import Signer, claims
 
@@ -54,7 +55,7 @@ def no_query(*args: object) -> None:
 def acme_idp(acme: models.Tenant, signers: dict[str, Signer]) -> Signer:
     """The issuer of `acme`, with a static key."""
     own = Signer("ES256", "acme-key")
-    models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks={"keys": [own.jwk]})
+    TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks={"keys": [own.jwk]})
     return own
 
 
@@ -403,7 +404,7 @@ def test_tenants_issuer_may_have_its_own_audiences(acme_idp: Signer) -> None:
 @OWN_ISSUER
 def test_tenants_issuer_with_a_url(acme: models.Tenant, jwks_server: JwksServer, signer: Signer) -> None:
     jwks_server.keys = [signer.jwk]
-    models.TenantIssuer.objects.create(tenant=acme, issuer="acme-idp", jwks_url=jwks_server.url)
+    TenantIssuerFactory(tenant=acme, issuer="acme-idp", jwks_url=jwks_server.url)
     verifier = Verifier()
     for number in range(5):
         assert verifier.verify(signer.token(iss="acme-idp", jti=str(number))).tenant.slug == "acme"
@@ -414,7 +415,7 @@ def test_tenants_issuer_with_a_url(acme: models.Tenant, jwks_server: JwksServer,
 @pytest.mark.usefixtures("issuer")
 def test_two_tenants_may_have_issuers_of_the_same_name(acme_idp: Signer, other: models.Tenant) -> None:
     other_idp = Signer("ES256", "acme-key")
-    models.TenantIssuer.objects.create(tenant=other, issuer="acme-idp", jwks={"keys": [other_idp.jwk]})
+    TenantIssuerFactory(tenant=other, issuer="acme-idp", jwks={"keys": [other_idp.jwk]})
     verifier = Verifier()
     assert verifier.verify(acme_idp.token(iss="acme-idp")).tenant.slug == "acme"
     assert verifier.verify(other_idp.token(iss="acme-idp", tenantId="other")).tenant.slug == "other"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from core import url_check
 from core.conf import conf
 from tenants.cache import tenant_cache
 from tenants.models import Tenant
+from tests.factories import DeliveryFactory, TenantFactory
 from tests.webhooks.receiver import Receiver
 from webhooks.models import Delivery
 from webhooks.sender import Sender
@@ -87,7 +86,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def acme() -> Tenant:
-    return Tenant.objects.create(tid="acme0001", slug="acme")
+    return TenantFactory(tid="acme0001", slug="acme")
 
 
 @pytest.fixture
@@ -95,13 +94,7 @@ def make_delivery(acme: Tenant, clock: Clock) -> MakeDelivery:
     """`make_delivery(url)` creates a delivery that is due."""
 
     def make(url: str, **fields: Any) -> Delivery:
-        target = url_check.parse(url)
-        defaults: dict[str, Any] = {
-            "tenant": acme, "task_id": uuid.uuid4(), "command": "render", "url": url, "address": target.endpoint_url,
-            "host": target.host_and_port, "body": '{"status":"COMPLETED"}', "status": Delivery.Status.PENDING,
-            "due_at": clock.now, "created_at": clock.now,
-        }  # fmt: skip
-        return Delivery.objects.create(**(defaults | fields))
+        return DeliveryFactory(url=url, **({"tenant": acme, "created_at": clock.now} | fields))
 
     return make
 

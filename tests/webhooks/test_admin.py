@@ -16,10 +16,19 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from tenants.models import Tenant, TenantMembership
+from tenants.models import Tenant
+from tests.factories import (
+    CircuitFactory,
+    DeliveryAttemptFactory,
+    EndpointFactory,
+    SubscriptionFactory,
+    TenantFactory,
+    TenantMembershipFactory,
+    UserFactory,
+)
 from tests.webhooks.conftest import MakeDelivery
 from webhooks import services
-from webhooks.models import Circuit, Delivery, DeliveryAttempt, Endpoint, Subscription
+from webhooks.models import Delivery, Endpoint
 
 pytestmark = pytest.mark.django_db
 HOOK = "https://example.org/hook"
@@ -30,9 +39,9 @@ Login = Callable[[str], Client]
 @pytest.fixture
 def login(acme: Tenant) -> Login:
     def as_role(role: str) -> Client:
-        user = User.objects.create(username=f"staff-{role}", is_staff=True, is_superuser=role == "root")
+        user = UserFactory(username=f"staff-{role}", is_superuser=role == "root")
         if role != "root":
-            TenantMembership.objects.create(tenant=acme, user=user, role=role)
+            TenantMembershipFactory(tenant=acme, user=user, role=role)
         client = Client()
         client.force_login(user)
         return client
@@ -42,7 +51,7 @@ def login(acme: Tenant) -> Login:
 
 @pytest.fixture
 def other() -> Tenant:
-    return Tenant.objects.create(slug="other")
+    return TenantFactory(slug="other")
 
 
 def send_again(client: Client, *rows: Delivery, reason: str = "they asked") -> str:
@@ -77,7 +86,7 @@ def test_replay_skips_tenants_without_the_operator_role(
     send_again(login("operator"), foreign)
     send_again(login("viewer"), own)
     user = User.objects.get(username="staff-operator")
-    TenantMembership.objects.create(tenant=other, user=user, role="viewer")
+    TenantMembershipFactory(tenant=other, user=user)
     client = Client()
     client.force_login(user)
     assert "1 will be sent again, 1 skipped" in send_again(client, foreign, own)
@@ -87,16 +96,12 @@ def test_replay_skips_tenants_without_the_operator_role(
 
 @pytest.mark.spec("TEN-3", "Users see only the webhooks of their own tenants")
 def test_pages_hide_rows_of_other_tenants(login: Login, make_delivery: MakeDelivery, other: Tenant) -> None:
-    now = datetime.now(UTC)
     rows: dict[str, Any] = {
         "delivery": make_delivery("https://canary.example.org/", tenant=other),
-        "endpoint": Endpoint.objects.create(tenant=other, address="https://canary.example.org/"),
-        "circuit": Circuit.objects.create(tenant=other, host="canary.example.org:443", failures=1, updated_at=now),
-        "subscription": Subscription.objects.create(
-            tenant=other, worker="canary", callback_url="https://canary.example.org/", event_types=["*"],
-            ttl_seconds=1, min_interval_seconds=1, expires_at=now,
-        ),
-    }  # fmt: skip
+        "endpoint": EndpointFactory(tenant=other, address="https://canary.example.org/"),
+        "circuit": CircuitFactory(tenant=other, host="canary.example.org:443"),
+        "subscription": SubscriptionFactory(tenant=other, worker="canary", callback_url="https://canary.example.org/"),
+    }
     viewer, root = login("viewer"), login("root")
     for model, row in rows.items():
         listed, changed = (
@@ -113,10 +118,9 @@ def test_pages_hide_rows_of_other_tenants(login: Login, make_delivery: MakeDeliv
 
 def test_attempts_of_a_delivery_are_escaped(login: Login, make_delivery: MakeDelivery) -> None:
     row = make_delivery(HOOK, last_error="HTTP 500")
-    DeliveryAttempt.objects.create(
-        delivery=row, number=1, started_at=datetime.now(UTC), duration_ms=1234, status_code=500,
-        error="HTTP 500", answer="<script>alert(1)</script>",
-    )  # fmt: skip
+    DeliveryAttemptFactory(
+        delivery=row, duration_ms=1234, status_code=500, error="HTTP 500", answer="<script>alert(1)</script>"
+    )
     page = login("viewer").get(reverse("admin:webhooks_delivery_change", args=[row.pk])).content.decode()
     assert "1234" in page
     assert "<script>alert" not in page
@@ -142,7 +146,7 @@ def run_action(client: Client, endpoint: Endpoint, name: str, **form: str) -> An
 
 @pytest.mark.spec("ADM-1", "An endpoint is disabled and recovered since a date, with a reason")
 def test_endpoint_is_disabled_and_recovered(login: Login, acme: Tenant, make_delivery: MakeDelivery) -> None:
-    endpoint = Endpoint.objects.create(tenant=acme, address=HOOK)
+    endpoint = EndpointFactory(tenant=acme, address=HOOK)
     row = make_delivery(HOOK)
     client = login("operator")
     assert run_action(client, endpoint, "disable").status_code == 200

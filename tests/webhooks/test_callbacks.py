@@ -13,14 +13,15 @@ from queues import maintenance, periodic_tasks, services
 from queues.audit import drain as audit_drain
 from queues.audit import stream
 from queues.current_engine import engine
-from queues.domain import TERMINAL, NewResult, NewTask, Status
+from queues.domain import TERMINAL, NewResult, NewTask, TaskStatus
 from queues.engine import keys
 from queues.models import Attempt, AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import EndpointFactory
 from tests.webhooks.conftest import Clock, Send
 from tests.webhooks.receiver import Receiver
-from webhooks.models import Delivery, Endpoint
+from webhooks.models import Delivery
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 HOOK = "https://example.org/hook?x=1"
@@ -41,7 +42,7 @@ def claim(tenant: TenantSnapshot, **options: Any) -> None:
 
 
 def submit(tenant: TenantSnapshot, *task_ids: str, **fields: Any) -> None:
-    outcome: dict[str, Any] = fields or {"status": Status.COMPLETED, "result": b'{"n":1.10}'}
+    outcome: dict[str, Any] = fields or {"status": TaskStatus.COMPLETED, "result": b'{"n":1.10}'}
     results = services.submit(tenant, "w", [NewResult(task_id=task_id, **outcome) for task_id in task_ids]).run_sync()
     assert not [result for result in results if isinstance(result, Exception)]
 
@@ -65,7 +66,7 @@ def end_by_result(tenant: TenantSnapshot) -> str:
 def end_by_failure(tenant: TenantSnapshot) -> str:
     task_id = enqueue(tenant)
     claim(tenant)
-    submit(tenant, task_id, status=Status.FAILED, error="no luck")
+    submit(tenant, task_id, status=TaskStatus.FAILED, error="no luck")
     return task_id
 
 
@@ -183,7 +184,7 @@ def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: TenantSnap
     submit(
         tenant,
         task_id,
-        status=Status.COMPLETED,
+        status=TaskStatus.COMPLETED,
         result=b'{"big":12345678901234567890.10,"lone":"\\ud800"}',
         artifacts=b'[{"name":"a.txt","url":"https://example.org/a"}]',
     )
@@ -204,7 +205,7 @@ def test_body_has_the_documented_fields_and_unchanged_numbers(tenant: TenantSnap
 def test_invalid_result_json_becomes_a_string(tenant: TenantSnapshot, result: bytes) -> None:
     task_id = enqueue(tenant)
     claim(tenant)
-    submit(tenant, task_id, status=Status.COMPLETED, result=result)
+    submit(tenant, task_id, status=TaskStatus.COMPLETED, result=result)
     drain()
     [body] = callback_bodies(task_id)
     assert isinstance(body["result"], str)
@@ -230,7 +231,7 @@ def test_refused_url_is_recorded_and_never_sent(tenant: TenantSnapshot, send: Se
 
 
 def test_delivery_to_a_disabled_endpoint_is_held(tenant: TenantSnapshot, acme: Tenant) -> None:
-    Endpoint.objects.create(tenant=acme, address="https://example.org/hook", is_enabled=False)
+    EndpointFactory(tenant=acme, address="https://example.org/hook", is_enabled=False)
     end_by_result(tenant)
     drain()
     assert Delivery.objects.get().status == "held"

@@ -15,7 +15,7 @@ import pytest
 from core.conf import conf
 from queues import services
 from queues.audit import stream
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
@@ -63,7 +63,7 @@ def end_tasks(tenant: TenantSnapshot, hooks: list[str]) -> set[str]:
         new = [NewTask(command="render", payload="1", webhook=hook) for hook in hooks[start : start + 500]]
         services.enqueue(tenant, new).run_sync()
         tasks = services.claim(tenant, ["render"], "w", count=len(new)).run_sync().tasks
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"{}") for task in tasks]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"{}") for task in tasks]
         answers = services.submit(tenant, "w", results).run_sync()
         assert not [answer for answer in answers if isinstance(answer, Exception)]
         task_ids |= {task.id for task in tasks}

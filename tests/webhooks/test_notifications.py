@@ -19,6 +19,7 @@ from queues.engine import keys
 from tenants import services as tenants
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import TenantFactory
 from tests.webhooks.conftest import Clock, MakeReceiver
 from tests.webhooks.receiver import Receiver, hang, status
 from webhooks import nonempty_queues, notifications, periodic_tasks, subscriptions
@@ -108,7 +109,7 @@ def test_empty_or_paused_queue_notifies_nobody(
 def test_other_tenants_queue_of_the_same_name_notifies_nobody(
     tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
-    Tenant.objects.create(tid="zeta0002", slug="zeta")
+    TenantFactory(tid="zeta0002", slug="zeta")
     subscribe()
     enqueue(TenantSnapshot(tid="zeta0002", slug="zeta"))
     assert notifications.notify(clock=clock) == (0, 0)

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 from core.metrics import scrape
 from tenants import services as tenants
 from tenants.models import Tenant
+from tests.factories import CircuitFactory, TenantFactory
 from tests.webhooks.conftest import Clock, Configure, MakeDelivery, MakeReceiver, Send
 from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status
 from webhooks import delivery_results, due_deliveries, services
@@ -84,7 +85,7 @@ def test_delivery_is_signed_with_the_valid_secrets(
     newer = services.rotate(endpoint, clock.now)
     make_delivery(receiver.url("/other?x"))
     send()
-    other_tenant = Tenant.objects.create(slug="stranger")
+    other_tenant = TenantFactory(slug="stranger")
     other_secret = tenants.signing_secret(other_tenant.slug)
     first, second, third = receiver.requests
     for request, secrets in ((first, [former]), (second, [former, new]), (third, [own, newer])):
@@ -191,8 +192,8 @@ def test_failing_host_is_paused_probed_and_served_again(
 def test_failures_of_one_tenant_do_not_pause_a_host_for_another(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
-    other = Tenant.objects.create(slug="other")
-    Circuit.objects.create(
+    other = TenantFactory(slug="other")
+    CircuitFactory(
         tenant=acme, host=f"127.0.0.1:{receiver.port}", failures=99, updated_at=clock.now,
         paused_until=clock.now + timedelta(seconds=30),
     )  # fmt: skip
@@ -362,7 +363,7 @@ def test_callbacks_keep_to_the_rate_of_their_tenant(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
     Tenant.objects.filter(pk=acme.pk).update(webhook_per_second=5)
-    other = Tenant.objects.create(slug="other")
+    other = TenantFactory(slug="other")
     for _ in range(40):
         make_delivery(receiver.url("/acme"))
         make_delivery(receiver.url("/other"), tenant=other)

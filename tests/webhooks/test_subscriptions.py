@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from core.errors import Forbidden, InvalidRequest, NotFound
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
+from tests.factories import SubscriptionFactory, TenantFactory
 from tests.webhooks.conftest import Clock, Configure
 from webhooks import subscriptions
 from webhooks.models import Subscription
@@ -27,7 +28,7 @@ def tenant(db: None, acme: Tenant) -> TenantSnapshot:
 
 @pytest.fixture
 def other(db: None) -> TenantSnapshot:
-    Tenant.objects.create(tid="zeta0002", slug="zeta")
+    TenantFactory(tid="zeta0002", slug="zeta")
     return TenantSnapshot(tid="zeta0002", slug="zeta")
 
 
@@ -128,11 +129,8 @@ NOON = datetime(2026, 10, 1, 12, tzinfo=UTC)
 
 
 def build_subscription(number: int, mode: str = "fanout", **fields: Any) -> Subscription:
-    defaults: dict[str, Any] = {
-        "id": uuid.UUID(int=number), "tenant_id": "acme0001", "worker": f"w-{number}", "callback_url": HOOK,
-        "event_types": ["render"], "mode": mode, "min_interval_seconds": 5,
-    }  # fmt: skip
-    return Subscription(**(defaults | fields))
+    defaults = {"tenant_id": "acme0001", "worker": f"w-{number}", "event_types": ["render"], "min_interval_seconds": 5}
+    return SubscriptionFactory.build(id=uuid.UUID(int=number), mode=mode, callback_url=HOOK, **(defaults | fields))
 
 
 def numbers(rows: list[Subscription]) -> list[int]:

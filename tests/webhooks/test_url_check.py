@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from core import url_check
+from core import http_client, url_check
 from core.errors import InvalidRequest
 from queues.api import conversion
 from queues.api.schemas.tasks import NewTask
@@ -83,7 +83,7 @@ async def test_stored_hostile_url_is_refused_at_the_call(canary: Receiver) -> No
     ] == []
 
 
-def resolving(*texts: str) -> http.Resolve:
+def resolving(*texts: str) -> http_client.Resolve:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return list(texts)
 
@@ -160,7 +160,7 @@ async def test_hanging_resolver_ends_by_the_deadline_and_is_queried_once(
         release.wait(10)
         return ["127.0.0.1"]
 
-    monkeypatch.setattr(http, "_getaddrinfo", hanging)
+    monkeypatch.setattr(http_client, "_getaddrinfo", hanging)
     calls = [http.post("http://slow.example.org/", {}, b"{}", deadline_seconds=0.2) for _ in range(20)]
     answers = await asyncio.gather(*calls)
     release.set()

@@ -10,7 +10,7 @@ from django.utils import timezone
 from core import errors, threadpool
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
-from queues.api.conversion import whole
+from queues.api.conversion import to_int
 from tenants.domain import Caller
 from tenants.permissions import HasScope, commands_for
 from webhooks import subscriptions
@@ -102,7 +102,7 @@ class RenewView(ApiView):
             caller.subject,
             subscription_id,
             timezone.now(),
-            ttl_seconds=whole(body.ttl_seconds),
+            ttl_seconds=to_int(body.ttl_seconds),
         )
         return json_response(_subscribed(row))
 

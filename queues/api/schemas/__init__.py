@@ -1,9 +1,9 @@
-"""The wire types: what a request may say and what an answer says. They are the contract; the schema is made of them.
+"""The structs of requests and responses. The OpenAPI document is generated from them.
 
-Unknown fields are refused, a bool is no number, a time has a zone. Of a key that comes twice in one object the last
-one counts, as in every JSON library a client is likely to use; inside a payload both are kept.
+They reject unknown fields, a bool for a number, and a time without a zone. If a key occurs twice in one object the last
+one counts, as in most JSON libraries; inside a payload both are kept.
 
-Here is what several of them say; the structs stand in a module for each noun, as the views do.
+This module has the types that several structs share. The structs of each noun have a module of their own, as its views.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from msgspec import Meta, Struct
 from core.conf import conf
 
 LIMITS = conf().queues
-# `$` also matches before a last newline, which must not get into a key; no client can say what these refuse.
+# `$` also matches before a final newline, which must not become part of a Redis key.
 NO_NEWLINE = r"(?!\n)$"
 COMMAND_PATTERN = r"^[A-Za-z0-9_.-]{1,128}" + NO_NEWLINE
 UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}" + NO_NEWLINE
-# PostgreSQL takes no NUL in a text, so one accepted here would stop the audit later.
+# PostgreSQL rejects a NUL in a text, so one accepted here would stop the audit later.
 NO_NUL = r"^[^\x00]*$"
-# What `core.url_check` takes, as far as a pattern can say it: visible ASCII, no user, no fragment.
+# The URLs that `core.url_check` accepts, as far as a pattern can express it: visible ASCII, no user, no fragment.
 CALLBACK_PATTERN = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?([/?][!\"$-\[\]-~]*)?" + NO_NEWLINE
 TEXT_CHARACTERS = 16_384
 
-# JSON has one kind of number: 5 and 5.0 are the same, and some libraries write the second. So what is a whole number to
-# us is decoded as any number that is a multiple of 1; the schema says `integer`, which means just that.
+# JSON does not distinguish 5 from 5.0, and some libraries write the second. A whole number is therefore decoded as a
+# float that is a multiple of 1. The OpenAPI document calls it `integer`, which means the same.
 Command = Annotated[
     str, Meta(pattern=COMMAND_PATTERN, description="The queue inside the tenant.", examples=["RENDER_VIDEO"])
 ]
@@ -36,22 +36,27 @@ TaskId = Annotated[
 ]
 LeaseToken = Annotated[
     str,
-    Meta(min_length=1, max_length=128, pattern=r"^[ -~]+" + NO_NEWLINE, description="The `leaseToken` the claim gave."),
+    Meta(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[ -~]+" + NO_NEWLINE,
+        description="The `leaseToken` that the claim returned.",
+    ),
 ]
 Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
-Cursor = Annotated[str, Meta(min_length=1, max_length=512, description="`cursor` of the page before.")]
-Limit = Annotated[int, Meta(ge=1, le=200, description="The most to answer.")]
+Cursor = Annotated[str, Meta(min_length=1, max_length=512, description="The `cursor` of the previous page.")]
+Limit = Annotated[int, Meta(ge=1, le=200, description="Maximum number of results.")]
 Words = Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
 
 
 class Body(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a client sends."""
+    """Base class of request bodies."""
 
 
 class View(Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """What we answer. Fields without a value are left out."""
+    """Base class of response bodies. Fields without a value are left out."""
 
 
 class Query(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a query string may say."""
+    """Base class of query strings."""

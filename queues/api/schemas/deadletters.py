@@ -1,4 +1,4 @@
-"""Dead letters, and bulk jobs that bring them back in line."""
+"""Dead letters, and the bulk jobs that replay them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from msgspec import Meta
 from queues.api.schemas import NO_NUL, Body, Command, Cursor, Limit, Moment, Query, TaskId, View, Words
 from queues.deadletters import bulk_jobs, queries
 
-Reason = Annotated[str, Meta(max_length=1000, pattern=NO_NUL, description="Why, for whoever asks later.")]
+Reason = Annotated[
+    str, Meta(max_length=1000, pattern=NO_NUL, description="Why you start the job. It is kept with the job.")
+]
 
 
 class DeadLettersQuery(Query, kw_only=True):
-    error: Annotated[Words, Meta(description="Words of the error.")] | None = None
-    text: Annotated[Words, Meta(description="Words of error, payload or worker.")] | None = None
+    """A filter of dead letters, and a page."""
+
+    error: Annotated[Words, Meta(description="Words in the error.")] | None = None
+    text: Annotated[Words, Meta(description="Words in the error, the payload or the worker's name.")] | None = None
     older_than: (
-        Annotated[float, Meta(ge=0, le=3.2e9, description="Died so many seconds ago, or before that moment.")]
+        Annotated[float, Meta(ge=0, le=3.2e9, description="Died this many seconds ago, or before this time.")]
         | Moment
         | None
     ) = None
@@ -32,7 +36,7 @@ class DeadLetter(View, kw_only=True):
     command: Command
     priority: int
     error: str
-    failure: Annotated[str, Meta(description="What it died of, as a number: the same for the same kind of error.")]
+    failure: Annotated[str, Meta(description="The failure id, which is the same for the same kind of error.")]
     deliveries: int
     attempts: int
     max_attempts: int
@@ -43,40 +47,43 @@ class DeadLetter(View, kw_only=True):
 
 
 class DeadLetters(View, kw_only=True):
-    """The newest first. A page may be short, even empty, and still have a cursor: it has looked at enough."""
+    """Dead letters, the newest first.
+
+    A page with few or no dead letters may have a cursor: the search stops after a limited number of rows.
+    """
 
     dead_letters: list[DeadLetter]
     cursor: str | None = None
 
 
 class NewReplay(Body, kw_only=True):
-    """Which dead letters of the queue come back in line: those named, or those a filter means; all, if neither."""
+    """The dead letters of a queue to replay: those named, those that match a filter, or all."""
 
     ids: Annotated[list[TaskId], Meta(min_length=1, max_length=bulk_jobs.MAX_IDS)] | None = None
     filter: queries.Filter | None = None
-    dry_run: Annotated[bool, Meta(description="Only say how many it would be.")] = False
+    dry_run: Annotated[bool, Meta(description="Only count them.")] = False
     rate_per_second: Annotated[float, Meta(multiple_of=1, ge=1, le=1_000_000)] | None = None
     reason: Reason = ""
 
 
 class DryRun(View, kw_only=True):
-    """What a replay would be about. Nothing was changed."""
+    """The dead letters that a replay would affect. Nothing has changed."""
 
-    count: Annotated[int | None, Meta(description="Absent if it would take too long to count.")] = None
+    count: Annotated[int | None, Meta(description="Absent if counting would take too long.")] = None
     sample: list[DeadLetter]
 
 
 class BulkJob(View, kw_only=True):
-    """Something done to many dead letters; beat carries it on."""
+    """An operation on many dead letters, which continues in the background."""
 
     id: UUID
     kind: str
     state: str
-    total: Annotated[int | None, Meta(description="Absent until they are counted.")] = None
+    total: Annotated[int | None, Meta(description="Absent until the tasks are counted.")] = None
     done: int
-    skipped: Annotated[int, Meta(description="No dead letter any more when its turn came.")]
+    skipped: Annotated[int, Meta(description="Tasks that were no longer dead letters.")]
     failed: int
-    error: Annotated[str | None, Meta(description="Why the job as a whole could not go on.")] = None
+    error: Annotated[str | None, Meta(description="The error that stopped the whole job.")] = None
     rate_per_second: int | None = None
     reason: str = ""
     created_at: Moment

@@ -1,4 +1,4 @@
-"""What the queues hold, stopping one, removing what is over."""
+"""Queues: counts, pausing, and the cleanup of ended tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from queues.api.schemas import Body, Command, Moment, View
 
 
 class QueueStats(View, kw_only=True):
-    """What one queue holds."""
+    """The number of tasks in each state of one queue."""
 
     command: Command
     ready: int
@@ -19,36 +19,38 @@ class QueueStats(View, kw_only=True):
     in_progress: int
     dlq: int
     paused: bool
-    oldest_ready_seconds: Annotated[
-        float | None, Meta(description="How long the task that is next in line has been ready.")
-    ] = None
-    ready_by_priority: Annotated[list[int], Meta(description="Ready tasks of priority 0, 1, … 9.")]
+    oldest_ready_seconds: Annotated[float | None, Meta(description="How long the next task has been ready.")] = None
+    ready_by_priority: Annotated[list[int], Meta(description="Ready tasks of priority 0 to 9.")]
 
 
 class Queues(View, kw_only=True):
-    """Every queue of the tenant, by name."""
+    """Every queue of the tenant, in the order of their names."""
 
     queues: list[QueueStats]
 
 
 class Paused(View, kw_only=True):
-    """Whether claims are answered from this queue."""
+    """Whether the queue is paused."""
 
     command: Command
     paused: bool
 
 
 class NewCleanup(Body, kw_only=True):
-    """Which ended tasks to remove."""
+    """The ended tasks to delete."""
 
     limit: Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)] = 1000
     before: (
-        Annotated[dt.datetime, Meta(tz=True, description="Those whose retention ends before. Now, if absent.")] | None
+        Annotated[
+            dt.datetime,
+            Meta(tz=True, description="Delete tasks whose retention ended before this time. Now if absent."),
+        ]
+        | None
     ) = None
 
 
 class CleanedUp(View, kw_only=True):
-    """What was removed."""
+    """The deleted tasks."""
 
     deleted: int
     before: Moment

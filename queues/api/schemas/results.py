@@ -1,4 +1,4 @@
-"""Results: handed in by workers, read by anybody of the tenant."""
+"""Results: submitted by workers, and read by producers and workers of the tenant."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from msgspec import Meta, Raw
 from queues.api.schemas import LIMITS, NO_NEWLINE, Body, LeaseToken, Moment, Query, TaskId, Text, View
 from queues.api.schemas.leases import NewClaims
 from queues.api.schemas.tasks import Task
-from queues.domain import Status
+from queues.domain import TaskStatus
 
-# Every white space by its number: Python's `\s` and that of ECMAScript, which the schema is read with, differ.
+# White space by code point: `\s` differs between Python and ECMAScript, whose rules apply to JSON Schema.
 _SPACE = r"\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 ADDRESS_PATTERN = rf"^https?://(\[[0-9A-Fa-f:.]+\](:[0-9]*)?|[^\[\]/?#{_SPACE}]+)([/?#][^{_SPACE}]*)?" + NO_NEWLINE
 BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-# Of one result.
-ARTIFACTS = 100
+# Artifacts of one result.
+MAX_ARTIFACTS = 100
 
 
 class NewArtifact(Body, kw_only=True):
-    """Something beside the result: its content, or where it is."""
+    """A file to submit with the result: its content, or its URL."""
 
     name: Annotated[
         str,
-        Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*" + NO_NEWLINE, description="Never a path."),
+        Meta(
+            min_length=1,
+            max_length=255,
+            pattern=r"^[^\x00-\x1f\x7f]*" + NO_NEWLINE,
+            description="The file's name. It is never used as a path.",
+        ),
     ]
     url: Annotated[str, Meta(max_length=2048, pattern=ADDRESS_PATTERN)] | None = None
     content_base64: (
@@ -33,8 +38,8 @@ class NewArtifact(Body, kw_only=True):
             str,
             Meta(
                 max_length=(LIMITS.artifact_bytes + 2) // 3 * 4,
-                description=f"At most {LIMITS.artifact_bytes} bytes, decoded.",
-                # For whoever reads the schema; here the decoder says it, and sooner.
+                description=f"At most {LIMITS.artifact_bytes} bytes after decoding.",
+                # Documentation only: the decoder checks it faster than a pattern.
                 extra_json_schema={"contentEncoding": "base64", "pattern": BASE64_PATTERN},
             ),
         ]
@@ -53,44 +58,47 @@ class NewArtifact(Body, kw_only=True):
 
 
 class NewResult(Body, kw_only=True):
-    """How the work ended."""
+    """The result of a task."""
 
     status: Literal["COMPLETED", "FAILED"]
     result: Annotated[
         Raw, Meta(description="Required when COMPLETED.", extra_json_schema={"type": ["object", "null"]})
-    ] = msgspec.field(default_factory=Raw)  # a raw value cannot be one of several types: absent is empty
+    ] = msgspec.field(default_factory=Raw)  # msgspec allows no union with Raw, so an empty value stands for absent
     error: Annotated[Text, Meta(description="Required when FAILED.")] | None = None
-    artifacts: Annotated[list[NewArtifact], Meta(max_length=ARTIFACTS)] | None = None
+    artifacts: Annotated[list[NewArtifact], Meta(max_length=MAX_ARTIFACTS)] | None = None
     lease_token: LeaseToken | None = None
-    worker_id: Annotated[str | None, Meta(description="Ignored: the token says who the worker is.")] = None
+    worker_id: Annotated[str | None, Meta(description="Ignored: the token identifies the worker.")] = None
 
 
 class NewResultOf(NewResult, kw_only=True):
-    """How the work on one of several tasks ended."""
+    """The result of one of several tasks."""
 
     task_id: TaskId
 
 
 class NewResults(Body, kw_only=True):
-    """Results of several tasks, each for itself."""
+    """Independent results of several tasks."""
 
     results: Annotated[list[NewResultOf], Meta(min_length=1, max_length=LIMITS.batch)]
 
 
 class Artifact(View, kw_only=True):
-    """Something beside the result. A path is of this API, with a token; any other address is the worker's own."""
+    """A file of a result.
+
+    A relative URL is a path of this API, which needs a token. Any other URL was given by the worker.
+    """
 
     name: str
     url: str
     content_type: str | None = None
-    size: Annotated[int | None, Meta(description="Bytes, where it is kept here.")] = None
+    size: Annotated[int | None, Meta(description="Bytes, if this service stores the file.")] = None
 
 
 class Result(View, kw_only=True):
-    """The stored answer of an ended task: the same on every read."""
+    """The result of an ended task. Every read returns the same."""
 
     task_id: TaskId
-    status: Status
+    status: TaskStatus
     result: Raw | None = None
     error: str | None = None
     artifacts: list[Artifact] | None = None
@@ -100,12 +108,14 @@ class Result(View, kw_only=True):
 
 
 class SubmittedItem(View, kw_only=True):
-    """One answer of a batch: a stored result, or why there is none."""
+    """The answer for one result of a batch: the stored result, or an error."""
 
     task_id: TaskId
     result: Result | None = None
     error: Annotated[str | None, Meta(description="A problem's `code`.", examples=["lease_lost"])] = None
-    status: Annotated[int | None, Meta(description="The status that the single call would have had.")] = None
+    status: Annotated[int | None, Meta(description="The status that a request for this result alone would have.")] = (
+        None
+    )
     detail: str | None = None
 
 
@@ -116,7 +126,7 @@ class SubmittedResults(View, kw_only=True):
 
 
 class NewExchange(NewClaims, kw_only=True):
-    """Results to hand in, and what to take next."""
+    """Results to submit, and a claim of the next tasks."""
 
     results: Annotated[list[NewResultOf], Meta(max_length=LIMITS.batch)] = []
 
@@ -136,4 +146,6 @@ class TaskResult(View, kw_only=True):
 
 
 class ResultQuery(Query, kw_only=True):
+    """The time to wait for a result."""
+
     wait_seconds: Annotated[float, Meta(ge=0, le=60, description="How long to wait for the result.")] = 0

@@ -1,4 +1,4 @@
-"""Producers: a task on its way in, as it is, and found again."""
+"""Tasks: enqueued, read and searched by producers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queues.api.schemas import (
     View,
     Words,
 )
-from queues.domain import Location, Status
+from queues.domain import Location, TaskStatus
 
 Priority = Annotated[
     float,
@@ -29,19 +29,19 @@ Priority = Annotated[
         multiple_of=1,
         ge=0,
         le=9,
-        description="Higher goes first. If absent: 0, or the lowest that the queue's policy knows.",
+        description="A higher priority runs first. If absent: 0, or the lowest priority of the queue's policy.",
     ),
 ]
 
 
 class NewTask(Body, kw_only=True):
-    """A task to put on a queue."""
+    """A task to enqueue."""
 
     command: Command
     payload: Annotated[
         Raw,
         Meta(
-            description="Any JSON value but null; kept byte-exact, without the spaces.",
+            description="Any JSON value but null. White space is removed; nothing else changes.",
             extra_json_schema={"not": {"type": "null"}},
         ),
     ]
@@ -53,7 +53,7 @@ class NewTask(Body, kw_only=True):
                 multiple_of=1,
                 ge=1,
                 le=LIMITS.max_attempts_limit,
-                description=f"Deliveries in all. {LIMITS.max_attempts} if absent.",
+                description=f"Maximum number of attempts. {LIMITS.max_attempts} if absent.",
             ),
         ]
         | None
@@ -63,9 +63,9 @@ class NewTask(Body, kw_only=True):
             str,
             Meta(
                 max_length=2048,
-                description="Called when the task has ended.",
+                description="URL that is called when the task has ended.",
                 examples=["https://example.org/codeq/hook"],
-                # Judged task by task (`core.url_check`), so that a bad one does not refuse its batch.
+                # Checked for each task (`core.url_check`), so that a bad URL does not fail the whole batch.
                 extra_json_schema={"pattern": CALLBACK_PATTERN},
             ),
         ]
@@ -78,24 +78,25 @@ class NewTask(Body, kw_only=True):
                 min_length=1,
                 max_length=255,
                 pattern=r"^[ -~]+" + NO_NEWLINE,
-                description="The same key inside the retention window stands for the same task.",
+                description="Within the retention, the same key returns the same task.",
             ),
         ]
         | None
     ) = None
     run_at: (
-        Annotated[dt.datetime, Meta(tz=True, description="Not before this moment; wins over `delaySeconds`.")] | None
+        Annotated[dt.datetime, Meta(tz=True, description="Earliest time to run. Takes precedence over `delaySeconds`.")]
+        | None
     ) = None
     delay_seconds: (
         Annotated[
-            float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Not before so many seconds from now.")
+            float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Seconds before the task may run.")
         ]
         | None
     ) = None
 
 
 class NewTasks(Body, kw_only=True):
-    """Tasks to put on queues, each for itself."""
+    """Independent tasks to enqueue."""
 
     tasks: Annotated[list[NewTask], Meta(min_length=1, max_length=LIMITS.batch)]
 
@@ -107,36 +108,36 @@ class Task(View, kw_only=True):
     command: Command
     payload: Annotated[str, Meta(description="The payload as compact JSON text.")]
     priority: int
-    status: Status
-    attempts: Annotated[int, Meta(description="Ended attempts without success.")]
+    status: TaskStatus
+    attempts: Annotated[int, Meta(description="Failed attempts.")]
     max_attempts: int
     webhook: str | None = None
     worker_id: str | None = None
     lease_until: Moment | None = None
-    lease_token: Annotated[
-        str | None, Meta(description="Only in the answer to a claim: proves this lease, and no other one.")
-    ] = None
+    lease_token: Annotated[str | None, Meta(description="Proof of the lease. Only a claim returns it.")] = None
     error: Annotated[str | None, Meta(description="Why the last attempt failed.")] = None
-    progress: Annotated[Raw | None, Meta(description="What the worker's last heartbeat said of its progress.")] = None
-    result_key: Annotated[str | None, Meta(description="Where the result is.")] = None
+    progress: Annotated[Raw | None, Meta(description="The progress in the worker's last heartbeat.")] = None
+    result_key: Annotated[str | None, Meta(description="Path of the result.")] = None
     tenant_id: str
     trace_parent: str | None = None
     trace_state: str | None = None
     created_at: Moment
     updated_at: Moment
-    visible_at: Annotated[Moment | None, Meta(description="A delayed task is not claimed before.")] = None
+    visible_at: Annotated[Moment | None, Meta(description="A delayed task cannot be claimed before this time.")] = None
     last_known_location: Location | None = None
 
 
 class EnqueuedItem(View, kw_only=True):
-    """One answer of a batch: a task, or why there is none."""
+    """The answer for one task of a batch: the task, or an error."""
 
     task: Task | None = None
     error: Annotated[str | None, Meta(description="A problem's `code`.", examples=["payload_too_large"])] = None
-    status: Annotated[int | None, Meta(description="The status that the single call would have had.")] = None
+    status: Annotated[int | None, Meta(description="The status that a request for this task alone would have.")] = None
     detail: str | None = None
-    is_replayed: Annotated[bool, Meta(description="The idempotency key had made this task before.")] = False
-    is_mismatch: Annotated[bool, Meta(description="… and from another body.")] = False
+    is_replayed: Annotated[bool, Meta(description="An earlier request created the task with this idempotency key.")] = (
+        False
+    )
+    is_mismatch: Annotated[bool, Meta(description="The earlier request had a different body.")] = False
 
 
 class EnqueuedTasks(View, kw_only=True):
@@ -146,9 +147,11 @@ class EnqueuedTasks(View, kw_only=True):
 
 
 class TasksQuery(Query, kw_only=True):
+    """A search for tasks, and a page."""
+
     command: Command | None = None
-    status: Status | None = None
-    # Not a `Moment`: in a query a bare number would be taken for one.
+    status: TaskStatus | None = None
+    # Not a `Moment`, which accepts a bare number in a query string.
     created_after: (
         Annotated[
             str,
@@ -160,7 +163,9 @@ class TasksQuery(Query, kw_only=True):
         | None
     ) = None
     q: (
-        Annotated[Words, Meta(description="Words of payload, error or worker; the last may be the start of one.")]
+        Annotated[
+            Words, Meta(description="Words in the payload, the error or the worker's name. The last may be a prefix.")
+        ]
         | None
     ) = None
     cursor: Cursor | None = None
@@ -168,10 +173,10 @@ class TasksQuery(Query, kw_only=True):
 
 
 class FoundTasks(View, kw_only=True):
-    """Waiting and running tasks queue by queue, then ended ones, the newest first.
+    """Waiting and running tasks by queue, then ended tasks, the newest first.
 
-    Live tasks move while pages are read: one may be shown twice or not at all. Of ended ones every one is shown once. A
-    page may be short, even empty, and still have a cursor: it has looked at enough.
+    Live tasks move while pages are read, so that one may appear twice or not at all. Every ended task appears once. A
+    page with few or no tasks may have a cursor: the search stops after a limited number of tasks.
     """
 
     tasks: list[Task]

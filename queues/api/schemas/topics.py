@@ -1,4 +1,7 @@
-"""Topics: what holds in one queue where it is not what holds everywhere."""
+"""Topics: the policies of queues.
+
+`queues.policies` checks the bounds, for the console too. Here they are documented only.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,72 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from core.conf import BackoffPolicy
+from queues import policies
 from queues.api.schemas import COMMAND_PATTERN, LIMITS, Body, Command, Moment, Query, View
 
 
+def _between(minimum: float, maximum: float) -> dict[str, float]:
+    return {"minimum": minimum, "maximum": maximum}
+
+
+BackoffSeconds = Annotated[float, Meta(extra_json_schema=_between(0, LIMITS.max_schedule_ahead_seconds))]
+
+
 class NewTopic(Body, kw_only=True):
-    """What holds in one queue where it is not what holds everywhere. What is left out is what holds everywhere."""
+    """The policy of a queue. The defaults apply to every field that is left out."""
 
     priority_tiers: (
         Annotated[
-            list[Annotated[float, Meta(multiple_of=1, ge=0, le=9)]],
+            list[Annotated[float, Meta(multiple_of=1, extra_json_schema=_between(0, 9))]],
             Meta(
-                min_length=1,
-                max_length=10,
-                description="The priorities a task may have. One that says none gets the lowest of them.",
-                extra_json_schema={"uniqueItems": True},
+                description="The priorities that a task may have. A task without a priority gets the lowest.",
+                extra_json_schema={"minItems": 1, "maxItems": 10, "uniqueItems": True},
             ),
         ]
         | None
     ) = None
-    max_attempts: Annotated[float, Meta(multiple_of=1, ge=1, le=LIMITS.max_attempts_limit)] | None = None
-    dead_letter_topic_ref: (
-        Annotated[str, Meta(pattern=COMMAND_PATTERN, description="The queue that takes tasks out of attempts.")] | None
+    max_attempts: (
+        Annotated[float, Meta(multiple_of=1, extra_json_schema=_between(1, LIMITS.max_attempts_limit))] | None
     ) = None
-    retention_seconds: Annotated[float, Meta(multiple_of=1, ge=60, le=10 * 366 * 86_400)] | None = None
+    dead_letter_topic_ref: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="The queue that gets the tasks that are out of attempts.",
+                extra_json_schema={"pattern": COMMAND_PATTERN},
+            ),
+        ]
+        | None
+    ) = None
+    retention_seconds: (
+        Annotated[
+            float,
+            Meta(
+                multiple_of=1,
+                extra_json_schema=_between(policies.MIN_RETENTION_SECONDS, policies.MAX_RETENTION_SECONDS),
+            ),
+        ]
+        | None
+    ) = None
     max_consumers: (
-        Annotated[float, Meta(multiple_of=1, ge=1, le=100_000, description="Tasks that may be in progress at once.")]
+        Annotated[
+            float,
+            Meta(
+                multiple_of=1,
+                description="Maximum number of tasks in progress.",
+                extra_json_schema=_between(1, policies.MAX_CONSUMERS),
+            ),
+        ]
         | None
     ) = None
     backoff: BackoffPolicy | None = None
-    backoff_base_seconds: Annotated[float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds)] | None = None
-    backoff_cap_seconds: Annotated[float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds)] | None = None
+    backoff_base_seconds: BackoffSeconds | None = None
+    backoff_cap_seconds: BackoffSeconds | None = None
 
 
 class Topic(View, kw_only=True):
-    """A queue's policy. The version grows with every change."""
+    """The policy of a queue. The version increases with every change."""
 
     name: Command
     version: int
@@ -57,10 +92,12 @@ class Topic(View, kw_only=True):
 
 
 class Topics(View, kw_only=True):
-    """The queues that have a policy of their own, by name."""
+    """The queues that have a policy, in the order of their names."""
 
     topics: list[Topic]
 
 
 class DeletionQuery(Query, kw_only=True):
-    deletion_policy: Annotated[Literal["Delete"], Meta(description="Says that it is meant.")]
+    """The confirmation of a deletion."""
+
+    deletion_policy: Annotated[Literal["Delete"], Meta(description="Confirms the deletion.")]

@@ -1,1 +1,1 @@
-"""The routes: read the wire, call one verb, write the wire."""
+"""The views of the queue API, in a module for each noun."""

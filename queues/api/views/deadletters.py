@@ -1,4 +1,4 @@
-"""The routes of dead letters: found, and brought back in line by a bulk job."""
+"""Dead letters, and the bulk jobs that replay them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,18 @@ class DeadLettersView(ApiView):
         answers={200: wire.DeadLetters},
     )
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
-        """The newest first; a second behind, as they come from the audit."""
-        asked = queries.Filter(
+        """List dead letters, the newest first.
+
+        They come from the audit, which is about a second behind.
+        """
+        filter = queries.Filter(
             command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
         )
-        page = await threadpool.run_db(queries.page, [caller.tenant.tid], asked, cursor=query.cursor, limit=query.limit)
+        page = await threadpool.run_db(
+            queries.page, [caller.tenant.tid], filter, cursor=query.cursor, limit=query.limit
+        )
         return json_response(
-            wire.DeadLetters(dead_letters=[_dead_letter(each) for each in page.letters], cursor=page.cursor)
+            wire.DeadLetters(dead_letters=[_dead_letter(letter) for letter in page.letters], cursor=page.cursor)
         )
 
 
@@ -44,44 +49,47 @@ class ReplayView(ApiView):
     @Operation(
         "replay",
         tag="Admin",
-        summary="Bring dead letters back in line",
+        summary="Replay dead letters",
         may=(IsAdmin,),
         rate="admin",
         body=wire.NewReplay,
         is_body_optional=True,
         answers={200: wire.DryRun, 202: wire.BulkJob},
         errors=(errors.TooMany,),
-        answer_headers={"Location": "Where the job's progress is."},
+        answer_headers={"Location": "Path of the bulk job."},
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
-        """A bulk job: each comes back once, with all its attempts. With `dryRun` nothing is changed."""
+        """Start a bulk job that replays each dead letter once, with all its attempts.
+
+        `dryRun` changes nothing.
+        """
         validation.check_command(command)
         tenant = caller.tenant
         if body.ids is not None and body.filter is not None:
-            raise errors.InvalidRequest("ids, filter: one of them")
-        asked = body.filter or queries.Filter()
-        if asked.command not in (None, command):
-            raise errors.InvalidRequest("filter.command: the path says another")
-        asked = msgspec.structs.replace(
-            asked,
+            raise errors.InvalidRequest("ids, filter: give only one of them")
+        filter = body.filter or queries.Filter()
+        if filter.command not in (None, command):
+            raise errors.InvalidRequest("filter.command: differs from the path")
+        filter = msgspec.structs.replace(
+            filter,
             command=command,
-            deliveries_from=conversion.whole(asked.deliveries_from),
-            deliveries_to=conversion.whole(asked.deliveries_to),
+            deliveries_from=conversion.to_int(filter.deliveries_from),
+            deliveries_to=conversion.to_int(filter.deliveries_to),
         )
         if body.dry_run:
             if body.ids is not None:
                 return json_response(wire.DryRun(count=len(set(body.ids)), sample=[]))
-            found = await threadpool.run_db(bulk_jobs.dry_run, tenant, asked)
-            sample = [_dead_letter(each) for each in found.sample]
-            return json_response(wire.DryRun(count=found.count, sample=sample))
+            dry_run = await threadpool.run_db(bulk_jobs.dry_run, tenant, filter)
+            sample = [_dead_letter(letter) for letter in dry_run.sample]
+            return json_response(wire.DryRun(count=dry_run.count, sample=sample))
         job = await threadpool.run_db(
             bulk_jobs.start,
             tenant,
             bulk_jobs.Kind.REPLAY,
-            asked if body.ids is None else body.ids,
+            filter if body.ids is None else body.ids,
             actor=caller.subject,
             reason=body.reason,
-            rate_per_second=conversion.whole(body.rate_per_second),
+            rate_per_second=conversion.to_int(body.rate_per_second),
         )
         response = json_response(_bulk_job(job), 202)
         response.headers["Location"] = f"/v1/codeq/admin/bulk/{job.id}"
@@ -92,14 +100,14 @@ class BulkView(ApiView):
     @Operation(
         "get_bulk_job",
         tag="Admin",
-        summary="Watch a bulk job",
+        summary="Read a bulk job",
         may=(IsAdmin,),
         rate="admin",
         answers={200: wire.BulkJob},
         errors=(errors.NotFound,),
     )
     async def get(self, caller: Caller, job_id: str) -> HttpResponse:
-        """How far it is."""
+        """Read the progress of a bulk job."""
         return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.find, [caller.tenant.tid], job_id)))
 
     @Operation(
@@ -112,7 +120,7 @@ class BulkView(ApiView):
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
-        """What is done stays done."""
+        """Stop a bulk job. Tasks that it has handled are not changed back."""
         return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.cancel, [caller.tenant.tid], job_id)))
 
 
@@ -122,20 +130,20 @@ def _died_before(older_than: float | dt.datetime | None) -> dt.datetime | None:
     return older_than
 
 
-def _dead_letter(found: queries.DeadLetter) -> wire.DeadLetter:
+def _dead_letter(letter: queries.DeadLetter) -> wire.DeadLetter:
     return wire.DeadLetter(
-        id=found.id,
-        command=found.command,
-        priority=found.priority,
-        error=found.error,
-        failure=found.failure,
-        deliveries=found.deliveries,
-        attempts=found.attempts,
-        max_attempts=found.max_attempts,
-        worker_id=found.worker,
-        payload_start=found.payload_start,
-        created_at=found.created_at,
-        died_at=found.died_at,
+        id=letter.id,
+        command=letter.command,
+        priority=letter.priority,
+        error=letter.error,
+        failure=letter.failure,
+        deliveries=letter.deliveries,
+        attempts=letter.attempts,
+        max_attempts=letter.max_attempts,
+        worker_id=letter.worker,
+        payload_start=letter.payload_start,
+        created_at=letter.created_at,
+        died_at=letter.died_at,
     )
 
 

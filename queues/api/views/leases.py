@@ -1,4 +1,4 @@
-"""Leases: taken, kept and given back by workers."""
+"""Claims, heartbeats, and tasks that workers return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.domain import Caller
 from tenants.permissions import HasScope
 
 HOLDER = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
-LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` the claim gave, if it is not in the body."}
+LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` that the claim returned, if it is not in the body."}
 CAN_CLAIM = (HasScope("codeq:claim"),)
 
 
@@ -25,7 +25,7 @@ class ClaimView(ApiView):
     @Operation(
         "claim",
         tag="Worker",
-        summary="Take a task",
+        summary="Claim a task",
         may=CAN_CLAIM,
         body=wire.NewClaim,
         is_body_optional=True,
@@ -33,7 +33,10 @@ class ClaimView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
-        """The best ready task of the queues, under a lease. 204 when there is none, after `waitSeconds`."""
+        """Claim the ready task of the highest priority, oldest first.
+
+        If none after `waitSeconds`: 204.
+        """
         tasks = await claim(self.request, caller, body, 1)
         return json_response(conversion.task(tasks[0], caller.tenant.slug)) if tasks else no_content()
 
@@ -42,7 +45,7 @@ class ClaimBatchView(ApiView):
     @Operation(
         "claim_batch",
         tag="Worker",
-        summary="Take several tasks",
+        summary="Claim several tasks",
         may=CAN_CLAIM,
         body=wire.NewClaims,
         is_body_optional=True,
@@ -50,7 +53,7 @@ class ClaimBatchView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
-        """Up to `count` ready tasks, each under a lease. 204 when there is none, after `waitSeconds`."""
+        """Claim up to `count` ready tasks, each under a lease. If none after `waitSeconds`: 204."""
         tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
             return no_content()
@@ -61,7 +64,7 @@ class HeartbeatView(ApiView):
     @Operation(
         "heartbeat",
         tag="Worker",
-        summary="Keep the lease of a task",
+        summary="Extend the lease of a task",
         may=(HasScope("codeq:heartbeat"),),
         is_finishing=True,
         body=wire.Heartbeat,
@@ -71,13 +74,15 @@ class HeartbeatView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
-        """The lease then ends `extendSeconds` from now. 409 when it is over, noticed or not, and when the task was
-        cancelled."""
+        """Extend the lease to `extendSeconds` from now.
+
+        If the lease has expired or the task was cancelled: 409.
+        """
         lease = await services.heartbeat(
             caller.tenant,
             task_id,
             caller.subject,
-            extend_seconds=conversion.whole(body.extend_seconds),
+            extend_seconds=body.extend_seconds,
             token=lease_token(self, body.lease_token),
             progress=conversion.progress(body.progress),
         )
@@ -88,7 +93,7 @@ class AbandonView(ApiView):
     @Operation(
         "abandon",
         tag="Worker",
-        summary="Give a task back",
+        summary="Return a task unprocessed",
         may=(HasScope("codeq:abandon"),),
         is_finishing=True,
         body=wire.Abandon,
@@ -98,17 +103,17 @@ class AbandonView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
-        """To the back of its priority, at once. It counts as an attempt."""
+        """Make the task ready again, after the other tasks of its priority. The attempt counts."""
         token = lease_token(self, body.lease_token)
-        returned = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
-        return json_response(wire.Abandoned(status="dlq" if returned.is_dead else "requeued"))
+        outcome = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
+        return json_response(wire.Abandoned(status="dlq" if outcome.is_dead else "requeued"))
 
 
 class NackView(ApiView):
     @Operation(
         "nack",
         tag="Worker",
-        summary="Say that this attempt failed",
+        summary="Report a failed attempt",
         may=(HasScope("codeq:nack"),),
         is_finishing=True,
         body=wire.Nack,
@@ -118,8 +123,8 @@ class NackView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Nack) -> HttpResponse:
-        """The task waits for its backoff and is tried again, or becomes a dead letter when its attempts are used up."""
-        returned = await services.nack(
+        """Retry the task after its backoff. A task that is out of attempts becomes a dead letter."""
+        outcome = await services.nack(
             caller.tenant,
             task_id,
             caller.subject,
@@ -129,14 +134,14 @@ class NackView(ApiView):
         )
         return json_response(
             wire.Nacked(
-                status="dlq" if returned.is_dead else "requeued",
-                delay_seconds=0 if returned.is_dead else returned.delay_ms / 1000,
+                status="dlq" if outcome.is_dead else "requeued",
+                delay_seconds=0 if outcome.is_dead else outcome.delay_ms / 1000,
             )
         )
 
 
 def lease_token(view: ApiView, in_body: str | None) -> str | None:
-    """The lease token of the body or the header. If they differ, one of them is not this lease's."""
+    """Return the lease token of the body or the header. Raises LeaseLost if they differ."""
     in_header = view.request.header(b"x-codeq-lease-token")
     if in_body is not None and in_header is not None and in_body != in_header:
         raise errors.LeaseLost

@@ -1,4 +1,4 @@
-"""The routes of a tenant's administrator: what the queues hold, stopping one, removing what is over."""
+"""Queues for a tenant's administrators: counts, pausing, and the cleanup of ended tasks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class QueuesView(ApiView):
         answers={200: wire.Queues},
     )
     async def get(self, caller: Caller) -> HttpResponse:
-        """Every queue with what it holds, by name."""
-        found = await selectors.queues(caller.tenant)
-        return json_response(wire.Queues(queues=[_stats(queue) for queue in found]))
+        """Count the tasks of every queue, in the order of the queues' names."""
+        queues = await selectors.queues(caller.tenant)
+        return json_response(wire.Queues(queues=[_stats(queue) for queue in queues]))
 
 
 class QueueView(ApiView):
     @Operation(
         "queue_stats",
         tag="Admin",
-        summary="Count what one queue holds",
+        summary="Count the tasks of a queue",
         may=(IsAdmin,),
         rate="admin",
         answers={200: wire.QueueStats},
         errors=(errors.InvalidRequest,),
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
-        """A queue that nobody has used yet is empty."""
+        """Count the tasks of one queue. An unknown queue is empty."""
         return json_response(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
@@ -51,14 +51,14 @@ class PauseView(ApiView):
     @Operation(
         "pause",
         tag="Admin",
-        summary="Stop giving out a queue's tasks",
+        summary="Pause a queue",
         may=(IsAdmin,),
         rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
     )
     async def post(self, caller: Caller, command: str) -> HttpResponse:
-        """Claims take nothing from it any more. Enqueues, results and retries go on."""
+        """Pause a queue: claims get no task from it. Enqueues, results and retries continue."""
         await services.pause(caller.tenant, command)
         return json_response(wire.Paused(command=command, paused=True))
 
@@ -67,14 +67,14 @@ class ResumeView(ApiView):
     @Operation(
         "resume",
         tag="Admin",
-        summary="Give out a queue's tasks again",
+        summary="Resume a queue",
         may=(IsAdmin,),
         rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
     )
     async def post(self, caller: Caller, command: str) -> HttpResponse:
-        """Waiting claims are woken."""
+        """Resume a queue, and wake the claims that wait for it."""
         await services.resume(caller.tenant, command)
         return json_response(wire.Paused(command=command, paused=False))
 
@@ -83,7 +83,7 @@ class CleanupView(ApiView):
     @Operation(
         "cleanup",
         tag="Admin",
-        summary="Remove ended tasks whose retention is over",
+        summary="Delete ended tasks whose retention has ended",
         may=(IsAdmin,),
         rate="admin",
         body=wire.NewCleanup,
@@ -91,7 +91,10 @@ class CleanupView(ApiView):
         answers={200: wire.CleanedUp},
     )
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
-        """Beat does this by itself. Never removes live work, nor anything that is not audited yet."""
+        """Delete ended tasks now instead of with the next periodic cleanup.
+
+        Live and unaudited tasks are kept.
+        """
         before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
         deleted = await threadpool.run_db(
@@ -101,19 +104,19 @@ class CleanupView(ApiView):
 
 
 def now_ms() -> int:
-    """For showing ages and echoing defaults; Redis' clock decides about tasks."""
+    """Return the current time, for ages and defaults. Only the Redis clock decides about tasks."""
     return round(time.time() * 1000)
 
 
-def _stats(found: QueueStats) -> wire.QueueStats:
-    oldest = found.oldest_ready_ms
+def _stats(queue: QueueStats) -> wire.QueueStats:
+    oldest = queue.oldest_ready_ms
     return wire.QueueStats(
-        command=found.command,
-        ready=found.ready,
-        delayed=found.delayed,
-        in_progress=found.in_progress,
-        dlq=found.dlq,
-        paused=found.is_paused,
+        command=queue.command,
+        ready=queue.ready,
+        delayed=queue.delayed,
+        in_progress=queue.in_progress,
+        dlq=queue.dlq,
+        paused=queue.is_paused,
         oldest_ready_seconds=None if oldest is None else max(0.0, (now_ms() - oldest) / 1000),
-        ready_by_priority=found.ready_by_priority,
+        ready_by_priority=queue.ready_by_priority,
     )

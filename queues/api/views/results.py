@@ -1,4 +1,4 @@
-"""Results: handed in by workers, read by anybody of the tenant."""
+"""Results: submitted by workers, read by producers and workers of the tenant."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from core.errors import CodeqError
 from core.http.api_view import ApiView, json_response
 from core.http.handler import ApiRequest
 from core.http.operation import Operation
-from queues import artifacts, selectors, services
-from queues import domain as nouns
+from queues import artifacts, domain, selectors, services
 from queues.api import claim_request, conversion
 from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
 from queues.api.views.leases import HOLDER, LEASE, lease_token
 from queues.audit import audit_reader
+from queues.batch import merge_in_order
 from tenants.domain import Caller
 from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
 
 
 class ResultRequest:
-    """A read of a task's result, as a long poll attempts it."""
+    """A read of a task's result, attempted once or by a long poll."""
 
     seconds_until_due = None
 
@@ -33,7 +33,7 @@ class ResultRequest:
         self._request = request
         self._caller = caller
         self.names = [task_id]
-        self.answer: tuple[nouns.Task, nouns.Result] | None = None
+        self.answer: tuple[domain.Task, domain.Result] | None = None
 
     async def attempt(self, wait_ms: int) -> bool:
         tenant, (task_id,) = self._caller.tenant, self.names
@@ -47,12 +47,12 @@ class ResultRequest:
             task = await selectors.task(tenant, task_id)
             if not task.status.is_terminal:
                 return False
-            # The task has ended since, perhaps without a result.
+            # The task has ended in the meantime, perhaps without a result.
             self.answer = await selectors.result(tenant, task_id)
         return True
 
     async def undo(self) -> None:
-        """A read has nothing to give back."""
+        """Do nothing: a read takes nothing."""
 
     async def disconnected(self) -> None:
         await self._request.disconnected()
@@ -62,14 +62,17 @@ class ResultView(ApiView):
     @Operation(
         "get_result",
         tag="Producer",
-        summary="Read a task's result, waiting for it if asked",
+        summary="Read or wait for a task's result",
         may=(IsEither,),
         query=wire.ResultQuery,
         answers={200: wire.TaskResult},
         errors=(errors.TaskNotFound, errors.ResultNotFound),
     )
     async def get(self, caller: Caller, task_id: str, query: wire.ResultQuery) -> HttpResponse:
-        """404 `result_not_found` while there is none, at once for a task that ended without one."""
+        """Read a result.
+
+        Without one after `waitSeconds`, or if the task ended without one: 404 `result_not_found`.
+        """
         result_request = ResultRequest(self.request, caller, task_id)
         if query.wait_seconds:
             await claim_request.wait_for(result_request, query.wait_seconds)
@@ -85,7 +88,7 @@ class ResultView(ApiView):
     @Operation(
         "submit",
         tag="Worker",
-        summary="Hand in the result of a claimed task",
+        summary="Submit the result of a claimed task",
         may=(HasScope("codeq:result"),),
         is_finishing=True,
         body=wire.NewResult,
@@ -94,7 +97,10 @@ class ResultView(ApiView):
         headers=LEASE,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
-        """The same submission again gets the same answer; a different one is refused."""
+        """End a task with its result.
+
+        The same result again gets the same answer; a different one is refused.
+        """
         (item,) = await submit(caller, [(task_id, body, lease_token(self, body.lease_token))])
         if isinstance(item, CodeqError):
             raise item
@@ -105,14 +111,17 @@ class ResultBatchView(ApiView):
     @Operation(
         "submit_batch",
         tag="Worker",
-        summary="Hand in several results",
+        summary="Submit several results",
         may=(HasScope("codeq:result"),),
         is_finishing=True,
         body=wire.NewResults,
         answers={200: wire.SubmittedResults},
     )
     async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
-        """Each result for itself, in one round trip; answered in order, an item with its error where it has one."""
+        """Submit independent results.
+
+        The answers are in order; an item that failed has its own error.
+        """
         return json_response(wire.SubmittedResults(results=await submit_each(caller, body.results)))
 
 
@@ -120,7 +129,7 @@ class ExchangeView(ApiView):
     @Operation(
         "exchange",
         tag="Worker",
-        summary="Hand in results and take the next tasks",
+        summary="Submit results and claim the next tasks",
         may=(HasScope("codeq:result"), HasScope("codeq:claim")),
         is_finishing=True,
         body=wire.NewExchange,
@@ -129,14 +138,17 @@ class ExchangeView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
-        """A worker's whole loop in one request. A suspended tenant's results are taken, and no new task is given."""
-        # Before anything is stored: a claim that is refused must not leave half a request done.
+        """Submit results, then claim tasks.
+
+        A suspended tenant may submit results, but gets no new task.
+        """
+        # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
         results = await submit_each(caller, body.results) if body.results else []
         if caller.tenant.is_suspended:
             if not results:
                 refuse_new_work(caller)
-            tasks: Sequence[nouns.Task] = ()
+            tasks: Sequence[domain.Task] = ()
         else:
             tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         return json_response(
@@ -155,58 +167,61 @@ class ArtifactView(ApiView):
         answer_headers={"Content-Disposition": "The artifact's name."},
     )
     async def get(self, caller: Caller, task_id: str, artifact_id: str) -> HttpResponseBase:
-        """The bytes that came inline with the result."""
-        kept, file = await threadpool.run_storage(artifacts.open_artifact, caller.tenant, task_id, artifact_id)
+        """Download a file that was submitted with a result."""
+        artifact, file = await threadpool.run_storage(artifacts.open_artifact, caller.tenant, task_id, artifact_id)
         response = StreamingHttpResponse(threadpool.read_file(file), content_type="application/octet-stream")
-        # Never shown by a browser: a worker's bytes must not become a page of this host.
-        # And the name, by which a program may save them, is not a path of its machine.
-        name = kept.name.replace("/", "_").replace("\\", "_")
+        # A browser must not display the worker's bytes as a page of this host.
+        # The name must not be a path, since a program may save the file under it.
+        name = artifact.name.replace("/", "_").replace("\\", "_")
         response.headers["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
         response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
-        response.headers["Content-Length"] = str(kept.size)
+        response.headers["Content-Length"] = str(artifact.size)
         return response
 
 
 async def submit_each(caller: Caller, bodies: Sequence[wire.NewResultOf]) -> list[wire.SubmittedItem]:
+    """Submit the results of a batch."""
     items = await submit(caller, [(body.task_id, body, body.lease_token) for body in bodies])
     return [conversion.submitted_item(body.task_id, item) for body, item in zip(bodies, items, strict=True)]
 
 
 async def submit(
-    caller: Caller, handed_in: Sequence[tuple[str, wire.NewResult, str | None]]
-) -> list[nouns.Result | CodeqError]:
-    """Results in one round trip, what is inline beside them stored before, and removed where one is refused."""
+    caller: Caller, submissions: Sequence[tuple[str, wire.NewResult, str | None]]
+) -> list[domain.Result | CodeqError]:
+    """Submit results in one round trip. Returns one answer per submission, in order.
+
+    Inline artifacts are stored first, and deleted again if their result is refused.
+    """
     tid = caller.tenant.tid
-    new: list[nouns.NewResult] = []
+    new: list[domain.NewResult] = []
     refused: dict[int, CodeqError] = {}
     inline: dict[int, tuple[str, list[artifacts.NewArtifact], list[str]]] = {}
-    for at, (task_id, body, token) in enumerate(handed_in):
+    for position, (task_id, body, token) in enumerate(submissions):
         try:
-            beside = conversion.new_artifacts(body)
-            result = conversion.new_result(task_id, body, token)  # says what is wrong before anything is stored
-            if beside:
-                kept, stored = await _keep(tid, task_id, beside)
-                if any(each.content is not None for each in beside):
-                    inline[at] = (task_id, beside, stored)
-                result = conversion.new_result(task_id, body, token, kept)
+            new_artifacts = conversion.new_artifacts(body)
+            result = conversion.new_result(task_id, body, token)  # a bad result is refused before anything is stored
+            if new_artifacts:
+                stored, new_paths = await _store(tid, task_id, new_artifacts)
+                if any(artifact.content is not None for artifact in new_artifacts):
+                    inline[position] = (task_id, new_artifacts, new_paths)
+                result = conversion.new_result(task_id, body, token, stored)
             new.append(result)
         except CodeqError as error:
-            refused[at] = error
-    # If Redis does not answer, nobody knows whether it was carried out: what is stored stays, for another try.
-    answers = iter(await services.submit(caller.tenant, caller.subject, new) if new else ())
-    items = [refused[at] if at in refused else next(answers) for at in range(len(handed_in))]
-    for at, (task_id, beside, stored) in inline.items():
-        if isinstance(items[at], CodeqError):
-            await threadpool.run_storage(artifacts.take_back, stored)
-        elif not stored:
-            # It was there already; a refused twin of this submission may have taken it back since.
-            await threadpool.run_storage(artifacts.keep, tid, task_id, beside)
+            refused[position] = error
+    # If Redis does not answer, the results may have been stored: the artifacts stay for the worker's next try.
+    items = merge_in_order(refused, await services.submit(caller.tenant, caller.subject, new) if new else [])
+    for position, (task_id, new_artifacts, new_paths) in inline.items():
+        if isinstance(items[position], CodeqError):
+            await threadpool.run_storage(artifacts.discard, new_paths)
+        elif not new_paths:
+            # The files existed before. A refused copy of this submission may have deleted them since.
+            await threadpool.run_storage(artifacts.store, tid, task_id, new_artifacts)
     return items
 
 
-async def _keep(
-    tid: str, task_id: str, beside: Sequence[artifacts.NewArtifact]
+async def _store(
+    tid: str, task_id: str, new: Sequence[artifacts.NewArtifact]
 ) -> tuple[list[artifacts.StoredArtifact], list[str]]:
-    if any(each.content is not None for each in beside):
-        return await threadpool.run_storage(artifacts.keep, tid, task_id, beside)
-    return artifacts.keep(tid, task_id, beside)
+    if any(artifact.content is not None for artifact in new):
+        return await threadpool.run_storage(artifacts.store, tid, task_id, new)
+    return artifacts.store(tid, task_id, new)

@@ -1,4 +1,4 @@
-"""Producers: tasks in, read and cancelled."""
+"""Tasks: enqueued, searched, read and cancelled by producers."""
 
 from __future__ import annotations
 
@@ -11,41 +11,46 @@ from core import errors, threadpool
 from core.errors import CodeqError
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
-from queues import domain as nouns
-from queues import metrics, selectors, services
+from queues import domain, metrics, selectors, services
 from queues.api import conversion, trace_context
 from queues.api.schemas import Moment
 from queues.api.schemas import tasks as wire
 from queues.audit import audit_reader
+from queues.batch import convert_each, merge_in_order
 from queues.search import tenant_search
 from tenants.domain import Caller
 from tenants.permissions import IsEither, IsProducer
 
-TRACE = {"traceparent": "W3C trace context, kept with the task.", "tracestate": "Goes with `traceparent`."}
+TRACE = {"traceparent": "W3C trace context, stored with the task.", "tracestate": "Belongs to `traceparent`."}
 
 
 class TasksView(ApiView):
     @Operation(
         "search",
         tag="Producer",
-        summary="Find tasks",
+        summary="Search tasks",
         may=(IsProducer,),
         query=wire.TasksQuery,
         answers={200: wire.FoundTasks},
     )
     async def get(self, caller: Caller, query: wire.TasksQuery) -> HttpResponse:
-        """Live ones by queue, then ended ones, the latest first; those a second behind, as they come from the audit."""
-        asked = tenant_search.TaskQuery(
+        """Search live tasks by queue, then ended tasks, the newest first.
+
+        The audit is about a second behind.
+        """
+        task_query = tenant_search.TaskQuery(
             command=query.command, status=query.status, created_after=_moment(query.created_after), q=query.q
         )
-        page = await threadpool.run_db(tenant_search.page, caller.tenant, asked, cursor=query.cursor, limit=query.limit)
+        page = await threadpool.run_db(
+            tenant_search.page, caller.tenant, task_query, cursor=query.cursor, limit=query.limit
+        )
         tasks = [conversion.task(task, caller.tenant.slug) for task in page.tasks]
         return json_response(wire.FoundTasks(tasks=tasks, cursor=page.cursor))
 
     @Operation(
         "enqueue",
         tag="Producer",
-        summary="Put a task on a queue",
+        summary="Enqueue a task",
         may=(IsProducer,),
         body=wire.NewTask,
         answers={202: wire.Task},
@@ -58,14 +63,16 @@ class TasksView(ApiView):
         ),
         headers=TRACE,
         answer_headers={
-            "Idempotency-Replayed": "`true`: the key had made this task before.",
-            "Idempotency-Mismatch": "`true`: and from another body.",
+            "Idempotency-Replayed": "`true` if an earlier request created the task with this key.",
+            "Idempotency-Mismatch": "`true` if the earlier request had a different body.",
         },
     )
     async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
-        """Acknowledged means on disk. A repeated `idempotencyKey` answers with the task that it made before, and says
-        so in a header."""
-        new = conversion.new_task(body, *trace_context.context(self.request))
+        """Store a task on disk, then answer.
+
+        A repeated `idempotencyKey` returns the earlier task and sets a header.
+        """
+        new = conversion.new_task(body, *trace_context.from_request(self.request))
         (item,) = await services.enqueue(caller.tenant, [new], by=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
@@ -83,7 +90,7 @@ class TaskBatchView(ApiView):
     @Operation(
         "enqueue_batch",
         tag="Producer",
-        summary="Put several tasks on queues",
+        summary="Enqueue several tasks",
         may=(IsProducer,),
         body=wire.NewTasks,
         answers={200: wire.EnqueuedTasks},
@@ -91,19 +98,17 @@ class TaskBatchView(ApiView):
         headers=TRACE,
     )
     async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
-        """Each task for itself, in one round trip; answered in order, an item with its error where it has one."""
-        context = trace_context.context(self.request)
-        new: list[nouns.NewTask] = []
-        refused: dict[int, CodeqError] = {}
-        for at, each in enumerate(body.tasks):
-            try:
-                new.append(conversion.new_task(each, *context))
-            except CodeqError as error:
-                refused[at] = error
-        stored = iter(await services.enqueue(caller.tenant, new, by=caller.fingerprint) if new else ())
-        items = [refused[at] if at in refused else next(stored) for at in range(len(body.tasks))]
+        """Enqueue independent tasks.
+
+        The answers are in order; an item that failed has its own error.
+        """
+        context = trace_context.from_request(self.request)
+        new, refused = convert_each(body.tasks, lambda task: conversion.new_task(task, *context))
+        items = merge_in_order(
+            refused, await services.enqueue(caller.tenant, new, by=caller.fingerprint) if new else []
+        )
         for item in items:
-            if isinstance(item, nouns.Enqueued) and not item.is_replayed:
+            if isinstance(item, domain.Enqueued) and not item.is_replayed:
                 metrics.created.add(item.task.spec.command)
         return json_response(
             wire.EnqueuedTasks(results=[conversion.enqueued_item(item, caller.tenant.slug) for item in items])
@@ -120,12 +125,12 @@ class TaskView(ApiView):
         errors=(errors.TaskNotFound,),
     )
     async def get(self, caller: Caller, task_id: str) -> HttpResponse:
-        """A task of one's tenant, with where it is now; one that Redis has let go, as the audit remembers it."""
+        """Read a task and its location. A task that Redis has deleted comes from the audit."""
         try:
-            found = await selectors.task(caller.tenant, task_id)
+            task = await selectors.task(caller.tenant, task_id)
         except errors.TaskNotFound:
-            found = await threadpool.run_db(audit_reader.audited_task, caller.tenant, task_id)
-        return json_response(conversion.task(found, caller.tenant.slug))
+            task = await threadpool.run_db(audit_reader.audited_task, caller.tenant, task_id)
+        return json_response(conversion.task(task, caller.tenant.slug))
 
     @Operation(
         "cancel",
@@ -136,14 +141,13 @@ class TaskView(ApiView):
         errors=(errors.TaskNotFound, errors.AlreadyEnded),
     )
     async def delete(self, caller: Caller, task_id: str) -> HttpResponse:
-        """A waiting task ends CANCELLED. A running one too: its worker learns of it at the next heartbeat, and a late
-        result is refused."""
-        found = await services.cancel(caller.tenant, task_id)
-        return json_response(conversion.task(found, caller.tenant.slug))
+        """Cancel a task. The next heartbeat of its worker fails, and a late result is refused."""
+        task = await services.cancel(caller.tenant, task_id)
+        return json_response(conversion.task(task, caller.tenant.slug))
 
 
 def _moment(created_after: str | None) -> dt.datetime | None:
     try:
         return None if created_after is None else msgspec.convert(created_after, Moment)
     except msgspec.ValidationError as error:
-        raise errors.InvalidRequest("createdAfter: not a moment in time") from error
+        raise errors.InvalidRequest("createdAfter: not a time with a zone, such as 2026-01-31T12:00:00Z") from error

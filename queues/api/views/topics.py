@@ -1,4 +1,4 @@
-"""The routes of topics: what holds in one queue where it is not what holds everywhere."""
+"""Topics: the policies of queues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core import errors, threadpool
 from core.http.api_view import ApiView, json_response, no_content
 from core.http.operation import Operation
 from queues import policies
-from queues.api.conversion import whole
+from queues.api.conversion import to_int
 from queues.api.schemas import topics as wire
 from queues.models import QueuePolicy
 from queues.policies import Policy
@@ -20,14 +20,14 @@ class TopicsView(ApiView):
     @Operation(
         "list_topics",
         tag="Admin",
-        summary="List the queues with a policy of their own",
+        summary="List the queues that have a policy",
         may=(IsAdmin,),
         rate="admin",
         answers={200: wire.Topics},
     )
     async def get(self, caller: Caller) -> HttpResponse:
-        """By name."""
-        rows = await threadpool.run_db(lambda: list(policies.listed(caller.tenant)))
+        """List policies in the order of the queues' names."""
+        rows = await threadpool.run_db(lambda: list(policies.list_rows(caller.tenant)))
         return json_response(wire.Topics(topics=[_topic(row) for row in rows]))
 
 
@@ -42,13 +42,13 @@ class TopicView(ApiView):
         errors=(errors.NotFound,),
     )
     async def get(self, caller: Caller, name: str) -> HttpResponse:
-        """404 for a queue that has none."""
+        """Read the policy of a queue. A queue without a policy: 404."""
         return json_response(_topic(await threadpool.run_db(policies.find, caller.tenant, name)))
 
     @Operation(
         "put_topic",
         tag="Admin",
-        summary="Give a queue a policy",
+        summary="Set a queue's policy",
         may=(IsAdmin,),
         rate="admin",
         body=wire.NewTopic,
@@ -56,13 +56,16 @@ class TopicView(ApiView):
         errors=(errors.Conflict,),
     )
     async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
-        """In place of the one before; in force within seconds. 201 where there was none."""
+        """Replace the policy of a queue.
+
+        It takes effect within seconds. If the queue had no policy: 201.
+        """
         tiers = body.priority_tiers
         policy = Policy(
-            max_attempts=whole(body.max_attempts),
+            max_attempts=to_int(body.max_attempts),
             priority_tiers=None if tiers is None else tuple(map(int, tiers)),
-            retention_seconds=whole(body.retention_seconds),
-            max_consumers=whole(body.max_consumers),
+            retention_seconds=to_int(body.retention_seconds),
+            max_consumers=to_int(body.max_consumers),
             dead_letter_topic=body.dead_letter_topic_ref or "",
             backoff=body.backoff or "",
             backoff_base_seconds=body.backoff_base_seconds,
@@ -74,7 +77,7 @@ class TopicView(ApiView):
     @Operation(
         "delete_topic",
         tag="Admin",
-        summary="Take a queue's policy away",
+        summary="Delete a queue's policy",
         may=(IsAdmin,),
         rate="admin",
         query=wire.DeletionQuery,
@@ -82,7 +85,7 @@ class TopicView(ApiView):
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, name: str, query: wire.DeletionQuery) -> HttpResponse:
-        """What holds everywhere holds for it again. Its tasks stay."""
+        """Delete the policy of a queue. The defaults apply again, and its tasks stay."""
         await threadpool.run_db(policies.delete, caller.tenant, name)
         return no_content()
 

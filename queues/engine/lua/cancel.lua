@@ -5,8 +5,7 @@
 --! EFFECTS task -> CANCELLED; delayed -1 or inprog -1; an id in a ready list stays as a ghost and is counted; events +1
 --! COST    O(log n); the id is not searched in the ready list, which would cost the length of the list
 --! FLAGS   allow-oom
---@ include keys, write, now, lease, events, task
---@ lazy retention(retention_of): retention
+--@ include keys, write, now, lease, events, task, retention
 local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'status', 'ended', 'updated', 'queue', 'priority', 'lease', 'created', 'visible',
@@ -26,7 +25,7 @@ if score then
 else
   count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
 end
-zset_add(expiry, { now + (tonumber(retention_ms) or retention()(queue)), id })
+zset_add(expiry, { now + (tonumber(retention_ms) or retention_of(queue)), id })
 record_event(id, queue, attempt, 'CANCELLED', 'CANCELLED', attempts, priority, attempt > 0 and lease, created, visible, now)
 if awaited then announce_ends({ id }) end
 return { 'OK', unpack(read_task(id)) }

@@ -5,9 +5,7 @@
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; due tasks are promoted, expired leases reaped first
 --! COST    O((limit + repair_limit) · log n), independent of the backlog
 --! FLAGS   allow-oom
---@ include keys, write, now, lease
---@ lazy limiter(check_limits, charge_buckets): rate_limit
---@ lazy consumer_limits(free_slots, cap_to_free_slots): consumers
+--@ include keys, write, now, lease, rate_limit, consumers
 --@ lazy maintenance(promote_due, reap_expired, refresh_due): due, wake, events, end_attempt, promote, reap
 -- The ids of ended tasks that one claim removes; further ones are left to the next claim.
 local MAX_GHOSTS = 200
@@ -16,7 +14,6 @@ local WRITTEN_FIELDS = { 'status', 'lease' }
 local BUSY_RETRY_MS = 500
 local now = now_ms()
 if limits ~= '' then
-  local check_limits, charge_buckets = limiter()
   local buckets, wait = check_limits(limits, now)
   if not buckets then return { 'LIMITED', wait } end
   charge_buckets(buckets, 1, now)
@@ -25,14 +22,12 @@ end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
 local budget = tonumber(repair_limit)
-local slots, free_slots, cap_to_free_slots
+local slots
 for n = 1, #states do
   local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]
   names[n] = queue
   if state and state ~= 'active' and state ~= 'paused' then
-    if not slots then
-      slots, free_slots, cap_to_free_slots = {}, consumer_limits()
-    end
+    slots = slots or {}
     if string.sub(state, 1, 6) == 'active' then states[n] = 'active' end
   end
   if states[n] == 'active' then

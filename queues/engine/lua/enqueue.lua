@@ -6,9 +6,8 @@
 --! RETURNS LIMITED or FULL for every new task: the script then stores no task
 --! EFFECTS task created; ready +n, delayed +n; idem mapping; the queue is created with its first task
 --! COST    O(n), or O(n · log delayed) for delayed tasks
---@ include keys, write, now, due, wake
+--@ include keys, write, now, due, wake, rate_limit
 --@ lazy task_reader(read_task): task
---@ lazy limiter(check_limits, charge_buckets): rate_limit
 --@ lazy depth_counter(count_waiting_tasks): depth
 local now = now_ms()
 local reply, new, ready_ids, delayed_entries, first_due = { now, 0 }, {}, {}, {}, nil
@@ -42,10 +41,8 @@ for i = args_from, #ARGV, 7 do
     end
   end
 end
-local buckets, charge_buckets, refused
+local buckets, refused
 if limits ~= '' and #new > 0 then
-  local check_limits
-  check_limits, charge_buckets = limiter()
   buckets, reply[2] = check_limits(limits, now)
   if not buckets then refused = 'LIMITED' end
 end

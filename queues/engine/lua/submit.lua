@@ -5,8 +5,7 @@
 --! EFFECTS task IN_PROGRESS -> COMPLETED | FAILED with its answer, inprog -n, expiry +n, events +n
 --! COST    O(n · log inprog)
 --! FLAGS   allow-oom
---@ include keys, write, now, lease, events, check_lease
---@ lazy retention(retention_of): retention
+--@ include keys, write, now, lease, events, check_lease, retention
 local WRITTEN_FIELDS = { 'status', 'attempts', 'error', 'ended', 'answer' }
 local now = now_ms()
 local reply, first_of, accepted = { now }, {}, {}
@@ -57,7 +56,7 @@ for n = 1, #accepted, 3 do
   end
   local h, e = #entries, #expiries
   entries[h + 1], entries[h + 2] = deadline, id
-  expiries[e + 1], expiries[e + 2] = now + (common_retention or retention()(queue)), id
+  expiries[e + 1], expiries[e + 2] = now + (common_retention or retention_of(queue)), id
 end
 for queue, entries in pairs(lease_entries) do zset_remove(queue_key(queue, 'inprog'), entries) end
 if #expiries > 0 then zset_add(expiry, expiries) end

@@ -1,4 +1,4 @@
-"""A client that speaks ASGI to the application itself: no network, the whole of our code."""
+"""A client that calls the ASGI application directly, without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codeq_site.asgi import application
 from tests.queues.api import conformity
 
 Application = Callable[..., Awaitable[None]]
-UNSAID: Any = object()
+NO_BODY: Any = object()
 
 
 class Answer(msgspec.Struct):
@@ -28,24 +28,24 @@ class Answer(msgspec.Struct):
 
     @property
     def code(self) -> str:
-        """The `code` of a problem; anything else fails here."""
+        """The `code` of a problem document. Fails for any other body."""
         assert self.headers["content-type"] == "application/problem+json", (self.status, self.body)
         return str(self.json["code"])
 
 
 class Exchange:
-    """One request under way: `await it` for the answer, `leave()` to hang up."""
+    """A request in progress. `await answer()` waits for the response, `leave()` disconnects."""
 
     def __init__(
         self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes], *, stalls: bool = False
     ) -> None:
         self._chunks = list(chunks) or [b""]
         self._stalls = stalls
-        self._gone = asyncio.Event()
+        self._left = asyncio.Event()
         self._started: dict[str, Any] = {}
         self._body = b""
         self.taken = 0
-        self.transport: Any = None  # uvicorn shows its own in the same place
+        self.transport: Any = None  # where uvicorn exposes its transport
         self.task = asyncio.create_task(application(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Exchange:
             chunk = self._chunks.pop(0)
             self.taken += len(chunk)
             return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or self._stalls}
-        await self._gone.wait()
+        await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
@@ -64,10 +64,10 @@ class Exchange:
             self._body += message.get("body", b"")
 
     def leave(self) -> None:
-        self._gone.set()
+        self._left.set()
 
     async def answer(self) -> Answer | None:
-        """None when the application answered nothing."""
+        """Return the response, or None if the application sent none."""
         await self.task
         if not self._started:
             return None
@@ -86,18 +86,21 @@ class Client:
         self,
         method: str,
         path: str,
-        body: Any = UNSAID,
+        body: Any = NO_BODY,
         *,
         headers: dict[str, str] | None = None,
         chunks: Sequence[bytes] | None = None,
         stalls: bool = False,
     ) -> Exchange:
-        """Send a request: `body` as JSON, or as it is when it is bytes. `stalls`: its end never comes."""
+        """Start a request.
+
+        `body` is sent as JSON, or unchanged if it is bytes. With `stalls`, the body never ends.
+        """
         target, _, query = path.partition("?")
         sent = {"host": "testserver"}
         if self.token is not None:
             sent["authorization"] = f"Bearer {self.token}"
-        if body is not UNSAID and chunks is None:
+        if body is not NO_BODY and chunks is None:
             chunks = [body if isinstance(body, bytes) else json.dumps(body).encode()]
         if chunks is not None:
             sent |= {"content-type": "application/json", "content-length": str(sum(map(len, chunks)))}
@@ -118,18 +121,18 @@ class Client:
         }
         return Exchange(self.application, scope, chunks or [], stalls=stalls)
 
-    async def request(self, method: str, path: str, body: Any = UNSAID, **said: Any) -> Answer:
-        answer = await self.start(method, path, body, **said).answer()
+    async def request(self, method: str, path: str, body: Any = NO_BODY, **options: Any) -> Answer:
+        answer = await self.start(method, path, body, **options).answer()
         assert answer is not None
         if self.application is application:
             conformity.check(method, path, answer)
         return answer
 
-    async def get(self, path: str, **said: Any) -> Answer:
-        return await self.request("GET", path, **said)
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.request("GET", path, **options)
 
-    async def post(self, path: str, body: Any = UNSAID, **said: Any) -> Answer:
-        return await self.request("POST", path, body, **said)
+    async def post(self, path: str, body: Any = NO_BODY, **options: Any) -> Answer:
+        return await self.request("POST", path, body, **options)
 
-    async def delete(self, path: str, **said: Any) -> Answer:
-        return await self.request("DELETE", path, **said)
+    async def delete(self, path: str, **options: Any) -> Answer:
+        return await self.request("DELETE", path, **options)

@@ -1,4 +1,4 @@
-"""Whatever the application answers is what its OpenAPI document declares: asked of every answer in these tests."""
+"""A check that every response in these tests matches the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openapi_schema_validator import OAS31Validator
 if TYPE_CHECKING:
     from tests.queues.api.asgi_client import Answer
 
-# Of the path or of a defect, and so of no operation.
+# Errors of the path, or of a defect: no operation declares them.
 OF_NO_OPERATION = (404, 405, 500)
 
 
@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
 @cache
 def _paths() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
     found = [(re.sub(r"{\w+}", "[^/]+", path), methods) for path, methods in document()["paths"].items()]
-    # Literal paths first, as the URLconf has them.
+    # Literal paths first, in the order of the URLconf.
     return [(re.compile(path), methods) for path, methods in sorted(found, key=lambda each: "[" in each[0])]
 
 
@@ -36,7 +36,7 @@ def validator(reference: str) -> OAS31Validator:
 
 
 def check(method: str, path: str, answer: Answer) -> None:
-    """Fails when the status, the media type or the body of the answer is not declared."""
+    """Fail if the document does not declare the status, the media type or the body."""
     target = unquote(path.partition("?")[0])
     methods = next((methods for pattern, methods in _paths() if pattern.fullmatch(target)), {})
     operation = methods.get("get" if method == "HEAD" else method.lower())
@@ -52,7 +52,7 @@ def check(method: str, path: str, answer: Answer) -> None:
         return
     kind = answer.headers["content-type"].partition(";")[0]
     assert kind in kinds, f"{method} {path} answered {kind}"
-    # The schema of an answer: of one kind, or of one of several.
+    # The schema of a response body, or of several alternatives.
     schema = kinds[kind]["schema"]
     if references := [each["$ref"] for each in schema.get("oneOf", [schema]) if "$ref" in each]:
         errors = min(([*validator(each).iter_errors(answer.json)] for each in references), key=len)

@@ -1,4 +1,4 @@
-"""Two tenants and everybody who may call for them, against the whole application."""
+"""Two tenants, and clients of the whole application for each role."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from webhooks.models import Delivery, Subscription
 NORTH, SOUTH = "north-of-the-api-tests", "south-of-the-api-tests"
 TASKS = "/v1/codeq/tasks"
 Configure = Callable[..., None]
-# This installation's key while the tests of a module run: signing by `tenants.auth.installation_keys` would ask the database.
+# The installation's key while the tests of a module run. Signing by `tenants.auth.installation_keys` would query the
+# database.
 SIGNER: dict[str, Any] = {}
 
 
@@ -40,14 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def forget_rows() -> None:
-    """What requests and drains have committed, which no rollback takes back."""
+    """Delete the rows that requests and drains have committed, which no rollback removes."""
     for model in (AuditedResult, Attempt, BulkJob, QueuePolicy, Delivery, Subscription):
         model.objects.all().delete()
 
 
 @pytest.fixture(scope="module")
 def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> Iterator[None]:
-    """Rows that other threads see too, as they verify tokens; so they are committed, and taken away at the end."""
+    """Commit tenants and a signing key, which other threads read, and delete them at the end."""
     with django_db_blocker.unblock():
         for slug in (NORTH, SOUTH):
             services.create_tenant(slug)
@@ -64,13 +65,13 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def _room(_database: None) -> AsyncIterator[None]:
+async def _registry(_database: None) -> AsyncIterator[None]:
     yield
     await long_poll.registry().close()
 
 
 def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
-    """A genuine token of this installation; a claim given as None is left out."""
+    """Return a valid token of this installation. A claim that is None is left out."""
     said: dict[str, Any] = {
         "iss": "codeq",
         "sub": role,
@@ -91,8 +92,8 @@ def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
 
 
 @pytest.fixture
-def client(_room: None) -> Callable[..., Client]:
-    """`client("worker", sub="w2", eventTypes=["A"])`: a client of the application with such a token."""
+def client(_registry: None) -> Callable[..., Client]:
+    """Return a function that makes a client: `client("worker", sub="w2", eventTypes=["A"])`."""
 
     def make(role: str | None = None, tenant: str = NORTH, **claims: Any) -> Client:
         return Client(application, None if role is None else make_token(role, tenant, **claims))
@@ -127,12 +128,12 @@ def admin(client: Callable[..., Client]) -> Client:
 
 @pytest.fixture
 def stranger(client: Callable[..., Client]) -> Client:
-    """A producer of the other tenant."""
+    """Return a producer of the other tenant."""
     return client("producer", SOUTH)
 
 
 @pytest.fixture
-def tenant(_room: None) -> TenantSnapshot:
+def tenant(_registry: None) -> TenantSnapshot:
     found = tenant_cache.find(NORTH)
     assert found is not None
     return found
@@ -140,7 +141,7 @@ def tenant(_room: None) -> TenantSnapshot:
 
 @pytest.fixture
 def configure_tenant(tenant: TenantSnapshot) -> Iterator[Configure]:
-    """`configure_tenant(payload_bytes=10)`: these limits for the first tenant until the test ends."""
+    """Return a function that changes the first tenant: `configure_tenant(payload_bytes=10)`."""
 
     def change(**fields: Any) -> None:
         with tenant_cache._lock:

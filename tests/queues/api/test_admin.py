@@ -1,4 +1,4 @@
-"""An administrator's dead letters, bulk jobs and topics; and finding tasks."""
+"""The routes of administrators: dead letters, bulk jobs and topics; the search for tasks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from queues.deadletters import bulk_runner
 from queues.models import BulkJob
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 ADMIN = "/v1/codeq/admin"
 MakeClient = Callable[..., Client]
 
 
 @pytest.fixture(autouse=True)
-async def _no_rows_left(_room: None) -> AsyncIterator[None]:
+async def _no_rows_left(_registry: None) -> AsyncIterator[None]:
     yield
     await threadpool.run_db(forget_rows)
 
@@ -34,8 +33,8 @@ async def dead(producer: Client, worker: Client, count: int = 1, error: str = "d
     """So many dead letters, and the audit knows of them."""
     found = []
     for _ in range(count):
-        task = await made(producer, maxAttempts=1, **said)
-        lease = await claimed(worker, commands=[task["command"]])
+        task = await enqueue_task(producer, maxAttempts=1, **said)
+        lease = await claim_task(worker, commands=[task["command"]])
         await worker.post(f"{TASKS}/{lease['id']}/nack", {"reason": error})
         found.append(lease["id"])
     await drained()
@@ -43,7 +42,9 @@ async def dead(producer: Client, worker: Client, count: int = 1, error: str = "d
 
 
 @pytest.mark.spec("ADM-5", "Dead letters are listed, filtered and paged")
-async def test_listing_dead_letters(producer: Client, worker: Client, admin: Client, client: MakeClient) -> None:
+async def test_dead_letters_are_listed_filtered_and_paged(
+    producer: Client, worker: Client, admin: Client, client: MakeClient
+) -> None:
     full = await dead(producer, worker, 3, payload={"n": 1})
     (timeout,) = await dead(producer, worker, error="connection timeout")
     await dead(producer, worker, command="OTHER")
@@ -71,12 +72,12 @@ NO_LISTS = [
 
 
 @pytest.mark.parametrize("query", NO_LISTS)
-async def test_a_list_of_dead_letters_has_its_bounds(admin: Client, query: str) -> None:
+async def test_invalid_query_for_dead_letters_is_refused(admin: Client, query: str) -> None:
     answer = await admin.get(f"{ADMIN}/dlq/RENDER?{query}")
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
-# PostgreSQL knows no zone sixteen hours away; and at the ends of time there is no UTC.
+# PostgreSQL rejects an offset of 16 hours, and the first and last times have no UTC equivalent.
 FAR_MOMENTS = [
     "2026-01-01T00:00:00+19:52",
     "2026-01-01T00:00:00-23:59",
@@ -86,7 +87,7 @@ FAR_MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", FAR_MOMENTS)
-async def test_a_moment_may_be_of_any_zone(producer: Client, admin: Client, moment: str) -> None:
+async def test_time_of_any_zone_is_accepted(producer: Client, admin: Client, moment: str) -> None:
     quoted = moment.replace("+", "%2B")
     assert (await producer.get(f"{TASKS}?createdAfter={quoted}")).status == 200
     assert (await admin.get(f"{ADMIN}/dlq/RENDER?olderThan={quoted}")).status == 200
@@ -107,7 +108,7 @@ async def test_numbers_of_a_filter_may_be_written_in_several_ways(admin: Client)
 
 
 @pytest.mark.spec("RET-4", "Dead letters are replayed by a bulk job that shows its progress")
-async def test_replaying_what_a_filter_means(producer: Client, worker: Client, admin: Client) -> None:
+async def test_replay_by_filter(producer: Client, worker: Client, admin: Client) -> None:
     ids = await dead(producer, worker, 3)
     await dead(producer, worker, error="timeout")
     await dead(producer, worker, command="OTHER")
@@ -127,7 +128,7 @@ async def test_replaying_what_a_filter_means(producer: Client, worker: Client, a
     assert found == set(ids)
 
 
-async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, admin: Client) -> None:
+async def test_replay_by_id_and_cancel(producer: Client, worker: Client, admin: Client) -> None:
     first, second = await dead(producer, worker, 2)
     started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [first]})
     assert started.status == 202
@@ -136,7 +137,7 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
     again = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [second]})
     await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     assert (await admin.get(again.headers["location"])).json["done"] == 1
-    assert (await claimed(worker))["id"] == second
+    assert (await claim_task(worker))["id"] == second
 
 
 @pytest.mark.parametrize(
@@ -155,20 +156,20 @@ async def test_replaying_by_id_and_stopping(producer: Client, worker: Client, ad
         {"reason": "x" * 1001},
     ],
 )
-async def test_a_replay_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+async def test_invalid_replay_is_refused(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert await threadpool.run_db(BulkJob.objects.count) == 0
 
 
-async def test_no_job_is_a_404(admin: Client) -> None:
+async def test_unknown_bulk_job_is_not_found(admin: Client) -> None:
     for job in ("nonsense", "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10", "%00"):
         for method in ("GET", "DELETE"):
             assert (await admin.request(method, f"{ADMIN}/bulk/{job}")).status == 404
 
 
-@pytest.mark.spec("ADM-5", "A topic's policy is put, read, listed and deleted, and its version counts its changes")
-async def test_a_topics_life(admin: Client, client: MakeClient) -> None:
+@pytest.mark.spec("ADM-5", "A topic's policy is put, read, listed and deleted; its version counts the changes")
+async def test_topic_is_created_changed_and_deleted(admin: Client, client: MakeClient) -> None:
     path = f"{ADMIN}/topics/RENDER"
     assert (await admin.get(path)).status == 404
     policy = {"priorityTiers": [9, 0, 5], "maxAttempts": 3, "maxConsumers": 2, "retentionSeconds": 3600}
@@ -189,7 +190,7 @@ async def test_a_topics_life(admin: Client, client: MakeClient) -> None:
 
 
 @pytest.mark.spec("ADM-5", "A topic's policy is enforced")
-async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Client) -> None:
+async def test_topic_policy_is_enforced(producer: Client, worker: Client, admin: Client) -> None:
     await admin.request("PUT", f"{ADMIN}/topics/B", {"priorityTiers": [7, 4]})
     assert (await producer.post(TASKS, {"command": "B", "payload": 1})).json["priority"] == 4
     assert (await producer.post(TASKS, {"command": "B", "payload": 1, "priority": 0})).status == 400
@@ -197,13 +198,13 @@ async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Cl
     refused = await producer.post(TASKS, {"command": "A", "payload": 1, "priority": 3})
     assert (refused.status, refused.code) == (400, "invalid_request")
     assert "priority" in refused.json["detail"]
-    first = await made(producer, command="A", priority=5)
+    first = await enqueue_task(producer, command="A", priority=5)
     assert first["maxAttempts"] == 2
-    await made(producer, command="A")
-    await claimed(worker, commands=["A"])
+    await enqueue_task(producer, command="A")
+    await claim_task(worker, commands=["A"])
     assert (await worker.post(f"{TASKS}/claim", {"commands": ["A"]})).status == 204
-    await worker.post(f"{TASKS}/{first['id']}/result", DONE)
-    await claimed(worker, commands=["A"])
+    await worker.post(f"{TASKS}/{first['id']}/result", COMPLETED)
+    await claim_task(worker, commands=["A"])
 
 
 @pytest.mark.parametrize(
@@ -215,19 +216,19 @@ async def test_a_topics_policy_holds(producer: Client, worker: Client, admin: Cl
         {"version": 7},
     ],
 )  # fmt: skip
-async def test_a_policy_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+async def test_invalid_policy_is_refused(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.request("PUT", f"{ADMIN}/topics/RENDER", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert (await admin.get(f"{ADMIN}/topics")).json == {"topics": []}
 
 
-async def test_a_name_that_is_none_is_refused(admin: Client) -> None:
+async def test_invalid_topic_name_is_refused(admin: Client) -> None:
     answer = await admin.request("PUT", f"{ADMIN}/topics/a:b", {})
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
 async def everything(client: Client, query: str) -> list[dict[str, Any]]:
-    """All pages of a search."""
+    """Return the tasks of all pages of a search."""
     found: list[dict[str, Any]] = []
     cursor = ""
     for _ in range(100):
@@ -239,15 +240,15 @@ async def everything(client: Client, query: str) -> list[dict[str, Any]]:
     raise AssertionError("a search that does not end")
 
 
-@pytest.mark.spec("ADM-3", "Tasks are found, live and audited, by what is known of them, page by page")
-async def test_finding_tasks(producer: Client, worker: Client, stranger: Client) -> None:
-    done = await made(producer, payload={"name": "canary"})
-    await claimed(worker)
-    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
-    running = await made(producer, command="B")
-    await claimed(worker)
-    waiting = [await made(producer) for _ in range(5)]
-    delayed = await made(producer, delaySeconds=100, idempotencyKey="the key")
+@pytest.mark.spec("ADM-3", "Live and audited tasks are searched by their fields, in pages")
+async def test_tasks_are_searched(producer: Client, worker: Client, stranger: Client) -> None:
+    done = await enqueue_task(producer, payload={"name": "canary"})
+    await claim_task(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", COMPLETED)
+    running = await enqueue_task(producer, command="B")
+    await claim_task(worker)
+    waiting = [await enqueue_task(producer) for _ in range(5)]
+    delayed = await enqueue_task(producer, delaySeconds=100, idempotencyKey="the key")
     await drained()
 
     async def ids(query: str) -> set[str]:
@@ -275,6 +276,6 @@ NO_SEARCHES = [
 
 
 @pytest.mark.parametrize("query", NO_SEARCHES)
-async def test_a_search_has_its_bounds(producer: Client, query: str) -> None:
+async def test_invalid_search_is_refused(producer: Client, query: str) -> None:
     answer = await producer.get(f"{TASKS}?{query}")
     assert (answer.status, answer.code) == (400, "invalid_request")

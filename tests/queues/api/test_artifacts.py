@@ -1,8 +1,7 @@
-"""Artifacts: kept under a name of ours, downloaded by the tenant alone, and harmless whatever they are called."""
+"""Artifacts: stored by digest, downloaded only by their tenant, harmless under any name."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import re
@@ -17,18 +16,17 @@ from django.core.files.storage import FileSystemStorage
 from core import threadpool
 from queues import artifacts, periodic_tasks
 from queues.api import conversion
+from tests.queues.api.artifacts import CONTENT, inline_artifact, result_with
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import claimed
+from tests.queues.api.tasks import claim_task, enqueue_task
 
 MakeClient = Callable[..., Client]
-CONTENT = bytes(range(256)) * 400
 
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of the artifacts."""
+    """Return the directory of the artifacts."""
     directory = tmp_path / "artifacts"
     storage = FileSystemStorage(directory, file_permissions_mode=0o600, directory_permissions_mode=0o700)
     monkeypatch.setattr(artifacts, "storage", lambda: storage)
@@ -41,20 +39,12 @@ def files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def inline(content: bytes = CONTENT, name: str = "out.bin", **said: Any) -> dict[str, Any]:
-    return {"name": name, "contentBase64": base64.b64encode(content).decode(), **said}
-
-
-def result(*beside: dict[str, Any]) -> dict[str, Any]:
-    return {"status": "COMPLETED", "result": {}, "artifacts": list(beside)}
-
-
-@pytest.mark.spec("ACK-4", "Artifacts come inline or by address, are stored, and downloaded through the API")
-async def test_artifacts_inline_and_by_address(producer: Client, worker: Client, kept: Path) -> None:
-    task = await made(producer)
-    await claimed(worker)
+@pytest.mark.spec("ACK-4", "Artifacts are submitted inline or by URL, stored, and downloaded through the API")
+async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, kept: Path) -> None:
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     elsewhere = {"name": "film", "url": "https://example.org/film.mp4"}
-    said = result(inline(name="out put.bin", contentType="image/png"), elsewhere)
+    said = result_with(inline_artifact(name="out put.bin", contentType="image/png"), elsewhere)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", said)
     assert answer.status == 200, answer.body
     mine, theirs = answer.json["artifacts"]
@@ -76,21 +66,21 @@ async def test_artifacts_inline_and_by_address(producer: Client, worker: Client,
     assert (await producer.get(f"{TASKS}/{task['id']}/result")).json["result"]["artifacts"] == [mine, theirs]
 
 
-@pytest.mark.spec("ACK-3", "The same submission again stores nothing new; a refused one leaves nothing")
-async def test_a_repeat_stores_nothing_and_a_refusal_leaves_nothing(
+@pytest.mark.spec("ACK-3", "A repeated submission stores nothing new; a refused one leaves no file")
+async def test_repeat_stores_nothing_and_refusal_leaves_no_file(
     producer: Client, worker: Client, other_worker: Client, kept: Path
 ) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result"
     for early in (worker, other_worker):
-        assert (await early.post(path, result(inline()))).status == 409
+        assert (await early.post(path, result_with(inline_artifact()))).status == 409
     assert files(kept) == []
-    await claimed(worker)
-    first = await worker.post(path, result(inline()))
-    again = await worker.post(path, result(inline()))
+    await claim_task(worker)
+    first = await worker.post(path, result_with(inline_artifact()))
+    again = await worker.post(path, result_with(inline_artifact()))
     assert (again.status, again.json) == (200, first.json)
     assert len(files(kept)) == 1
-    other = await worker.post(path, result(inline(), inline(b"more", "more")))
+    other = await worker.post(path, result_with(inline_artifact(), inline_artifact(b"more", "more")))
     assert (other.status, other.code) == (409, "already_ended")
     (left,) = files(kept)
     assert left.read_bytes() == CONTENT
@@ -114,9 +104,9 @@ NAMES = [
 @pytest.mark.spec("ACK-4", "An artifact's name is data, never a path")
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_name_is_never_a_path(producer: Client, worker: Client, kept: Path, name: str) -> None:
-    task = await made(producer)
-    await claimed(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline(b"x", name)))
+    task = await enqueue_task(producer)
+    await claim_task(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(b"x", name)))
     assert answer.status == 200, answer.body
     assert answer.json["artifacts"][0]["name"] == name
     (file,) = files(kept)
@@ -150,36 +140,38 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("artifact", REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_no_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
-    task = await made(producer)
-    await claimed(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline(), artifact))
+async def test_invalid_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
+    task = await enqueue_task(producer)
+    await claim_task(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(), artifact))
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert files(kept) == []
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-async def test_an_artifact_has_a_size_and_a_result_a_number_of_them(
+async def test_size_and_number_of_artifacts_are_limited(
     producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = msgspec.structs.replace(conversion.LIMITS, artifact_bytes=1000)
     monkeypatch.setattr(conversion, "LIMITS", limits)
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
-    large = await worker.post(path, result(inline(b"x" * 1001)))
+    large = await worker.post(path, result_with(inline_artifact(b"x" * 1001)))
     assert (large.status, large.code) == (413, "payload_too_large")
-    many = await worker.post(path, result(*[inline(b"x", str(number)) for number in range(101)]))
+    many = await worker.post(path, result_with(*[inline_artifact(b"x", str(number)) for number in range(101)]))
     assert many.status == 400
     assert files(kept) == []
-    assert (await worker.post(path, result(inline(b"x" * 1000)))).status == 200
+    assert (await worker.post(path, result_with(inline_artifact(b"x" * 1000)))).status == 200
 
 
-async def test_a_batch_keeps_what_is_accepted(producer: Client, stranger: Client, worker: Client, kept: Path) -> None:
-    mine = await made(producer)
+async def test_batch_keeps_artifacts_of_accepted_results(
+    producer: Client, stranger: Client, worker: Client, kept: Path
+) -> None:
+    mine = await enqueue_task(producer)
     foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
-    await claimed(worker)
-    results = [{"taskId": each["id"]} | result(inline()) for each in (mine, foreign)]
+    await claim_task(worker)
+    results = [{"taskId": each["id"]} | result_with(inline_artifact()) for each in (mine, foreign)]
     items = (await worker.post(f"{TASKS}/batch/results", {"results": results})).json["results"]
     assert "artifacts" in items[0]["result"]
     assert items[1]["error"] == "task_not_found"
@@ -187,18 +179,19 @@ async def test_a_batch_keeps_what_is_accepted(producer: Client, stranger: Client
     assert mine["id"] in str(file)
 
 
-@pytest.mark.spec("TEN-3", "An artifact is its tenant's alone")
-async def test_an_artifact_is_its_tenants_alone(
+@pytest.mark.spec("TEN-3", "Only its tenant can download an artifact")
+async def test_other_tenants_cannot_download_an_artifact(
     producer: Client, stranger: Client, client: MakeClient, worker: Client
 ) -> None:
-    task, other = await made(producer), await made(producer)
+    task, other = await enqueue_task(producer), await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim/batch")
-    one = (await worker.post(f"{TASKS}/{task['id']}/result", result(inline()))).json["artifacts"][0]["url"]
-    await worker.post(f"{TASKS}/{other['id']}/result", result())
+    submitted = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()))
+    one = submitted.json["artifacts"][0]["url"]
+    await worker.post(f"{TASKS}/{other['id']}/result", result_with())
     for who in (stranger, client("worker", stranger_tenant())):
         refused = await who.get(one)
         assert (refused.status, refused.code) == (404, "task_not_found")
-    # Nor has a task what another task of the same tenant has.
+    # Another task of the same tenant does not have the artifact either.
     assert (await producer.get(one.replace(task["id"], other["id"]))).code == "not_found"
     for wrong in ("0" * 64, "x", "..", "%2e%2e%2f" * 3, os.path.basename(one).upper()):
         assert (await producer.get(f"{TASKS}/{task['id']}/artifacts/{wrong}")).status == 404
@@ -218,18 +211,20 @@ async def test_a_full_disk_is_a_503_and_changes_nothing(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(artifacts, "storage", lambda: Full())
-    task = await made(producer)
-    await claimed(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result(inline()))
+    task = await enqueue_task(producer)
+    await claim_task(worker)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()))
     assert (answer.status, answer.code) == (503, "unavailable")
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("CLN-3", "Once Redis has let a task go, the audit answers: the same task, result and artifact")
-async def test_after_redis_the_audit_answers(producer: Client, stranger: Client, worker: Client, admin: Client) -> None:
-    task = await made(producer, payload={"n": 1.10}, webhook="https://example.org/hook", priority=4)
-    await claimed(worker)
-    await worker.post(f"{TASKS}/{task['id']}/result", result(inline()) | {"result": {"ok": 1}})
+@pytest.mark.spec("CLN-3", "When Redis has deleted a task, the audit returns the same task, result and artifact")
+async def test_audit_answers_for_a_task_that_redis_has_deleted(
+    producer: Client, stranger: Client, worker: Client, admin: Client
+) -> None:
+    task = await enqueue_task(producer, payload={"n": 1.10}, webhook="https://example.org/hook", priority=4)
+    await claim_task(worker)
+    await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()) | {"result": {"ok": 1}})
     path = f"{TASKS}/{task['id']}"
     live, answered = (await producer.get(path)).json, (await producer.get(f"{path}/result")).json
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)

@@ -1,20 +1,16 @@
-"""Artifacts in a bucket: a real server that speaks S3 on the loopback, there and away; and how long they are kept."""
+"""Artifacts in an S3 bucket of a real server, with outages, and their deletion."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import msgspec
-import psutil
 import pytest
 import pytest_asyncio
 from django.core.files.storage import FileSystemStorage
@@ -26,55 +22,21 @@ from core.redis.connections import client as redis_client
 from queues import artifacts, maintenance, periodic_tasks
 from queues.models import AuditedResult
 from tests.conftest import free_port
+from tests.queues.api.artifacts import CONTENT, inline_artifact, result_with
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, Configure
-from tests.queues.api.test_artifacts import CONTENT, inline, result
-from tests.queues.api.test_isolation import everything
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import claimed
-from tests.waiting import until
+from tests.queues.api.redis_dump import dump_redis
+from tests.queues.api.tasks import claim_task, enqueue_task
+from tests.s3_server import BUCKET, S3Server
 
-BUCKET = "codeq-artifacts"
-KEYS = {"region_name": "eu-central-1", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 Use = Callable[..., None]
 
 
-class S3:
-    """moto's server in a process of its own, so that it can be stopped in its tracks."""
-
-    def __init__(self) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.client = boto3.client("s3", endpoint_url=self.url, **KEYS)
-        until(self.is_up, 60, every=0.1)
-        self.client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-
-    def is_up(self) -> bool:
-        assert self.process.poll() is None
-        listening = psutil.Process(self.process.pid).net_connections(kind="tcp")
-        return any(each.status == psutil.CONN_LISTEN for each in listening)
-
-    def names(self) -> list[str]:
-        return [each["Key"] for each in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
-
-    def clear(self) -> None:
-        for name in self.names():
-            self.client.delete_object(Bucket=BUCKET, Key=name)
-
-    def hang(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    s3 = S3()
+def server() -> Iterator[S3Server]:
+    s3 = S3Server()
     yield s3
-    s3.go_on()
+    s3.resume()
     s3.process.kill()
     s3.process.wait()
 
@@ -86,11 +48,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
     def at(address: str) -> None:
         monkeypatch.setattr(artifacts, "conf", lambda: msgspec.structs.replace(conf(), artifacts=address))
         artifacts.storage.cache_clear()
-        artifacts.failures.cache_clear()
+        artifacts.storage_errors.cache_clear()
 
     yield at
     artifacts.storage.cache_clear()
-    artifacts.failures.cache_clear()
+    artifacts.storage_errors.cache_clear()
 
 
 def address(url: str, bucket: str = BUCKET) -> str:
@@ -98,29 +60,32 @@ def address(url: str, bucket: str = BUCKET) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def s3(server: S3, use: Use, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
+async def s3(server: S3Server, use: Use, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3Server]:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 1)
     monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 1)
     use(address(server.url))
     yield server
-    server.go_on()
+    server.resume()
     server.clear()
 
 
 async def in_progress(producer: Client, worker: Client) -> str:
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     return f"{TASKS}/{task['id']}"
 
 
-@pytest.mark.spec("ACK-4", "Artifacts are kept in a bucket that speaks S3, by its URL")
-async def test_there_and_back(producer: Client, worker: Client, stranger: Client, s3: S3, tenant: Any) -> None:
+@pytest.mark.spec("ACK-4", "Artifacts can be stored in an S3 bucket")
+async def test_artifact_is_stored_and_downloaded(
+    producer: Client, worker: Client, stranger: Client, s3: S3Server, tenant: Any
+) -> None:
     path = await in_progress(producer, worker)
-    answer = await worker.post(f"{path}/result", result(inline(), inline(b"", "empty")))
+    body = result_with(inline_artifact(), inline_artifact(b"", "empty"))
+    answer = await worker.post(f"{path}/result", body)
     assert answer.status == 200, answer.body
     digest = hashlib.sha256(CONTENT).hexdigest()
-    assert len(s3.names()) == 2
-    assert all(name.startswith(f"some/where/{tenant.tid}/") for name in s3.names())
+    assert len(s3.list_names()) == 2
+    assert all(name.startswith(f"some/where/{tenant.tid}/") for name in s3.list_names())
     mine, empty = answer.json["artifacts"]
     assert mine["url"] == f"{path}/artifacts/{digest}"
     for url, content in ((mine["url"], CONTENT), (empty["url"], b"")):
@@ -128,65 +93,65 @@ async def test_there_and_back(producer: Client, worker: Client, stranger: Client
         assert (got.status, got.body, got.headers["content-length"]) == (200, content, str(len(content)))
         assert (await stranger.get(url)).status == 404
     assert (await producer.get(f"{path}/artifacts/{'0' * 64}")).status == 404
-    assert (await worker.post(f"{path}/result", result(inline(), inline(b"", "empty")))).json == answer.json
-    assert (await worker.post(f"{path}/result", result(inline(b"other")))).code == "already_ended"
-    assert len(s3.names()) == 2, "a refused submission leaves nothing"
+    assert (await worker.post(f"{path}/result", body)).json == answer.json
+    assert (await worker.post(f"{path}/result", result_with(inline_artifact(b"other")))).code == "already_ended"
+    assert len(s3.list_names()) == 2, "a refused submission leaves nothing"
 
 
-async def away_by_hanging(s3: S3, use: Use) -> None:
+async def away_by_hanging(s3: S3Server, use: Use) -> None:
     s3.hang()
 
 
-async def away_by_refusing(s3: S3, use: Use) -> None:
+async def away_by_refusing(s3: S3Server, use: Use) -> None:
     use(address(f"http://127.0.0.1:{free_port()}"))
 
 
-async def away_by_name(s3: S3, use: Use) -> None:
+async def away_by_name(s3: S3Server, use: Use) -> None:
     use(address("http://no-such-host.invalid"))
 
 
-async def away_without_a_bucket(s3: S3, use: Use) -> None:
+async def away_without_a_bucket(s3: S3Server, use: Use) -> None:
     use(address(s3.url, "no-such-bucket"))
 
 
 AWAY = [away_by_hanging, away_by_refusing, away_by_name, away_without_a_bucket]
 
 
-@pytest.mark.spec(
-    "ACK-4", "Where the storage is away a result with artifacts is a 503 that says so, and nothing changed"
-)
+@pytest.mark.spec("ACK-4", "While the storage is unavailable a result with artifacts gets a 503, and nothing changes")
 @pytest.mark.parametrize("away", AWAY)
-async def test_where_the_storage_is_away(producer: Client, worker: Client, s3: S3, use: Use, away: Any) -> None:
+async def test_unavailable_storage_is_a_503(
+    producer: Client, worker: Client, s3: S3Server, use: Use, away: Any
+) -> None:
     path = await in_progress(producer, worker)
     other = await in_progress(producer, worker)
-    before = everything()
+    before = dump_redis()
     await away(s3, use)
-    refused = await worker.post(f"{path}/result", result(inline()))
+    refused = await worker.post(f"{path}/result", result_with(inline_artifact()))
     assert (refused.status, refused.code) == (503, "unavailable")
     assert refused.json["detail"] == "Artifacts cannot be stored right now."
     assert int(refused.headers["retry-after"]) >= 1
-    several = {"results": [{"taskId": path.rpartition("/")[2]} | result(inline())]}
+    several = {"results": [{"taskId": path.rpartition("/")[2]} | result_with(inline_artifact())]}
     item = (await worker.post(f"{TASKS}/batch/results", several)).json["results"][0]
     assert (item["error"], item["status"]) == ("unavailable", 503)
-    assert everything() == before
-    # What is elsewhere does not need the storage.
-    theirs = result({"name": "film", "url": "https://example.org/film.mp4"})
+    assert dump_redis() == before
+    # An artifact with its own URL does not need the storage.
+    theirs = result_with({"name": "film", "url": "https://example.org/film.mp4"})
     assert (await worker.post(f"{other}/result", theirs)).status == 200
-    s3.go_on()
+    s3.resume()
     use(address(s3.url))
-    assert (await worker.post(f"{path}/result", result(inline()))).status == 200
+    assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
 
 
-async def test_an_artifact_cannot_be_read_while_its_storage_is_away(
-    producer: Client, worker: Client, s3: S3, use: Use
+async def test_artifact_cannot_be_read_while_its_storage_is_unavailable(
+    producer: Client, worker: Client, s3: S3Server, use: Use
 ) -> None:
     path = await in_progress(producer, worker)
-    url = (await worker.post(f"{path}/result", result(inline()))).json["artifacts"][0]["url"]
+    url = (await worker.post(f"{path}/result", result_with(inline_artifact()))).json["artifacts"][0]["url"]
     s3.hang()
     refused = await producer.get(url)
     assert (refused.status, refused.code) == (503, "unavailable")
     assert refused.json["detail"] == "Artifacts cannot be read right now."
-    s3.go_on()
+    s3.resume()
     assert (await producer.get(url)).body == CONTENT
 
 
@@ -194,21 +159,21 @@ def files_called(name: str, directory: Path) -> list[Path]:
     return list(directory.rglob(name))
 
 
-@pytest.mark.spec("ACK-4", "A storage that hangs holds up nobody who does not need it")
-async def test_a_storage_that_hangs_holds_up_nobody_else(
-    producer: Client, worker: Client, admin: Client, s3: S3, use: Use, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.spec("ACK-4", "A storage that hangs delays only requests that need it")
+async def test_hanging_storage_delays_no_other_request(
+    producer: Client, worker: Client, admin: Client, s3: S3Server, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 20)
     use(address(s3.url))
     paths = [await in_progress(producer, worker) for _ in range(2 * threadpool.POOL_THREADS)]
     s3.hang()
-    handed_in = [worker.start("POST", f"{path}/result", result(inline())) for path in paths]
+    handed_in = [worker.start("POST", f"{path}/result", result_with(inline_artifact())) for path in paths]
     async with asyncio.timeout(15):
         assert (await admin.get("/v1/codeq/admin/topics")).status == 200
         assert (await producer.get(TASKS)).status == 200
-        assert (await made(producer))["status"] == "PENDING"
+        assert (await enqueue_task(producer))["status"] == "PENDING"
     assert not any(each.task.done() for each in handed_in)
-    s3.go_on()
+    s3.resume()
     for each in handed_in:
         answer = await each.answer()
         assert answer is not None
@@ -220,90 +185,93 @@ async def cleaned_up() -> int:
     return await threadpool.run_db(maintenance.cleanup, lambda: True)
 
 
-@pytest.mark.spec("CLN-1", "The artifacts of a task go with it, from a directory and from a bucket; others stay")
+@pytest.mark.spec(
+    "CLN-1", "The artifacts of a task are deleted with it, from a directory and from a bucket; others stay"
+)
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
-async def test_artifacts_go_with_their_task(
-    producer: Client, worker: Client, s3: S3, use: Use, configure_tenant: Configure, tmp_path: Path, kind: str
+async def test_artifacts_are_deleted_with_their_task(
+    producer: Client, worker: Client, s3: S3Server, use: Use, configure_tenant: Configure, tmp_path: Path, kind: str
 ) -> None:
     if kind == "directory":
         use(f"file://{tmp_path}")
 
-    def names() -> list[str]:
+    def list_names() -> list[str]:
         if kind == "bucket":
-            return s3.names()
+            return s3.list_names()
         return [str(path) for path in tmp_path.rglob("*") if path.is_file()]
 
     kept = await in_progress(producer, worker)
-    await worker.post(f"{kept}/result", result(inline()))
+    await worker.post(f"{kept}/result", result_with(inline_artifact()))
     configure_tenant(retention_ms=0)
     path = await in_progress(producer, worker)
-    mine = (await worker.post(f"{path}/result", result(inline(), inline(b"more", "more")))).json["artifacts"]
-    assert len(names()) == 3
+    body = result_with(inline_artifact(), inline_artifact(b"more", "more"))
+    mine = (await worker.post(f"{path}/result", body)).json["artifacts"]
+    assert len(list_names()) == 3
     assert await cleaned_up() == 1
-    (left,) = names()
+    (left,) = list_names()
     assert kept.rpartition("/")[2] in left
     if kind == "directory":
         assert files_called(path.rpartition("/")[2], tmp_path) == [], "an empty directory is left"
-    # The audit still knows that there were some.
+    # The audit still has their names.
     assert (await producer.get(f"{path}/result")).json["result"]["artifacts"] == mine
     gone = await producer.get(mine[0]["url"])
     assert (gone.status, gone.code) == (404, "not_found")
     assert (await producer.get(f"{kept}/artifacts/{hashlib.sha256(CONTENT).hexdigest()}")).body == CONTENT
 
 
-@pytest.mark.spec("CLN-1", "A task whose artifacts cannot be removed now waits; those behind it do not")
-async def test_cleanup_goes_on_while_the_storage_is_away(
-    producer: Client, worker: Client, s3: S3, configure_tenant: Configure, caplog: pytest.LogCaptureFixture
+@pytest.mark.spec("CLN-1", "A task whose artifacts cannot be deleted now waits; the tasks after it are deleted")
+async def test_cleanup_continues_while_the_storage_is_unavailable(
+    producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure_tenant(retention_ms=0)
     with_files = [await in_progress(producer, worker) for _ in range(3)]
     for path in with_files:
-        assert (await worker.post(f"{path}/result", result(inline()))).status == 200
+        assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
     without = [await in_progress(producer, worker) for _ in range(3)]
     for path in without:
-        assert (await worker.post(f"{path}/result", result())).status == 200
+        assert (await worker.post(f"{path}/result", result_with())).status == 200
     s3.hang()
     with caplog.at_level(logging.WARNING):
         assert await cleaned_up() == 3
-    assert len([each for each in caplog.records if "cannot be removed" in each.message]) == 1, "asked once in a run"
-    s3.go_on()
-    assert len(s3.names()) == 3
+    assert len([each for each in caplog.records if "cannot be deleted" in each.message]) == 1, "one attempt per run"
+    s3.resume()
+    assert len(s3.list_names()) == 3
     assert await cleaned_up() == 3
-    assert s3.names() == []
+    assert s3.list_names() == []
     assert await cleaned_up() == 0
     assert not [key for key in redis_client().keys("*") if b":task:" in key]
     ids = [path.rpartition("/")[2] for path in with_files + without]
     assert await threadpool.run_db(AuditedResult.objects.filter(pk__in=ids).count) == 6
 
 
-async def test_an_outage_does_not_fill_redis(
-    producer: Client, worker: Client, s3: S3, configure_tenant: Configure, monkeypatch: pytest.MonkeyPatch
+async def test_storage_outage_does_not_fill_redis(
+    producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "HELD_AT_MOST", 1)
+    monkeypatch.setattr(maintenance, "MAX_HELD", 1)
     configure_tenant(retention_ms=0)
     for _ in range(3):
         path = await in_progress(producer, worker)
-        assert (await worker.post(f"{path}/result", result(inline()))).status == 200
+        assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
     s3.hang()
     assert await cleaned_up() == 3
-    s3.go_on()
+    s3.resume()
 
 
-async def test_an_administrators_cleanup_takes_them_too(
-    producer: Client, worker: Client, admin: Client, s3: S3, configure_tenant: Configure
+async def test_cleanup_of_an_administrator_deletes_artifacts(
+    producer: Client, worker: Client, admin: Client, s3: S3Server, configure_tenant: Configure
 ) -> None:
     configure_tenant(retention_ms=0)
     for _ in range(2):
         path = await in_progress(producer, worker)
-        assert (await worker.post(f"{path}/result", result(inline()))).status == 200
+        assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     assert (await admin.post("/v1/codeq/admin/tasks/cleanup", {"limit": 1})).json["deleted"] == 1
-    assert len(s3.names()) == 1
+    assert len(s3.list_names()) == 1
     assert (await admin.post("/v1/codeq/admin/tasks/cleanup")).json["deleted"] == 1
-    assert s3.names() == []
+    assert s3.list_names() == []
 
 
-def test_the_address_of_the_storage(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_selects_the_storage(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def location(text: str) -> Any:
         use(text)
         storage = artifacts.storage()

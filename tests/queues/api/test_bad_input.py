@@ -1,4 +1,4 @@
-"""Whatever is sent: a 4xx that names what is wrong, nothing changed, and never a 5xx."""
+"""Invalid input: a 4xx that names the problem, no change, and never a 5xx."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from core.redis.connections import client as redis_client
+from queues.api.schemas import LIMITS
 from tenants.domain import TenantSnapshot
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.redis_dump import dump_redis
+from tests.queues.api.tasks import enqueue_task
 
 GOOD: dict[str, Any] = {"command": "A", "payload": {}}
-
-
-def everything() -> dict[bytes, Any]:
-    """All of Redis, to see that nothing changed."""
-    return {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
 
 
 PAYLOADS = {
@@ -54,19 +52,19 @@ PAYLOADS = {
 }
 
 
-@pytest.mark.spec("ENQ-1", "A payload that some JSON library could not read is refused, and named")
+@pytest.mark.spec("ENQ-1", "A payload that some JSON libraries cannot read is refused by name")
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
-async def test_a_payload_nobody_could_read_is_refused(producer: Client, payload: bytes) -> None:
+async def test_unreadable_payload_is_refused(producer: Client, payload: bytes) -> None:
     began = time.perf_counter()
     answer = await producer.post(TASKS, b'{"command":"A","payload":' + payload + b"}")
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert time.perf_counter() - began < 10
     assert len(answer.json["detail"]) < 500
-    assert not everything()
+    assert not dump_redis()
 
 
-async def test_a_deep_result_is_refused_as_well(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+async def test_deep_result_is_refused(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     deep = b'{"a":' * 200 + b"1" + b"}" * 200
     body = b'{"status":"COMPLETED","result":' + deep + b"}"
@@ -82,14 +80,14 @@ BODIES = [b"", b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("path", ["", "/batch"])
-async def test_a_body_that_is_no_task_is_refused(producer: Client, path: str, body: bytes) -> None:
+async def test_invalid_body_of_a_producer_is_refused(producer: Client, path: str, body: bytes) -> None:
     answer = await producer.post(TASKS + path, body, headers={"Content-Type": "application/json"})
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("body", BODIES[1:])
 @pytest.mark.parametrize("path", ["claim", "claim/batch", "exchange", "batch/results"])
-async def test_a_body_that_is_no_claim_is_refused(worker: Client, path: str, body: bytes) -> None:
+async def test_invalid_body_of_a_worker_is_refused(worker: Client, path: str, body: bytes) -> None:
     answer = await worker.post(f"{TASKS}/{path}", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
 
@@ -112,15 +110,60 @@ FIELDS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("ENQ-1", "Every field is checked, and the answer names the one that is wrong")
+@pytest.mark.spec("ENQ-1", "Every field is checked, and the answer names the invalid one")
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field, values in FIELDS.items() for value in values], ids=repr
 )
-async def test_a_field_that_is_wrong_is_named(producer: Client, field: str, value: Any) -> None:
+async def test_invalid_field_is_named(producer: Client, field: str, value: Any) -> None:
     answer = await producer.post(TASKS, json.dumps(GOOD | {field: value}).replace("Infinity", "1e400").encode())
     assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
     assert field in answer.json["detail"]
-    assert not everything()
+    assert not dump_redis()
+
+
+TASK_ID = "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"
+OUT_OF_BOUNDS = {
+    "a lease of no time": ("claim", {"leaseSeconds": 0}),
+    "a lease above the limit": ("claim", {"leaseSeconds": 43_201}),
+    "a wait above the limit": ("claim", {"waitSeconds": 31}),
+    "a command with a space": ("claim", {"commands": ["a b"]}),
+    "101 commands": ("claim", {"commands": ["A"] * 101}),
+    "no task": ("claim/batch", {"count": 0}),
+    "too many tasks": ("claim/batch", {"count": 11}),
+    "an extension of no time": (f"{TASK_ID}/heartbeat", {"extendSeconds": 0}),
+    "a negative extension": (f"{TASK_ID}/heartbeat", {"extendSeconds": -1}),
+    "an extension above the limit": (f"{TASK_ID}/heartbeat", {"extendSeconds": 43_201}),
+    "a negative delay": (f"{TASK_ID}/nack", {"delaySeconds": -1}),
+    "an infinite delay": (f"{TASK_ID}/nack", b'{"delaySeconds":1e400}'),
+    "a delay that is no number": (f"{TASK_ID}/nack", b'{"delaySeconds":NaN}'),
+    "an unknown status": (f"{TASK_ID}/result", {"status": "PENDING"}),
+    "a success without a result": (f"{TASK_ID}/result", {"status": "COMPLETED"}),
+    "a failure without an error": (f"{TASK_ID}/result", {"status": "FAILED"}),
+    "too many results": (
+        "batch/results", {"results": [{"taskId": TASK_ID, "status": "COMPLETED", "result": {}}] * (LIMITS.batch + 1)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), OUT_OF_BOUNDS.values(), ids=OUT_OF_BOUNDS.keys())
+async def test_worker_request_out_of_bounds_is_refused(worker: Client, path: str, body: Any) -> None:
+    answer = await worker.post(f"{TASKS}/{path}", body)
+    assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+async def test_batch_above_the_limit_is_refused(producer: Client) -> None:
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD] * (LIMITS.batch + 1)})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert not dump_redis()
+
+
+@pytest.mark.parametrize("commands", [["a b"], ["a}b"], ["A", "b\n"], [f"C{number}" for number in range(101)]])
+async def test_commands_of_a_token_are_checked_like_those_of_a_body(
+    client: Callable[..., Client], commands: list[str]
+) -> None:
+    worker = client("worker", eventTypes=commands)
+    answer = await worker.post(f"{TASKS}/claim")
+    assert (answer.status, answer.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("field", ["priority", "maxAttempts", "webhook", "idempotencyKey", "runAt", "delaySeconds"])
@@ -140,12 +183,12 @@ async def test_a_whole_number_may_be_written_in_several_ways(producer: Client, w
     assert (await worker.post(f"{TASKS}/claim/batch", said.encode())).status == 200
 
 
-async def test_of_a_key_that_comes_twice_the_last_one_counts(producer: Client) -> None:
+async def test_last_value_of_a_repeated_key_counts(producer: Client) -> None:
     answer = await producer.post(TASKS, b'{"command":"A","priority":1,"payload":1,"priority":9,"payload":2}')
     assert (answer.status, answer.json["priority"], answer.json["payload"]) == (202, 9, "2")
 
 
-async def test_a_field_of_a_megabyte_does_not_come_back(producer: Client) -> None:
+async def test_huge_field_name_is_not_returned(producer: Client) -> None:
     answer = await producer.post(TASKS, GOOD | {"x" * 2**20: 1})
     assert answer.status == 400
     assert len(answer.body) < 1200
@@ -168,22 +211,22 @@ async def test_an_administrator_cannot_name_another_key(admin: Client, command: 
         await admin.post(f"/v1/codeq/admin/queues/{command}/resume"),
     ):
         assert (answer.status, answer.code) == (400, "invalid_request")
-    assert not everything()
+    assert not dump_redis()
 
 
-@pytest.mark.spec("TEN-1", "Commands that look alike are different queues, and no name reaches another's keys")
+@pytest.mark.spec("TEN-1", "Similar names are different queues, and no name reaches the keys of another")
 async def test_distinct_commands_never_share_a_queue(producer: Client, worker: Client) -> None:
     names = ["A", "a", "A.", "A-", "A_", ".", "..", "-", "_", "0", "00", "ready", "q", "A" * 128, "A" * 127]
     for name in names:
-        await made(producer, command=name, payload=name)
+        await enqueue_task(producer, command=name, payload=name)
     for name in names:
         answer = await worker.post(f"{TASKS}/claim", {"commands": [name]})
         assert json.loads(answer.json["payload"]) == name
     assert (await worker.post(f"{TASKS}/claim", {"commands": names})).status == 204
 
 
-class Watched:
-    """Every word that looks like a key of ours in what Redis is told meanwhile, by scripts too."""
+class KeyRecorder:
+    """Collects the Redis keys of the service that commands and scripts use in the meantime."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
@@ -196,26 +239,26 @@ class Watched:
         return self.words
 
     def __exit__(self, *_: object) -> None:
-        redis_client().echo("the end of what is watched")
+        redis_client().echo("end of the recording")
         self._thread.join(10)
         self._monitor.__exit__(None, None, None)
 
     def _listen(self) -> None:
-        while "the end of what is watched" not in (said := self._monitor.next_command()["command"]):
+        while "end of the recording" not in (said := self._monitor.next_command()["command"]):
             self.words |= {word for word in re.split(r'[" ]', said) if word.startswith("codeq:{")}
 
 
-@pytest.mark.spec("TEN-1", "Whatever a command is called, no key is touched but of its own queue and tenant")
-async def test_no_name_touches_a_key_but_its_own(
+@pytest.mark.spec("TEN-1", "A command of any name uses only the keys of its own queue and tenant")
+async def test_queue_uses_only_its_own_keys(
     producer: Client, worker: Client, admin: Client, stranger: Client, tenant: TenantSnapshot
 ) -> None:
     dice = random.Random(random.randrange(2**32))
     alphabet = "AZaz09_.-"
     names = {"".join(dice.choices(alphabet, k=dice.randint(1, 128))) for _ in range(300)}
     await stranger.post(TASKS, {"command": "A", "payload": 1})
-    with Watched() as words:
+    with KeyRecorder() as words:
         for name in names:
-            task = await made(producer, command=name)
+            task = await enqueue_task(producer, command=name)
             await worker.post(f"{TASKS}/claim", {"commands": [name]})
             await worker.post(f"{TASKS}/{task['id']}/nack", {"delaySeconds": 1})
             await admin.get(f"/v1/codeq/admin/queues/{name}")
@@ -232,7 +275,7 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
 ) -> None:
     seed = random.randrange(2**32)
     dice = random.Random(seed)
-    task = await made(producer)
+    task = await enqueue_task(producer)
     failed = {"taskId": task["id"], "status": "FAILED", "error": "x"}
     requests = [
         (producer, TASKS, json.dumps(GOOD | {"priority": 3, "runAt": "2026-01-01T00:00:00Z", "delaySeconds": 1.5})),
@@ -259,11 +302,11 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
         assert answer.status < 500, (seed, number, path, bytes(body), answer.body)
 
 
-@pytest.mark.spec("ENQ-3", "A task of a batch that may not be called back is refused alone")
+@pytest.mark.spec("ENQ-3", "A task with a bad webhook does not fail its batch")
 @pytest.mark.parametrize(
     "webhook", ["x", "https://user@example.org/", "http://169.254.169.254/", "https://example.org/\0"]
 )
-async def test_a_bad_webhook_refuses_its_own_task_only(producer: Client, webhook: str) -> None:
+async def test_bad_webhook_fails_its_own_task_only(producer: Client, webhook: str) -> None:
     answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD | {"webhook": webhook}, GOOD]})
     bad, good = answer.json["results"]
     assert (bad["error"], bad["status"]) == ("invalid_request", 400)

@@ -36,7 +36,7 @@ from core.conf import conf
 from core.redis.connections import client
 from queues.engine import keys
 from tests.queues.api.conftest import NORTH, SOUTH, make_token
-from tests.queues.api.test_network import Web
+from tests.queues.api.web_process import WebProcess
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -45,20 +45,20 @@ Run = Callable[[Worker], None]
 
 
 @pytest.fixture(scope="module")
-def web(_database: None) -> Iterator[Web]:
-    server = Web()
+def web(_database: None) -> Iterator[WebProcess]:
+    server = WebProcess()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def codeq(web: Web) -> Iterator[Client]:
+def codeq(web: WebProcess) -> Iterator[Client]:
     with Client(web.base, make_token("producer")) as client:
         yield client
 
 
 @pytest.fixture
-def worker(web: Web) -> Worker:
+def worker(web: WebProcess) -> Worker:
     return Worker(web.base, make_token("worker"), slots=4, lease_seconds=2, wait_seconds=0.5)
 
 
@@ -168,7 +168,7 @@ def test_cancelled_task_stops_its_handler(codeq: Client, worker: Worker, start: 
     assert codeq.task(task.id).status == "CANCELLED"
 
 
-def test_stopping_worker_gives_back_tasks_after_the_grace_time(codeq: Client, web: Web) -> None:
+def test_stopping_worker_gives_back_tasks_after_the_grace_time(codeq: Client, web: WebProcess) -> None:
     worker = Worker(web.base, make_token("worker"), grace_seconds=0.2)
     started, release = threading.Event(), threading.Event()
 
@@ -189,7 +189,7 @@ def test_stopping_worker_gives_back_tasks_after_the_grace_time(codeq: Client, we
 
 
 @pytest.mark.real_time
-def test_idle_worker_stops_at_once_without_claiming(codeq: Client, web: Web) -> None:
+def test_idle_worker_stops_at_once_without_claiming(codeq: Client, web: WebProcess) -> None:
     worker = Worker(web.base, make_token("worker"), wait_seconds=25)
     worker.on("idle")(lambda job: None)
     thread = threading.Thread(target=worker.run)
@@ -213,9 +213,9 @@ def is_awaited(command: str) -> bool:
 
 
 class DelayingProxy:
-    """A TCP proxy between worker and service that withholds the responses until `let_through`."""
+    """A TCP proxy between worker and service that withholds responses until `let_through`."""
 
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: WebProcess) -> None:
         self._web, self._may_answer = web, threading.Event()
         listening = socket.create_server(("127.0.0.1", 0))
         self.base = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -260,7 +260,7 @@ class DelayingProxy:
         self._threads[-1].start()
 
 
-def test_task_that_arrives_after_stop_is_completed(codeq: Client, web: Web) -> None:
+def test_task_that_arrives_after_stop_is_completed(codeq: Client, web: WebProcess) -> None:
     proxy = DelayingProxy(web)
     worker = Worker(proxy.base, make_token("worker"), wait_seconds=20)
     worker.on("late")(lambda job: {"attempt": job.attempt})
@@ -278,7 +278,7 @@ def test_task_that_arrives_after_stop_is_completed(codeq: Client, web: Web) -> N
         proxy.close()
 
 
-def test_no_task_is_lost_if_its_worker_stops_meanwhile(codeq: Client, web: Web) -> None:
+def test_no_task_is_lost_if_its_worker_stops_meanwhile(codeq: Client, web: WebProcess) -> None:
     """The stopped worker completes the task, or the task returns to the queue at once."""
     for number in range(20):
         command = f"stopped-{number}"
@@ -299,7 +299,7 @@ def test_no_task_is_lost_if_its_worker_stops_meanwhile(codeq: Client, web: Web) 
                 assert again.id == task.id
 
 
-def test_worker_raises_errors_that_retries_cannot_fix(web: Web) -> None:
+def test_worker_raises_errors_that_retries_cannot_fix(web: WebProcess) -> None:
     worker = Worker(web.base, make_token("producer"))
     with pytest.raises(ValueError, match="has no handlers"):
         worker.run()
@@ -325,7 +325,7 @@ class LossyTransport(httpx.HTTPTransport):
         return response
 
 
-def test_enqueue_with_a_lost_response_creates_one_task(web: Web, codeq: Client) -> None:
+def test_enqueue_with_a_lost_response_creates_one_task(web: WebProcess, codeq: Client) -> None:
     with Client(web.base, make_token("producer"), transport=LossyTransport(2)) as lossy:
         task = lossy.enqueue("lost", {})
         again = lossy.enqueue("lost", {})
@@ -362,7 +362,7 @@ def test_short_retry_after_is_honoured_and_a_long_one_raised() -> None:
     assert "Check the base URL" in str(unavailable.value)
 
 
-def test_rejected_token_is_replaced_once(web: Web) -> None:
+def test_rejected_token_is_replaced_once(web: WebProcess) -> None:
     tokens = iter(["expired", make_token("producer")])
     with Client(web.base, lambda: next(tokens)) as client:
         assert client.enqueue("any", {}).status == "PENDING"
@@ -372,7 +372,7 @@ def test_rejected_token_is_replaced_once(web: Web) -> None:
     assert "never any good" not in repr(client) + str(refused.value)
 
 
-def start_program(text: str, web: Web, tenant: str) -> subprocess.Popen[str]:
+def start_program(text: str, web: WebProcess, tenant: str) -> subprocess.Popen[str]:
     environ = {
         "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CODEQ": web.base,
         "PRODUCER": make_token("producer", tenant), "WORKER": make_token("worker", tenant),
@@ -381,7 +381,7 @@ def start_program(text: str, web: Web, tenant: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.spec("DOC-2", "The programs of docs/howto/python.md and the example worker run unchanged and stop cleanly")
-def test_documented_programs_run(web: Web) -> None:
+def test_documented_programs_run(web: WebProcess) -> None:
     producing, working = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     example = (ROOT / "examples" / "worker.py").read_text(encoding="utf-8")
     workers = [start_program(working, web, NORTH), start_program(example, web, SOUTH)]

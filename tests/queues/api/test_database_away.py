@@ -1,4 +1,7 @@
-"""PostgreSQL goes away under a running web process: tasks go in and out, the rest is a 503, and all is well after."""
+"""An outage of PostgreSQL under a running web process.
+
+Tasks are enqueued and claimed, other requests get a 503, and all recover afterwards.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from django.conf import settings
 from core import threadpool
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import SIGNER, TASKS, make_token
-from tests.queues.api.test_isolation import ABSENT, GUARDED, with_id
-from tests.queues.api.test_network import Web
+from tests.queues.api.routes import ABSENT, PROTECTED, fill_in_id
+from tests.queues.api.web_process import WebProcess
 from tests.waiting import until
 
 
 class Database:
-    """The tests' PostgreSQL by a way of its own, which can be closed."""
+    """A TCP proxy in front of the tests' PostgreSQL that can be closed."""
 
     def __init__(self, directory: Path) -> None:
         self.known = settings.DATABASES["default"]
@@ -49,16 +52,16 @@ def database(_database: None) -> Iterator[Database]:
         yield Database(Path(directory))
 
 
-@pytest.mark.spec("AUT-1", "Whoever is known stays known, and the hot path goes on, while PostgreSQL is away")
-def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
+@pytest.mark.spec("AUT-1", "While PostgreSQL is down, cached tokens stay valid and tasks are enqueued and completed")
+def test_tasks_continue_and_other_requests_get_a_503(database: Database) -> None:
     assert SIGNER
-    web = Web(DATABASE_URL=database.url)
+    web = WebProcess(DATABASE_URL=database.url)
     tokens = {role: make_token(role) for role in ("producer", "worker", "admin")}
     tokens["either"] = tokens["producer"]
     try:
         for path in ("/v1/codeq/admin/topics", "/v1/codeq/workers/subscriptions"):
-            assert web.ask("GET", path, None, tokens["worker" if "workers" in path else "admin"])[0] == 200
-        assert web.ask("GET", TASKS, None, tokens["producer"])[0] == 200
+            assert web.request("GET", path, None, tokens["worker" if "workers" in path else "admin"])[0] == 200
+        assert web.request("GET", TASKS, None, tokens["producer"])[0] == 200
         database.go_away()
         for _ in range(5):
             task = web.json("POST", TASKS, {"command": "AWAY", "payload": 1}, tokens["producer"])
@@ -68,14 +71,14 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
             web.json("POST", f"{TASKS}/{task['id']}/result", done, tokens["worker"])
             assert web.json("GET", f"{TASKS}/{task['id']}", None, tokens["producer"])["status"] == "COMPLETED"
         unavailable = set()
-        for (method, path), row in GUARDED.items():
+        for (method, path), row in PROTECTED.items():
             target = (
                 path.replace("<str:artifact_id>", "0" * 64).replace("<str:name>", "A").replace("<str:command>", "A")
             )
             for name in ("task_id", "subscription_id", "job_id"):
                 target = target.replace(f"<str:{name}>", ABSENT)
-            body = None if row.body is None else with_id(row.body, ABSENT)
-            status, said = web.ask(method, target + row.query, body, tokens[row.role])
+            body = None if row.body is None else fill_in_id(row.body, ABSENT)
+            status, said = web.request(method, target + row.query, body, tokens[row.role])
             assert status < 500 or (status == 503 and b'"retryAfterSeconds":' in said), (method, path, status, said)
             if status == 503:
                 unavailable.add((method, path))
@@ -83,12 +86,12 @@ def test_the_hot_path_goes_on_and_the_rest_is_a_503(database: Database) -> None:
         assert ("GET", "/v1/codeq/admin/topics") in unavailable
         assert ("POST", "/v1/codeq/tasks") not in unavailable
         database.come_back()
-        until(lambda: web.ask("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 60)
+        until(lambda: web.request("GET", "/v1/codeq/admin/topics", None, tokens["admin"])[0] == 200, 60)
     finally:
         web.stop()
 
 
-@pytest.mark.spec("ADM-5", "A database that hangs holds nobody's answer for ever")
+@pytest.mark.spec("ADM-5", "A database that hangs delays no response forever")
 async def test_a_database_that_hangs_is_a_503(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.3)
     known = settings.DATABASES["default"]

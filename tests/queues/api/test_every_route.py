@@ -1,6 +1,6 @@
-"""What no route may do, asked of all of them: 0 × 5xx, and a 4xx changes nothing.
+"""Rules of all routes: no 5xx, and a 4xx changes nothing.
 
-Bodies, fields, queries and paths are taken from the declarations, so that a new route or field is asked as well.
+Bodies, fields, queries and paths come from the declarations, so that a new route or field is tested too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from queues.api.examples import EXAMPLES, ID, TOKEN
 from queues.engine.keys import COMMAND
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, forget_rows
-from tests.queues.api.test_isolation import ROWS, Row, call, routes
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.routes import ROUTE_CASES, RouteCase, call_route, list_routes
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 MakeClient = Callable[..., Client]
 Route = tuple[str, str]
@@ -39,7 +38,7 @@ def operation_of(route: Route) -> Operation:
     return found
 
 
-OPERATIONS = {route: operation_of(route) for route in routes()}
+OPERATIONS = {route: operation_of(route) for route in list_routes()}
 GUARDED = {route: said for route, said in OPERATIONS.items() if not said.is_open}
 WITH_BODY = {route: said for route, said in GUARDED.items() if said.body is not None}
 WITH_QUERY = {route: said for route, said in GUARDED.items() if said.query is not None}
@@ -51,7 +50,7 @@ def each(some: Any) -> Any:
 
 
 class World(NamedTuple):
-    """A task under lease, a subscription and a bulk job: something for every id to mean."""
+    """A leased task, a subscription and a bulk job, so that every id in a path exists."""
 
     task_id: str
     lease_token: str
@@ -59,11 +58,11 @@ class World(NamedTuple):
     callers: dict[str, Client]
 
     def caller(self, route: Route) -> Client:
-        role = ROWS[route].role
+        role = ROUTE_CASES[route].role
         return self.callers["producer" if role == "either" else role]
 
-    def row(self, route: Route) -> Row:
-        return ROWS[route]
+    def row(self, route: Route) -> RouteCase:
+        return ROUTE_CASES[route]
 
     def target(self, route: Route, **instead: str) -> str:
         path = route[1]
@@ -75,8 +74,8 @@ class World(NamedTuple):
 @pytest.fixture
 async def world(client: MakeClient) -> AsyncIterator[World]:
     callers = {"producer": client("producer"), "worker": client("worker", sub="holder"), "admin": client("admin")}
-    await made(callers["producer"])
-    task = await claimed(callers["worker"])
+    await enqueue_task(callers["producer"])
+    task = await claim_task(callers["worker"])
     said = {"callbackUrl": "https://worker.example.com/wake"}
     subscription = (await callers["worker"].post("/v1/codeq/workers/subscriptions", said)).json["subscriptionId"]
     job = (await callers["admin"].post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
@@ -89,7 +88,7 @@ async def world(client: MakeClient) -> AsyncIterator[World]:
 
 
 async def everything() -> Any:
-    """All of Redis and every row that a route can make."""
+    """Return all of Redis and every row that a route can create."""
 
     def rows() -> list[Any]:
         with connection.cursor() as cursor:
@@ -104,14 +103,14 @@ async def everything() -> Any:
 
 
 def body_of(route: Route, world: World) -> Any:
-    """A body that the route takes."""
+    """Return a valid body for the route."""
     body = EXAMPLES.get(OPERATIONS[route].name, {}).get("request", {})
     text = json.dumps(body).replace(ID, world.task_id).replace(TOKEN, world.lease_token)
     return json.loads(text) | ({"waitSeconds": 0} if "waitSeconds" in body else {})
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value; of a list the first item stands for all."""
+    """Yield every path in a JSON value. The first item of a list stands for all."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -168,9 +167,9 @@ VALUES = {
 }
 
 
-@pytest.mark.spec("ENQ-1", "Whatever stands in a field of whatever route: no 5xx, and a 4xx has changed nothing")
+@pytest.mark.spec("ENQ-1", "No value of any field of any route causes a 5xx, and a 4xx changes nothing")
 @each(WITH_BODY)
-async def test_whatever_stands_in_a_field(world: World, route: Route) -> None:
+async def test_any_value_of_a_field(world: World, route: Route) -> None:
     caller, path, good = world.caller(route), world.target(route), body_of(route, world)
     fields = {field.encode_name: None for field in msgspec.structs.fields(OPERATIONS[route].body)}
     before = await everything()
@@ -205,7 +204,7 @@ OURS = (
 )
 
 
-@pytest.mark.spec("TEN-2", "A field that a route does not know is refused by name, the tenant's above all")
+@pytest.mark.spec("TEN-2", "An unknown field is refused by name, above all one that names a tenant")
 @each(WITH_BODY)
 async def test_an_unknown_field_is_refused_by_name(world: World, route: Route) -> None:
     caller, path, good = world.caller(route), world.target(route), body_of(route, world)
@@ -224,7 +223,7 @@ NO_BODIES = [
 
 
 @each(WITH_BODY)
-async def test_a_body_that_is_none_is_refused(world: World, route: Route) -> None:
+async def test_invalid_body_is_refused(world: World, route: Route) -> None:
     before = await everything()
     for body in NO_BODIES:
         answer = await world.caller(route).request(route[0], world.target(route), body)
@@ -238,7 +237,7 @@ TYPES = ["", "text/plain", "multipart/form-data; boundary=x", "application/x-www
 
 
 @each(WITH_BODY)
-async def test_only_json_is_read(world: World, route: Route) -> None:
+async def test_other_content_types_are_refused(world: World, route: Route) -> None:
     before = await everything()
     good = body_of(route, world)
     for kind in TYPES:
@@ -257,7 +256,7 @@ QUERIES = ["", "%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "%F0%9F%92%A9", 
 
 
 @each(WITH_QUERY)
-async def test_whatever_stands_in_a_query(world: World, route: Route) -> None:
+async def test_any_value_in_a_query(world: World, route: Route) -> None:
     declared = OPERATIONS[route]
     caller, path = world.caller(route), world.target(route).partition("?")[0]
     before = await everything()
@@ -279,7 +278,7 @@ SEGMENTS = ["%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "..%2f..%2f", "{}",
 
 
 @each(WITH_PATH)
-async def test_whatever_stands_in_a_path(world: World, route: Route) -> None:
+async def test_any_value_in_a_path(world: World, route: Route) -> None:
     before = await everything()
     said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
     for name in (name for name in world.ids if f"<str:{name}>" in route[1]):
@@ -311,7 +310,7 @@ HEADERS = {
 
 
 @each(GUARDED)
-async def test_whatever_stands_in_a_header(world: World, route: Route) -> None:
+async def test_any_value_in_a_header(world: World, route: Route) -> None:
     said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
     before = await everything()
     for name, values in HEADERS.items():
@@ -331,7 +330,7 @@ TOKENS = ["", " ", "Bearer", "Bearer ", "Bearer \x00", "Bearer é", "Bearer " + 
 
 
 @each(GUARDED)
-async def test_whatever_stands_for_a_token(world: World, route: Route) -> None:
+async def test_any_value_for_a_token(world: World, route: Route) -> None:
     before = await everything()
     anonymous = Client(world.caller(route).application)
     for value in TOKENS:
@@ -341,7 +340,7 @@ async def test_whatever_stands_for_a_token(world: World, route: Route) -> None:
 
 
 @each(sorted({(path, "") for _, path in OPERATIONS}))
-async def test_another_method_is_refused_before_anything_else(anonymous: Client, world: World, route: Route) -> None:
+async def test_other_method_is_refused_first(anonymous: Client, world: World, route: Route) -> None:
     path = route[0]
     known = {method for method, its_path in OPERATIONS if its_path == path}
     target = path
@@ -356,12 +355,16 @@ async def test_another_method_is_refused_before_anything_else(anonymous: Client,
     assert await everything() == before
 
 
-async def test_results_that_are_refused_leave_the_claim_alone(world: World) -> None:
-    """In an exchange each result is for itself; a body that is none is refused as a whole, and takes nothing."""
-    await made(world.callers["producer"])
+async def test_refused_results_do_not_affect_the_claim(world: World) -> None:
+    """Results of an exchange are independent.
+
+    An invalid body is refused as a whole, and claims nothing.
+    """
+    await enqueue_task(world.callers["producer"])
     before = await everything()
-    for results in ([DONE], [{"taskId": world.task_id}], [{"taskId": "x"} | DONE], DONE, "x"):
+    for results in ([COMPLETED], [{"taskId": world.task_id}], [{"taskId": "x"} | COMPLETED], COMPLETED, "x"):
         answer = await world.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
         assert (answer.status, answer.code) == (400, "invalid_request")
     assert await everything() == before
-    assert (await call(world.callers["worker"], ("POST", f"{TASKS}/exchange"), Row("worker", {}))).json["tasks"]
+    exchanged = await call_route(world.callers["worker"], ("POST", f"{TASKS}/exchange"), RouteCase("worker", {}))
+    assert exchanged.json["tasks"]

@@ -1,4 +1,4 @@
-"""What a request must not cost: a query, a thread, more than one round trip."""
+"""Requests for tasks use no query, no thread, and one round trip."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from core.redis.connections import client as redis_client
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 
-async def test_tasks_go_all_the_way_without_a_query(
+async def test_task_is_completed_without_a_query(
     producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    await made(producer)  # the tokens are known now
-    await claimed(worker)
+    await enqueue_task(producer)  # the tokens are cached from here on
+    await claim_task(worker)
     monkeypatch.setattr(BaseDatabaseWrapper, "cursor", lambda *args: asked.append("a query"))
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "run_in_executor", lambda *args: asked.append("a thread"))
-    task = await made(producer, idempotencyKey="k")
+    task = await enqueue_task(producer, idempotencyKey="k")
     await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": 1}] * 10})
-    lease = await claimed(worker, commands=["RENDER"])
+    lease = await claim_task(worker, commands=["RENDER"])
     assert (await worker.post(f"{TASKS}/{task['id']}/heartbeat", {})).status == 200
     assert (await producer.get(f"{TASKS}/{task['id']}")).status == 200
-    result = DONE | {"leaseToken": lease["leaseToken"]}
+    result = COMPLETED | {"leaseToken": lease["leaseToken"]}
     assert (await worker.post(f"{TASKS}/{task['id']}/result", result)).status == 200
     assert (await producer.get(f"{TASKS}/{task['id']}/result")).status == 200
     some = (await worker.post(f"{TASKS}/claim/batch", {})).json["tasks"]
     for verb in ("nack", "abandon"):
         assert (await worker.post(f"{TASKS}/{some.pop()['id']}/{verb}", {})).status == 200
-    results = [{"taskId": each["id"]} | DONE for each in some]
+    results = [{"taskId": each["id"]} | COMPLETED for each in some]
     assert (await worker.post(f"{TASKS}/exchange", {"results": results})).status == 200
     assert asked == []
 
 
 @pytest.mark.spec("ENQ-2", "One request is one script")
-async def test_a_request_is_one_round_trip(producer: Client, worker: Client) -> None:
-    await made(producer, command="A")
-    await claimed(worker, commands=["A"])  # scripts are loaded, tokens known
+async def test_request_is_one_round_trip(producer: Client, worker: Client) -> None:
+    await enqueue_task(producer, command="A")
+    await claim_task(worker, commands=["A"])  # scripts are loaded and tokens cached
 
     def scripts() -> int:
         stats: dict[str, Any] = redis_client().info("commandstats")

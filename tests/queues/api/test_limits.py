@@ -1,4 +1,4 @@
-"""Rates: a 429 that says when, counted per tenant and token, and a wait that counts once."""
+"""Rate limits per tenant and token: 429 with `Retry-After`; a long poll counts once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core import metrics
 from tenants.domain import Rates
 from tests.queues.api.asgi_client import Answer, Client
 from tests.queues.api.conftest import TASKS, Configure
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 MakeClient = Callable[..., Client]
 TASK = {"command": "RENDER", "payload": {}}
@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[str, Callable[[MakeClient], Callable[[], Any]]]] = {
 
 @pytest.mark.spec("AUT-3", "Beyond its rate a tenant gets 429 with Retry-After, for create, claim and admin")
 @pytest.mark.parametrize(("name", "rate", "call"), [(name, *each) for name, each in CALLS.items()], ids=CALLS.keys())
-async def test_beyond_its_rate(
+async def test_rate_above_the_limit_gets_429(
     client: MakeClient, configure_tenant: Configure, name: str, rate: str, call: Callable[[MakeClient], Any]
 ) -> None:
     configure_tenant(rates=Rates(**{rate: 1.0}))
@@ -49,8 +49,10 @@ async def test_beyond_its_rate(
     assert metrics.rate_limit_hits.labels(name)._value.get() == before + 1
 
 
-@pytest.mark.spec("AUT-3", "A new token adds nothing to its tenant's rate, and another tenant loses nothing by it")
-async def test_a_new_token_is_no_new_quota(client: MakeClient, stranger: Client, configure_tenant: Configure) -> None:
+@pytest.mark.spec("AUT-3", "A new token does not raise its tenant's rate, and does not lower that of another tenant")
+async def test_new_token_does_not_raise_the_rate(
+    client: MakeClient, stranger: Client, configure_tenant: Configure
+) -> None:
     configure_tenant(rates=Rates(create=1.0))
     await until_refused(lambda: client("producer", sub="first").post(TASKS, TASK))
     fresh = [await client("producer", sub=f"p-{number}").post(TASKS, TASK) for number in range(5)]
@@ -58,7 +60,7 @@ async def test_a_new_token_is_no_new_quota(client: MakeClient, stranger: Client,
     assert (await stranger.post(TASKS, TASK)).status == 202
 
 
-async def test_a_batch_is_as_many_requests_as_it_has_tasks(producer: Client, configure_tenant: Configure) -> None:
+async def test_batch_counts_each_task(producer: Client, configure_tenant: Configure) -> None:
     configure_tenant(rates=Rates(create=5.0))
     answer = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
     codes = [item.get("error") for item in answer.json["results"]]
@@ -67,12 +69,12 @@ async def test_a_batch_is_as_many_requests_as_it_has_tasks(producer: Client, con
     assert "too_many_requests" in {item.get("error") for item in again.json["results"]}
 
 
-async def test_a_tenant_may_have_so_many_tasks_waiting(
+async def test_number_of_waiting_tasks_is_limited(
     producer: Client, worker: Client, configure_tenant: Configure
 ) -> None:
     configure_tenant(depth=2)
-    await made(producer)
-    await made(producer)
+    await enqueue_task(producer)
+    await enqueue_task(producer)
     refused = await producer.post(TASKS, TASK)
     assert (refused.status, refused.code) == (429, "queue_full")
     assert int(refused.headers["retry-after"]) >= 1

@@ -1,4 +1,4 @@
-"""The largest and the worst requests, over a real socket: what they cost a web process in memory, at its peak."""
+"""Peak memory of a web process under the largest and most complex requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from core.conf import conf
 from tests.queues.api.conftest import TASKS, make_token
-from tests.queues.api.test_network import Web
+from tests.queues.api.web_process import WebProcess
 
 MIB = 2**20
 LIMIT = conf().web.body_bytes
@@ -21,30 +21,30 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is rea
 
 
 @pytest.fixture(scope="module")
-def web(_database: None) -> Iterator[Web]:
-    server = Web()
-    # What a first request loads and allocates belongs to no input.
+def web(_database: None) -> Iterator[WebProcess]:
+    server = WebProcess()
+    # The first request loads modules, which no input should be charged for.
     for _ in range(20):
-        server.ask("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
+        server.request("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
     yield server
     server.stop()
 
 
-def memory(web: Web, name: str) -> int:
-    """VmRSS or VmHWM, the most that it ever was, in bytes."""
+def memory(web: WebProcess, name: str) -> int:
+    """Return VmRSS, or VmHWM (its maximum), in bytes."""
     lines = Path(f"/proc/{web.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def peak(web: Web, work: Callable[[], None]) -> int:
-    """How much more memory than before the process had at most."""
-    Path(f"/proc/{web.process.pid}/clear_refs").write_text("5")  # the peak is what it is now
+def peak(web: WebProcess, work: Callable[[], None]) -> int:
+    """Return how far the memory rose above its start at most."""
+    Path(f"/proc/{web.process.pid}/clear_refs").write_text("5")  # resets the peak to the present value
     before = memory(web, "VmRSS")
     work()
     return memory(web, "VmHWM") - before
 
 
-def post(web: Web, path: str, body: bytes, role: str = "producer") -> tuple[int, bytes]:
+def post(web: WebProcess, path: str, body: bytes, role: str = "producer") -> tuple[int, bytes]:
     return web.send("POST", path, body, make_token(role))
 
 
@@ -69,26 +69,24 @@ INPUTS = {
     "digits to the limit": (as_payload(b"9" * (LIMIT - 30)), 413),
     "a batch of the limit": (batch_of_the_limit(), 200),
 }
-BOUNDED = pytest.mark.spec(
-    "ENQ-1", "The largest and the deepest request costs a process a bounded piece of memory (D-2)"
-)
+BOUNDED = pytest.mark.spec("ENQ-1", "The memory of the largest and deepest requests is bounded (D-2)")
 
 
 @BOUNDED
 @pytest.mark.parametrize(("body", "status"), INPUTS.values(), ids=INPUTS.keys())
-def test_no_request_costs_more_than_a_few_times_its_size(web: Web, body: bytes, status: int) -> None:
+def test_request_costs_a_few_times_its_size(web: WebProcess, body: bytes, status: int) -> None:
     assert len(body) <= LIMIT
     answers: list[tuple[int, bytes]] = []
     cost = peak(web, lambda: answers.append(post(web, TASKS + "/batch" * (status == 200), body)))
     print(f"{cost / MIB:.1f} MiB")
     assert answers[0][0] == status, answers[0][1][:200]
     assert status == 400 or status == 413 or b'"error"' not in answers[0][1]
-    # Its pieces as they come, the body they make, and what is read out of it; no tree of it is ever built.
+    # Its chunks, the joined body, and the decoded fields; no tree of objects is built.
     assert cost <= (10 * MIB if len(body) < 2 * MIB else 8 * LIMIT)
 
 
 @BOUNDED
-def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: Web) -> None:
+def test_artifact_costs_a_few_times_its_size(web: WebProcess) -> None:
     made = web.json("POST", TASKS, {"command": "LARGE", "payload": 1}, make_token("producer"))
     web.json("POST", f"{TASKS}/claim", {"commands": ["LARGE"]}, make_token("worker"))
     content = base64.b64encode(b"x" * conf().queues.artifact_bytes).decode()
@@ -102,8 +100,8 @@ def test_an_artifact_costs_no_more_than_a_few_times_its_size(web: Web) -> None:
 
 
 @BOUNDED
-def test_what_large_requests_took_is_given_back(web: Web) -> None:
-    """Many at once, again and again: what counts is how many there are at a time, and not how many there were."""
+def test_memory_of_large_requests_is_freed(web: WebProcess) -> None:
+    """Repeated concurrent requests: memory depends on the concurrency, not on the total number."""
     bodies = [body for body, _ in INPUTS.values() if len(body) > LIMIT - 2000]
 
     def many() -> None:
@@ -120,4 +118,4 @@ def test_what_large_requests_took_is_given_back(web: Web) -> None:
     print(f"{cost / MIB:.1f} MiB", [f"{each / MIB:.1f}" for each in after])
     assert cost <= 2 * len(bodies) * 8 * LIMIT
     assert after[-1] - after[0] <= 2 * LIMIT
-    assert web.ask("GET", "/healthz")[0] == 200
+    assert web.request("GET", "/healthz")[0] == 200

@@ -1,13 +1,8 @@
-"""Over a real socket, against a real web process: the example client, and what only a network can do wrong."""
+"""The example client, and faults that only a network has, against a real web process."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import importlib.util
-import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,67 +15,17 @@ from typing import Any
 
 import psutil
 import pytest
-from django.conf import settings
 
-from tests.conftest import free_port
 from tests.queues.api.conftest import TASKS, make_token
+from tests.queues.api.web_process import WebProcess
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 
 
-class Web:
-    """A web process of its own, on the tests' servers."""
-
-    def __init__(self, **settings_of_its_own: str) -> None:
-        self.port = free_port()
-        self.base = f"http://127.0.0.1:{self.port}"
-        database = settings.DATABASES["default"]
-        environ = {
-            "PATH": os.environ["PATH"],
-            "DJANGO_SETTINGS_MODULE": "codeq_site.settings",
-            "CODEQ_PORT": str(self.port),
-            "CODEQ_HOME": str(settings.CODEQ["home"]),
-            "REDIS_URL": settings.CODEQ["redis_url"],
-            "CELERY_BROKER_URL": settings.CODEQ["broker_url"],
-            "DATABASE_URL": settings.CODEQ["database_url"].replace("/codeq?", f"/{database['NAME']}?"),
-            "SECRET_KEY": settings.CODEQ["secret_key"],
-            **settings_of_its_own,
-        }
-        self.process = subprocess.Popen([sys.executable, "-m", "codeq_site.web"], cwd=ROOT, env=environ)
-        until(self.is_up, 30)
-
-    def is_up(self) -> bool:
-        assert self.process.poll() is None, "the web process ended"
-        try:
-            return self.ask("GET", "/healthz")[0] == 200
-        except OSError:
-            return False
-
-    def json(self, *request: Any, **headers: str) -> Any:
-        status, body = self.ask(*request, **headers)
-        assert status < 300, body
-        return json.loads(body)
-
-    def ask(self, method: str, path: str, body: Any = None, token: str = "", **more_headers: str) -> tuple[int, bytes]:
-        return self.send(method, path, None if body is None else json.dumps(body).encode(), token, **more_headers)
-
-    def send(self, method: str, path: str, body: bytes | None, token: str, **more_headers: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **more_headers}
-        with contextlib.closing(connection):
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(20)
-
-
 @pytest.fixture(scope="module")
-def web(_database: None) -> Iterator[Web]:
-    server = Web()
+def web(_database: None) -> Iterator[WebProcess]:
+    server = WebProcess()
     yield server
     if server.process.poll() is None:
         server.stop()
@@ -96,8 +41,8 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.mark.spec("DOC-2", "A client written from the contract alone, in plain urllib, takes a task all the way")
-def test_the_example_client_runs(web: Web) -> None:
+@pytest.mark.spec("DOC-2", "A client written from the contract alone, with plain urllib, completes a task")
+def test_the_example_client_runs(web: WebProcess) -> None:
     ran = subprocess.run(
         [sys.executable, "examples/client.py", web.base, make_token("producer"), make_token("worker")],
         cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
@@ -109,18 +54,18 @@ def test_the_example_client_runs(web: Web) -> None:
     assert (words[3][2:], words[4][2]) == (["COMPLETED", '{"sum":', "6}"], "COMPLETED")
 
 
-def test_the_example_client_shows_what_went_wrong(web: Web, example: ModuleType) -> None:
+def test_the_example_client_shows_errors(web: WebProcess, example: ModuleType) -> None:
     with pytest.raises(example.Problem) as caught:
         example.Client(web.base, make_token("worker")).enqueue("A", 1)
     assert (caught.value.status, caught.value.code) == (403, "forbidden")
 
 
-def connected(web: Web) -> socket.socket:
+def connected(web: WebProcess) -> socket.socket:
     return socket.create_connection(("127.0.0.1", web.port), timeout=10)
 
 
 def read_all(link: socket.socket) -> bytes:
-    """Everything until the other side closes."""
+    """Return all bytes until the other side closes."""
     found = b""
     try:
         while piece := link.recv(65_536):
@@ -130,14 +75,14 @@ def read_all(link: socket.socket) -> bytes:
     return found
 
 
-def head(web: Web, method: str, path: str, *more: str, token: str | None = None) -> bytes:
+def head(web: WebProcess, method: str, path: str, *more: str, token: str | None = None) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{web.port}", "Content-Type: application/json", *more]
     if token is not None:
         lines.append(f"Authorization: Bearer {token}")
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def test_an_endless_body_is_read_no_further_than_the_limit(web: Web) -> None:
+def test_an_endless_body_is_read_no_further_than_the_limit(web: WebProcess) -> None:
     with connected(web) as link:
         link.sendall(head(web, "POST", TASKS, "Transfer-Encoding: chunked", token=make_token("producer")))
         sent = 0
@@ -151,7 +96,7 @@ def test_an_endless_body_is_read_no_further_than_the_limit(web: Web) -> None:
         assert sent < 32 * 2**20, "the process reads on and on"
 
 
-def test_a_body_just_too_large_gets_its_answer(web: Web) -> None:
+def test_slightly_too_large_body_gets_its_response(web: WebProcess) -> None:
     with connected(web) as link:
         size = 8 * 2**20 + 1
         lines = (f"Content-Length: {size}", "Connection: close")
@@ -163,7 +108,7 @@ def test_a_body_just_too_large_gets_its_answer(web: Web) -> None:
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, b"401"), ("producer", b"413")])
-def test_a_body_that_nobody_wants_is_not_asked_for(web: Web, token: str | None, status: bytes) -> None:
+def test_refused_body_is_not_requested(web: WebProcess, token: str | None, status: bytes) -> None:
     lines = ("Content-Length: 99999999", "Expect: 100-continue")
     with connected(web) as link:
         link.sendall(head(web, "POST", TASKS, *lines, token=token and make_token(token)))
@@ -200,7 +145,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("lines", REQUESTS.values(), ids=REQUESTS.keys())
-def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: Web, lines: list[str]) -> None:
+def test_ambiguous_request_is_answered_once_and_never_with_a_5xx(web: WebProcess, lines: list[str]) -> None:
     canary = head(web, "GET", "/v1/codeq/smuggled", "Connection: close")
     with connected(web) as link:
         link.settimeout(3)
@@ -215,7 +160,7 @@ def test_a_request_of_two_minds_is_answered_once_and_never_with_a_5xx(web: Web, 
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
-def test_an_odd_target_is_no_way_in(web: Web, target: str) -> None:
+def test_unusual_request_target_reaches_no_route(web: WebProcess, target: str) -> None:
     with connected(web) as link:
         lines = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         link.sendall(lines.encode("latin-1"))
@@ -223,7 +168,7 @@ def test_an_odd_target_is_no_way_in(web: Web, target: str) -> None:
     assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
 
 
-def test_lines_that_end_in_a_bare_line_feed_hide_no_second_request(web: Web) -> None:
+def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
     with connected(web) as link:
         link.sendall(
             b"GET /healthz HTTP/1.1\nHost: a\nX-A: b\n\nGET /v1/codeq/tasks HTTP/1.1\nHost: a\nConnection: close\n\n"
@@ -233,7 +178,7 @@ def test_lines_that_end_in_a_bare_line_feed_hide_no_second_request(web: Web) -> 
     assert answer.count(b"HTTP/1.1 ") <= 2
 
 
-def test_a_poll_whose_client_hung_up_takes_no_task(web: Web, example: ModuleType) -> None:
+def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: ModuleType) -> None:
     worker, producer = make_token("worker", sub="hangs-up"), example.Client(web.base, make_token("producer"))
     body = b'{"commands":["HANG_UP"],"waitSeconds":20}'
     links = [connected(web) for _ in range(20)]
@@ -241,7 +186,7 @@ def test_a_poll_whose_client_hung_up_takes_no_task(web: Web, example: ModuleType
         link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=worker) + body)
     process = psutil.Process(web.process.pid)
     until(lambda: len([each for each in process.net_connections() if each.status == "ESTABLISHED"]) >= 20)
-    time.sleep(0.3)  # all of them are parked; there is nothing outside the process that shows it
+    time.sleep(0.3)  # all are parked by now; nothing outside the process shows it
     for link in links:
         link.close()
     stays = threading.Thread(
@@ -257,8 +202,8 @@ def test_a_poll_whose_client_hung_up_takes_no_task(web: Web, example: ModuleType
 
 
 @pytest.mark.real_time
-def test_idle_polls_cost_nothing(web: Web) -> None:
-    """A small one; `bench/` has the two thousand."""
+def test_idle_polls_use_no_cpu(web: WebProcess) -> None:
+    """200 polls; `bench/` measures 2,000."""
     body = b'{"commands":["IDLE"],"waitSeconds":25}'
     token = make_token("worker")
     links = [connected(web) for _ in range(200)]
@@ -278,8 +223,8 @@ def test_idle_polls_cost_nothing(web: Web) -> None:
 
 
 @pytest.mark.usefixtures("_database")
-def test_a_stop_ends_the_polls_with_an_answer() -> None:
-    web = Web()
+def test_stop_answers_waiting_polls() -> None:
+    web = WebProcess()
     token = make_token("worker")
     body = b'{"commands":["STOP"],"waitSeconds":30}'
     with connected(web) as link:
@@ -289,14 +234,14 @@ def test_a_stop_ends_the_polls_with_an_answer() -> None:
         assert link.recv(65_536).startswith(b"HTTP/1.1 204")
 
 
-def test_two_processes_count_as_one(web: Web) -> None:
-    """The port's other processes count in files of their own; a scrape of any of them adds them up."""
-    second = Web()
+def test_metrics_of_two_processes_are_summed(web: WebProcess) -> None:
+    """Each process counts in a file of its own; a scrape of any process returns the sum."""
+    second = WebProcess()
     try:
         for server in (web, second):
-            assert server.ask("POST", TASKS, {"command": "COUNTED", "payload": 1}, make_token("producer"))[0] == 202
+            assert server.request("POST", TASKS, {"command": "COUNTED", "payload": 1}, make_token("producer"))[0] == 202
         counted = 'codeq_task_created_total{command="COUNTED"} 2.0'
-        for server in (web, second):  # each tells its file of what it counted within half a second
-            until(lambda server=server: counted in server.ask("GET", "/metrics")[1].decode())
+        for server in (web, second):  # each process writes its counts within half a second
+            until(lambda server=server: counted in server.request("GET", "/metrics")[1].decode())
     finally:
         second.stop()

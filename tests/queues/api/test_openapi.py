@@ -1,4 +1,4 @@
-"""The OpenAPI document: true, valid, complete, and served without a network."""
+"""The OpenAPI document: correct, valid, complete, and served without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from queues.api.examples import EXAMPLES
 from queues.api.links import LINKS
 from tests.queues.api import conformity
 from tests.queues.api.asgi_client import Client
-from tests.queues.api.test_isolation import ROWS, routes
+from tests.queues.api.routes import ROUTE_CASES, list_routes
 
 GOLDEN = Path(__file__).parents[3] / "docs" / "reference" / "openapi.yaml"
 
@@ -39,11 +39,11 @@ def views() -> list[type[ApiView]]:
 
 
 @pytest.mark.spec("DOC-1", "The OpenAPI document that is served is the one in the repository")
-async def test_what_is_served_is_the_golden_file(anonymous: Client) -> None:
+async def test_served_document_is_the_file_of_the_repository(anonymous: Client) -> None:
     answer = await anonymous.get("/api/schema/")
     assert answer.status == 200
     assert yaml.safe_load(answer.body) == yaml.safe_load(GOLDEN.read_text(encoding="utf-8")), (
-        "docs/reference/openapi.yaml is not what the code says: run `make docs`, and look at what changes."
+        "docs/reference/openapi.yaml differs from the code. Run `make docs` and review the changes."
     )
 
 
@@ -52,7 +52,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]) -> None:
     validate(document)
     assert document["openapi"].startswith("3.1")
     said = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    known = {(method, re.sub(r"<str:(\w+)>", r"{\1}", path)) for method, path in routes()}
+    known = {(method, re.sub(r"<str:(\w+)>", r"{\1}", path)) for method, path in list_routes()}
     assert said == known
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
@@ -61,8 +61,8 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]) -> None:
         assert operation["description"]
 
 
-@pytest.mark.spec("DOC-1", "An answer says which operations it leads to, and what of it they take")
-def test_every_link_leads_to_an_operation_that_takes_what_it_gives(document: dict[str, Any]) -> None:
+@pytest.mark.spec("DOC-1", "A response links to other operations and names the parameters that they take from it")
+def test_every_link_matches_the_parameters_of_its_operation(document: dict[str, Any]) -> None:
     operations = {each["operationId"]: each for methods in document["paths"].values() for each in methods.values()}
     declared = {name for name, statuses in LINKS.items() if statuses}
     found = set()
@@ -76,13 +76,13 @@ def test_every_link_leads_to_an_operation_that_takes_what_it_gives(document: dic
     assert found == declared
 
 
-@pytest.mark.spec("DOC-1", "Every operation says how it fails, each time as a problem document")
+@pytest.mark.spec("DOC-1", "Every operation declares its errors, all as problem documents")
 def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
     responses = document["components"]["responses"]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             statuses = set(operation["responses"])
-            if ROWS[(method.upper(), re.sub(r"{(\w+)}", r"<str:\1>", path))].role != "anybody":
+            if ROUTE_CASES[(method.upper(), re.sub(r"{(\w+)}", r"<str:\1>", path))].role != "public":
                 assert {"401", "403", "503"} <= statuses, (method, path)
                 assert operation["security"] == [{"bearer": []}]
             else:
@@ -97,17 +97,17 @@ def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
                     assert ("Retry-After" in named["headers"]) == (status in ("429", "503"))
 
 
-def test_every_error_of_the_tree_is_in_the_document_or_is_no_routes_own() -> None:
+def test_every_error_is_documented_or_belongs_to_no_route() -> None:
     declared = {
         error for view in views() for operation, _ in view.operations.values() for error in errors_of(operation)
     }
     leaves = {kind for kind in all_kinds(errors.CodeqError) if kind.status < 600}
-    # Of the front itself; and parents that are never raised.
+    # Errors of the router, and base classes that are never raised.
     outside = {errors.CodeqError, errors.MethodNotAllowed, errors.NotFound, errors.Conflict}
     assert not leaves - declared - outside - UNUSED
 
 
-# Raised by rooms whose routes are still to come.
+# Errors without a route yet.
 UNUSED: set[type[errors.CodeqError]] = {errors.NotDead}
 
 
@@ -123,9 +123,9 @@ def test_codes_are_unique() -> None:
 CASES = [(name, status, example) for name, examples in EXAMPLES.items() for status, example in examples.items()]
 
 
-@pytest.mark.spec("DOC-1", "Every example is read and written by the wire types")
+@pytest.mark.spec("DOC-1", "Every example is decoded and encoded by its schema")
 @pytest.mark.parametrize(("name", "status", "example"), CASES, ids=[f"{name}-{status}" for name, status, _ in CASES])
-def test_an_example_is_what_the_wire_type_says(name: str, status: str | int, example: Any) -> None:
+def test_example_matches_its_schema(name: str, status: str | int, example: Any) -> None:
     operations = {operation.name: operation for view in views() for operation, _ in view.operations.values()}
     if status == "request":
         msgspec.json.decode(msgspec.json.encode(example), type=operations[name].body)
@@ -144,7 +144,7 @@ def test_every_operation_with_a_body_has_an_example() -> None:
                 assert "request" in EXAMPLES.get(operation.name, {}) or operation.name in ("pause", "resume")
 
 
-def test_the_schema_says_no_pattern_that_only_python_reads(document: dict[str, Any]) -> None:
+def test_patterns_are_valid_in_ecmascript(document: dict[str, Any]) -> None:
     text = yaml.safe_dump(document)
     assert "(?!" not in text
 
@@ -157,7 +157,7 @@ def test_limits_in_the_schema_are_the_settings(document: dict[str, Any]) -> None
     assert schemas["NewTask"]["additionalProperties"] is False
 
 
-@pytest.mark.spec("DOC-1", "Swagger UI and ReDoc come from the package: nothing is fetched from elsewhere")
+@pytest.mark.spec("DOC-1", "Swagger UI and ReDoc are part of the package: nothing is fetched from elsewhere")
 @pytest.mark.parametrize("page", ["/api/docs/", "/api/redoc/"])
 async def test_the_browsable_documents_need_no_network(anonymous: Client, page: str) -> None:
     answer = await anonymous.get(page)

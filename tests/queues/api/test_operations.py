@@ -24,15 +24,14 @@ from tenants.domain import TenantSnapshot
 from tests.conftest import ValkeyFactory
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS
-from tests.queues.api.test_tasks import made
-from tests.queues.api.test_workers import DONE, claimed
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
 
 ADMIN = "/v1/codeq/admin"
 MakeClient = Callable[..., Client]
 
 
-@pytest.mark.spec("OBS-4", "The process says that it is alive without asking anybody")
+@pytest.mark.spec("OBS-4", "The liveness check calls no other server")
 async def test_healthz(anonymous: Client) -> None:
     answer = await anonymous.get("/healthz")
     assert (answer.status, answer.json) == (200, {"status": "ok"})
@@ -40,7 +39,7 @@ async def test_healthz(anonymous: Client) -> None:
 
 @pytest.fixture
 def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFactory) -> Callable[..., Any]:
-    """`server = redis_of_readiness(appendfsync="everysec")`: the readiness check asks this Valkey."""
+    """Return a function that starts a Valkey for the readiness check."""
 
     def use(**config: str) -> Any:
         server = valkey_server(**config)
@@ -52,7 +51,7 @@ def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFac
 
 
 @pytest.mark.spec(
-    "OBS-4", "Readiness looks at Redis, its durability, its scripts and the database, and names what fails"
+    "OBS-4", "Readiness checks Redis, its durability, its scripts and the database, and names the failing part"
 )
 async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any]) -> None:
     server = redis_of_readiness()
@@ -77,7 +76,7 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
     assert answer.json["detail"] == "redis: does not answer"
 
 
-async def test_a_relaxed_installation_says_so(
+async def test_relaxed_durability_is_reported(
     anonymous: Client, redis_of_readiness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis_of_readiness(appendfsync="everysec")
@@ -101,7 +100,7 @@ async def test_a_database_that_is_down_is_named(
 
 
 def sample(text: str, name: str, **labels: str) -> float:
-    """The value of one time series; 0 where there is none."""
+    """Return the value of one time series, or 0 if it does not exist."""
     for line in text.splitlines():
         found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
         if found and dict(re.findall(r'(\w+)="([^"]*)"', found.group(1) or "")) == labels:
@@ -109,13 +108,13 @@ def sample(text: str, name: str, **labels: str) -> float:
     return 0.0
 
 
-async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
+async def test_readyz_reports_a_redis_with_other_partitions(
     anonymous: Client, redis_of_readiness: Callable[..., Any]
 ) -> None:
     server = redis_of_readiness()
     assert (await anonymous.get("/readyz")).status == 200
     with redis.Redis.from_url(server.url) as store:
-        assert store.get(PARTITIONS_KEY) == b"16"  # the first look has settled it
+        assert store.get(PARTITIONS_KEY) == b"16"  # the first check has written them
         store.set(PARTITIONS_KEY, 8)
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json["detail"].partition(".")[0]) == (
@@ -124,10 +123,10 @@ async def test_readyz_says_when_redis_was_set_up_with_other_partitions(
     )
 
 
-async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for(
+async def test_hanging_check_occupies_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A frozen PostgreSQL, and a load balancer that looks every second: threads are few, and others need them."""
+    """Test a frozen PostgreSQL and a load balancer that checks every second: threads are few."""
     monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
     begun, thawed = [], threading.Event()
@@ -150,7 +149,7 @@ async def test_a_check_that_hangs_holds_one_thread_however_often_it_is_asked_for
     await until_async(is_ready)
 
 
-async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_for_it(
+async def test_hanging_database_work_times_out_and_does_not_delay_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.2)
@@ -165,7 +164,7 @@ async def test_work_in_a_database_that_hangs_is_given_up_and_files_do_not_wait_f
     assert await threadpool.run_db(lambda: "back") == "back"
 
 
-async def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+async def test_work_of_a_cancelled_request_is_not_started() -> None:
     thawed, begun = threading.Event(), []
     busy = [asyncio.ensure_future(threadpool.run_db(thawed.wait, 10)) for _ in range(threadpool.POOL_THREADS)]
     gone = asyncio.ensure_future(threadpool.run_db(begun.append, 1))
@@ -192,12 +191,12 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
         return sample(text, name, **labels) - sample(before, name, **labels)
 
     for number in range(5):
-        await made(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
+        await enqueue_task(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
     await stranger.post(TASKS, {"command": "METERED", "payload": 1})
-    done, failed = await claimed(worker), await claimed(worker)
-    await worker.post(f"{TASKS}/{done['id']}/result", DONE)
+    done, failed = await claim_task(worker), await claim_task(worker)
+    await worker.post(f"{TASKS}/{done['id']}/result", COMPLETED)
     await worker.post(f"{TASKS}/{failed['id']}/result", {"status": "FAILED", "error": "x"})
-    left = await claimed(worker)
+    left = await claim_task(worker)
     await producer.delete(f"{TASKS}/{left['id']}")
     await producer.get(f"{TASKS}/{left['id']}x")
     from core import threadpool
@@ -210,7 +209,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
         assert grown(after, "codeq_task_completed_total", command="METERED", status=status) == 1
     latency = "codeq_task_processing_latency_seconds_count"
     assert grown(after, latency, command="METERED", status="COMPLETED") == 1
-    # Both tenants' together: 1 of the first, 1 of the other.
+    # The sum of both tenants: one task each.
     assert sample(after, "codeq_queue_depth", command="METERED", queue="ready") == 2
     assert sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
     assert sample(after, "codeq_depths_complete") == 1
@@ -218,7 +217,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     assert grown(after, "codeq_http_errors_total", status="404", code="task_not_found") == 1
 
 
-async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anonymous: Client) -> None:
+async def test_process_without_counts_does_not_break_a_scrape(anonymous: Client) -> None:
     own = (conf().home_path / "metrics").glob("*")
     files = [folder / "counter_999999999.db" for folder in own]
     assert files
@@ -231,13 +230,11 @@ async def test_a_process_that_has_just_begun_or_never_will_spoils_no_scrape(anon
             file.unlink()
 
 
-@pytest.mark.spec(
-    "TEN-3", "Metrics say nothing of tenants, and are an operator's alone where the setting or production says so"
-)
+@pytest.mark.spec("TEN-3", "Metrics name no tenant; with the setting, or in production, only operators can read them")
 async def test_metrics_name_no_tenant_and_can_be_closed(
     anonymous: Client, producer: Client, admin: Client, client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await made(producer, payload="payload-canary", idempotencyKey="key-canary")
+    await enqueue_task(producer, payload="payload-canary", idempotencyKey="key-canary")
     text = (await anonymous.get("/metrics")).body.decode()
     for secret in (NORTH, "canary", "tenant"):
         assert secret not in text
@@ -249,21 +246,21 @@ async def test_metrics_name_no_tenant_and_can_be_closed(
         assert (await client("operator").get("/metrics")).status == 200
 
 
-async def test_a_thousand_commands_are_not_a_thousand_series(
+async def test_number_of_series_is_limited(
     producer: Client, anonymous: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from core import metrics
 
     monkeypatch.setattr(metrics, "MAX_LABELS", len(metrics._labels) + 3)
     for number in range(10):
-        await made(producer, command=f"MANY-{number}")
+        await enqueue_task(producer, command=f"MANY-{number}")
     text = (await anonymous.get("/metrics")).body.decode()
     named = {line for line in text.splitlines() if line.startswith("codeq_task_created_total{") and "MANY-" in line}
     assert len(named) == 3
     assert sample(text, "codeq_task_created_total", command="other") >= 7
 
 
-async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
+async def test_signing_keys_are_public(anonymous: Client) -> None:
     answer = await anonymous.get("/.well-known/jwks.json")
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/jwk-set+json"
@@ -272,16 +269,16 @@ async def test_the_keys_of_the_tokens_are_public(anonymous: Client) -> None:
     assert "d" not in key
 
 
-@pytest.mark.spec("ADM-5", "An administrator reads what the tenant's queues hold")
+@pytest.mark.spec("ADM-5", "An administrator reads the depths of the tenant's queues")
 @pytest.mark.spec("QUE-6", "Stats are exact")
 async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> None:
     for priority in (0, 0, 7):
-        await made(producer, command="A", priority=priority)
-    await made(producer, command="A", delaySeconds=100)
-    await made(producer, command="B", maxAttempts=1)
-    dead = await claimed(worker, commands=["B"])
+        await enqueue_task(producer, command="A", priority=priority)
+    await enqueue_task(producer, command="A", delaySeconds=100)
+    await enqueue_task(producer, command="B", maxAttempts=1)
+    dead = await claim_task(worker, commands=["B"])
     await worker.post(f"{TASKS}/{dead['id']}/nack")
-    await claimed(worker, commands=["A"])
+    await claim_task(worker, commands=["A"])
     answer = await admin.get(f"{ADMIN}/queues/A")
     stats = answer.json
     assert stats.pop("oldestReadySeconds") >= 0
@@ -295,31 +292,31 @@ async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> N
     assert (unused["ready"], unused["paused"]) == (0, False)
 
 
-@pytest.mark.spec("ADM-5", "A paused queue gives out nothing, takes everything, and goes on when it is resumed")
+@pytest.mark.spec("ADM-5", "A paused queue accepts tasks and gives out none until it is resumed")
 async def test_pause_and_resume(producer: Client, worker: Client, admin: Client) -> None:
-    await made(producer, command="A")
-    running = await claimed(worker)
+    await enqueue_task(producer, command="A")
+    running = await claim_task(worker)
     answer = await admin.post(f"{ADMIN}/queues/A/pause")
     assert (answer.status, answer.json) == (200, {"command": "A", "paused": True})
-    waiting = await made(producer, command="A")
+    waiting = await enqueue_task(producer, command="A")
     assert (await worker.post(f"{TASKS}/claim")).status == 204
-    assert (await worker.post(f"{TASKS}/{running['id']}/result", DONE)).status == 200
+    assert (await worker.post(f"{TASKS}/{running['id']}/result", COMPLETED)).status == 200
     assert (await admin.get(f"{ADMIN}/queues/A")).json["paused"] is True
     assert (await admin.post(f"{ADMIN}/queues/A/resume")).json == {"command": "A", "paused": False}
-    assert (await claimed(worker))["id"] == waiting["id"]
+    assert (await claim_task(worker))["id"] == waiting["id"]
 
 
-@pytest.mark.spec("CLN-1", "An administrator removes what is over, in bounded numbers, and nothing that is not audited")
+@pytest.mark.spec("CLN-1", "An administrator deletes ended tasks up to a limit, and no task that is not audited")
 @pytest.mark.spec("CLN-2", "Live work is never removed")
 async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: TenantSnapshot) -> None:
     from core import threadpool
 
     for _ in range(3):
-        task = await made(producer)
-        await claimed(worker)
-        await worker.post(f"{TASKS}/{task['id']}/result", DONE)
-    live = await made(producer)
-    # Their retention, a day, is over.
+        task = await enqueue_task(producer)
+        await claim_task(worker)
+        await worker.post(f"{TASKS}/{task['id']}/result", COMPLETED)
+    live = await enqueue_task(producer)
+    # Their retention of one day has ended.
     for key in redis_client().keys("codeq:*:expiry:*"):
         for member in redis_client().zrange(key, 0, -1):
             redis_client().zincrby(key, -tenant.retention_ms, member)
@@ -338,6 +335,6 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
 @pytest.mark.parametrize(
     "body", [{"limit": 0}, {"limit": 10_001}, {"before": "2020-01-01T00:00:00"}, {"before": 1}, {"x": 1}]
 )
-async def test_cleanup_has_its_bounds(admin: Client, body: dict[str, Any]) -> None:
+async def test_invalid_cleanup_is_refused(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.post(f"{ADMIN}/tasks/cleanup", body)
     assert (answer.status, answer.code) == (400, "invalid_request")

@@ -1,4 +1,4 @@
-"""The front and the lean handler: paths, methods, ids of requests, bodies."""
+"""The router and the handler of the API: paths, methods, request ids, bodies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from core.logging import JsonFormatter
 from queues import long_poll, selectors
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import enqueue_task
 
 LIMIT = conf().web.body_bytes
 
@@ -47,7 +47,7 @@ async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> Non
         ("/healthz", "GET, HEAD, OPTIONS"),
     ],
 )
-async def test_another_method_is_told_what_there_is(anonymous: Client, path: str, known: str) -> None:
+async def test_other_method_gets_the_allowed_ones(anonymous: Client, path: str, known: str) -> None:
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "get", "BREW"):
         answer = await anonymous.request(method, path)
         assert (answer.status, answer.code) == (405, "method_not_allowed")
@@ -57,7 +57,7 @@ async def test_another_method_is_told_what_there_is(anonymous: Client, path: str
 
 
 async def test_head_is_get_without_the_body(producer: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     get = await producer.get(f"{TASKS}/{task['id']}")
     head = await producer.request("HEAD", f"{TASKS}/{task['id']}")
     assert (head.status, head.body) == (200, b"")
@@ -66,9 +66,9 @@ async def test_head_is_get_without_the_body(producer: Client) -> None:
     assert (missing.status, missing.body) == (404, b"")
 
 
-@pytest.mark.spec("AUT-4", "A request's id comes back, on success and on errors")
+@pytest.mark.spec("AUT-4", "The request id is returned, with success and with errors")
 @pytest.mark.parametrize("sent", ["abc", "A-1_b.2", "x" * 128])
-async def test_a_requests_id_comes_back(anonymous: Client, producer: Client, sent: str) -> None:
+async def test_request_id_is_returned(anonymous: Client, producer: Client, sent: str) -> None:
     headers = {"X-Request-Id": sent}
     for answer in (
         await producer.post(TASKS, {"command": "A", "payload": 1}, headers=headers),
@@ -82,19 +82,19 @@ async def test_a_requests_id_comes_back(anonymous: Client, producer: Client, sen
         assert answer.headers["x-request-id"] == sent
 
 
-@pytest.mark.spec("AUT-4", "An id that is missing or could forge a line is replaced by a fresh one")
+@pytest.mark.spec("AUT-4", "A missing id, or one that could forge a log line, is replaced")
 @pytest.mark.parametrize(
     "sent", ["", "a b", "x" * 129, "a\r\nSet-Cookie: b=c", "\x1b[31m", "é", "a,b", "a/b", "x" * 65_536]
 )
-async def test_an_odd_id_is_replaced(anonymous: Client, sent: str) -> None:
+async def test_invalid_request_id_is_replaced(anonymous: Client, sent: str) -> None:
     for path in ("/healthz", "/v1/codeq/nothing", "/admin/login/"):
         ids = [(await anonymous.get(path, headers={"X-Request-Id": sent})).headers["x-request-id"] for _ in range(2)]
         assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
         assert ids[0] != ids[1]
 
 
-@pytest.mark.spec("AUT-4", "Every line of the log that a request causes carries its id")
-async def test_a_log_line_carries_the_requests_id(
+@pytest.mark.spec("AUT-4", "Every log line of a request has its id")
+async def test_log_line_has_the_request_id(
     producer: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object) -> None:
@@ -111,7 +111,7 @@ async def test_a_log_line_carries_the_requests_id(
     assert [record.request_id for record in records] == ["the-id"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.spec("OBS-3", "A line of the log is one line, for people or as JSON, whatever is in it")
+@pytest.mark.spec("OBS-3", "A log entry is one line, as text or JSON, with any content")
 def test_a_log_line_is_one_json_object() -> None:
     request_id.set_current("the-id")
     record = logging.LogRecord("codeq", logging.ERROR, __file__, 1, "two\nlines \ud800 %s", ("\x1b[31m",), None)
@@ -127,10 +127,8 @@ def test_a_log_line_is_one_json_object() -> None:
     assert "ValueError" in json.loads(JsonFormatter().format(record))["error"]
 
 
-async def test_what_strangers_cause_is_a_short_line_of_the_log(
-    anonymous: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """60 KB of a header were 240 KB of log."""
+async def test_large_header_causes_a_short_log_line(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of 60 KB once caused 240 KB of log."""
     said = io.StringIO()
     handler = next(each for each in logging.getLogger().handlers if each.get_name() == "stderr")
     monkeypatch.setattr(handler, "stream", said)
@@ -163,13 +161,13 @@ async def test_another_content_type_is_refused(producer: Client, kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=utf-8",
                                   'application/json;charset="UTF-8"', "application/json ; charset=utf-8"])  # fmt: skip
-async def test_json_may_be_said_in_several_ways(producer: Client, kind: str) -> None:
+async def test_content_type_of_json_may_be_written_in_several_ways(producer: Client, kind: str) -> None:
     answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
     assert answer.status == 202
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "chunked"])
-async def test_a_compressed_body_is_refused_unread(producer: Client, encoding: str) -> None:
+async def test_compressed_body_is_refused_unread(producer: Client, encoding: str) -> None:
     exchange = producer.start("POST", TASKS, b"\x1f\x8b" + b"x" * 100, headers={"Content-Encoding": encoding})
     answer = await exchange.answer()
     assert answer is not None
@@ -180,7 +178,7 @@ CHUNK = b" " * 65_536
 
 
 @pytest.mark.parametrize("announced", ["truth", "a lie", "nothing"])
-async def test_a_body_that_is_too_large_is_read_no_further(producer: Client, announced: str) -> None:
+async def test_too_large_body_is_read_no_further(producer: Client, announced: str) -> None:
     chunks = [CHUNK] * (LIMIT // len(CHUNK) + 100)
     lengths = {"truth": str(len(chunks) * len(CHUNK)), "a lie": "10", "nothing": ""}
     headers = {"Content-Length": lengths[announced]}
@@ -203,12 +201,12 @@ async def test_a_body_of_exactly_the_limit_is_read(producer: Client) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "9" * 30, "0x10", "²"])
-async def test_an_odd_length_is_no_reason_to_fall_over(producer: Client, length: str) -> None:
+async def test_invalid_content_length_is_handled(producer: Client, length: str) -> None:
     answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Length": length})
     assert answer.status == 413
 
 
-async def test_a_body_that_does_not_come_in_time(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_body_is_a_timeout(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_handler, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
     exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
@@ -218,19 +216,19 @@ async def test_a_body_that_does_not_come_in_time(producer: Client, monkeypatch: 
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_client_that_leaves_while_sending_is_not_answered(producer: Client) -> None:
+async def test_client_that_disconnects_while_sending_gets_no_response(producer: Client) -> None:
     exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
     exchange.leave()
     assert await exchange.answer() is None
 
 
-async def test_nobody_unknown_has_a_body_read(anonymous: Client) -> None:
+async def test_body_of_an_unauthenticated_request_is_not_read(anonymous: Client) -> None:
     answer = await anonymous.post(TASKS, b"{" * 1000)
     assert (answer.status, answer.code) == (401, "unauthenticated")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_same_header_twice_is_never_half_believed(producer: Client) -> None:
+async def test_repeated_header_is_joined(producer: Client) -> None:
     exchange = producer.start("GET", f"{TASKS}/x")
     exchange.task.cancel()
     scope = {
@@ -249,7 +247,7 @@ async def test_the_same_header_twice_is_never_half_believed(producer: Client) ->
     assert sent[0]["status"] == 401
 
 
-async def test_answers_are_not_kept_nor_guessed_at(producer: Client) -> None:
+async def test_responses_are_not_cached_or_sniffed(producer: Client) -> None:
     answer = await producer.post(TASKS, {"command": "A", "payload": 1})
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -257,7 +255,7 @@ async def test_answers_are_not_kept_nor_guessed_at(producer: Client) -> None:
 
 
 @pytest.mark.parametrize(("serve", "api", "console"), [("all", 401, 200), ("api", 401, 404), ("console", 404, 200)])
-async def test_a_process_serves_what_it_is_told_to(
+async def test_process_serves_the_configured_parts(
     monkeypatch: pytest.MonkeyPatch, client: Callable[..., Client], serve: str, api: int, console: int
 ) -> None:
     front = Router()
@@ -270,8 +268,8 @@ async def test_a_process_serves_what_it_is_told_to(
     assert (await some.get("/healthz")).status == 200
 
 
-@pytest.mark.usefixtures("_room")
-async def test_start_and_stop_open_and_close_the_waiting_room() -> None:
+@pytest.mark.usefixtures("_registry")
+async def test_start_and_stop_open_and_close_the_long_poll_registry() -> None:
     told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     said: asyncio.Queue[Any] = asyncio.Queue()
     life = asyncio.create_task(application({"type": "lifespan"}, told.get, said.put))
@@ -294,7 +292,7 @@ async def test_a_websocket_is_refused() -> None:
     assert said == [{"type": "websocket.close"}]
 
 
-def test_a_path_is_looked_up_once_and_an_id_never_remembered() -> None:
+def test_path_is_resolved_once_and_no_id_is_cached() -> None:
     handler = ApiHandler()
 
     def resolved(path: str) -> dict[str, Any]:
@@ -315,14 +313,14 @@ def test_a_path_is_looked_up_once_and_an_id_never_remembered() -> None:
     assert len(handler._views_by_path) == 1
 
 
-async def test_a_form_of_any_size_is_not_written_to_a_file(anonymous: Client) -> None:
-    """Django takes all of a body, from anybody, before it looks at the path."""
+async def test_large_form_is_not_written_to_a_file(anonymous: Client) -> None:
+    """Django reads a whole body, of any client, before it resolves the path."""
     parts = [b"a" * 2**20] * (LIMIT // 2**20 + 4)
     answer = await anonymous.request("POST", "/admin/login/", chunks=parts)
     assert (answer.status, answer.code) == (413, "payload_too_large")
 
 
-async def test_a_form_that_does_not_end_is_given_up(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_form_times_out(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
     answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], stalls=True)

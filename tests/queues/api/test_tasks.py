@@ -1,4 +1,4 @@
-"""Producers: tasks in, one by one and in batches; read, cancelled."""
+"""Tasks of producers: enqueued alone and in batches, read, cancelled."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ import pytest
 from core.redis.connections import client
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import NORTH, TASKS, Configure
+from tests.queues.api.tasks import enqueue_task
 from tests.waiting import until_async
 
 TRACE_PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-async def made(producer: Client, **said: Any) -> dict[str, Any]:
-    answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}, **said})
-    assert answer.status == 202, answer.body
-    task: dict[str, Any] = answer.json
-    return task
-
-
-@pytest.mark.spec("ENQ-1", "A task goes in, is claimed, ends with a result, and both can be read")
-async def test_a_task_goes_all_the_way(producer: Client, worker: Client) -> None:
-    task = await made(producer, payload={"n": 1}, priority=3)
+@pytest.mark.spec("ENQ-1", "A task is enqueued, claimed and completed, and it and its result can be read")
+async def test_task_is_enqueued_claimed_and_completed(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer, payload={"n": 1}, priority=3)
     assert task["payload"] == '{"n":1}'
     assert (task["status"], task["priority"], task["tenantId"]) == ("PENDING", 3, NORTH)
     assert task["lastKnownLocation"] == "PENDING_LIST"
@@ -52,9 +46,9 @@ async def test_a_task_goes_all_the_way(producer: Client, worker: Client) -> None
     assert (await worker.post(f"{TASKS}/claim", {})).status == 204
 
 
-@pytest.mark.spec("ENQ-1", "The answer to an enqueue has every field of the contract, and says when")
-async def test_a_task_says_what_was_asked(producer: Client) -> None:
-    task = await made(
+@pytest.mark.spec("ENQ-1", "The response to an enqueue has every field of the contract, including times")
+async def test_task_has_the_requested_fields(producer: Client) -> None:
+    task = await enqueue_task(
         producer, priority=9, maxAttempts=7, webhook="https://example.org/hook", idempotencyKey="k-1", payload=[1]
     )
     assert set(task) == {
@@ -87,9 +81,9 @@ PAYLOADS = {
 }
 
 
-@pytest.mark.spec("ENQ-1", "The payload is kept byte for byte, without the spaces between values")
+@pytest.mark.spec("ENQ-1", "The payload is stored byte for byte, without white space between values")
 @pytest.mark.parametrize(("sent", "kept"), PAYLOADS.values(), ids=PAYLOADS.keys())
-async def test_a_payload_is_kept_as_it_was_written(producer: Client, worker: Client, sent: str, kept: str) -> None:
+async def test_payload_is_stored_unchanged(producer: Client, worker: Client, sent: str, kept: str) -> None:
     body = b'{"command":"RENDER","payload": ' + sent.encode() + b" }"
     answer = await producer.post(TASKS, body)
     assert answer.status == 202, answer.body
@@ -97,14 +91,14 @@ async def test_a_payload_is_kept_as_it_was_written(producer: Client, worker: Cli
     assert (await worker.post(f"{TASKS}/claim")).json["payload"] == kept
 
 
-@pytest.mark.spec("SCH-1", "A task with a delay or a moment in the future is not claimed before")
+@pytest.mark.spec("SCH-1", "A task with a delay or a future time is not claimed earlier")
 @pytest.mark.parametrize("later", ["delaySeconds", "runAt", "both"])
-async def test_a_delayed_task_says_when_it_is_visible(producer: Client, worker: Client, later: str) -> None:
+async def test_delayed_task_has_its_time(producer: Client, worker: Client, later: str) -> None:
     moment = (datetime.now(UTC) + timedelta(seconds=100)).isoformat()
     said: dict[str, Any] = {"delaySeconds": 100} if later == "delaySeconds" else {"runAt": moment}
     if later == "both":
         said["delaySeconds"] = 5
-    task = await made(producer, **said)
+    task = await enqueue_task(producer, **said)
     assert (task["status"], task["lastKnownLocation"]) == ("PENDING", "DELAYED_ZSET")
     ahead = datetime.fromisoformat(task["visibleAt"]) - datetime.now(UTC)
     assert timedelta(seconds=90) < ahead <= timedelta(seconds=101)
@@ -112,14 +106,14 @@ async def test_a_delayed_task_says_when_it_is_visible(producer: Client, worker: 
 
 
 @pytest.mark.parametrize("moment", ["2001-01-01T00:00:00Z", "1970-01-01T00:00:00+14:00", "0001-01-01T00:00:00+14:00"])
-async def test_a_moment_in_the_past_means_now(producer: Client, worker: Client, moment: str) -> None:
-    task = await made(producer, runAt=moment)
+async def test_past_time_means_now(producer: Client, worker: Client, moment: str) -> None:
+    task = await enqueue_task(producer, runAt=moment)
     assert "visibleAt" not in task
     assert (await worker.post(f"{TASKS}/claim")).json["id"] == task["id"]
 
 
-@pytest.mark.spec("IDM-1", "The same key gets the same task, and the answer says that it is a repeat")
-async def test_a_repeated_key_gets_the_same_task(producer: Client, stranger: Client) -> None:
+@pytest.mark.spec("IDM-1", "The same key returns the same task, and a header marks the repeat")
+async def test_repeated_key_returns_the_same_task(producer: Client, stranger: Client) -> None:
     said = {"command": "RENDER", "payload": {"a": 1}, "idempotencyKey": "job 1"}
     first = await producer.post(TASKS, said)
     assert "idempotency-replayed" not in first.headers
@@ -134,15 +128,15 @@ async def test_a_repeated_key_gets_the_same_task(producer: Client, stranger: Cli
     assert foreign.json["id"] != first.json["id"]
 
 
-async def test_a_strict_tenant_refuses_a_key_with_another_body(producer: Client, configure_tenant: Configure) -> None:
+async def test_strict_tenant_refuses_a_key_with_another_body(producer: Client, configure_tenant: Configure) -> None:
     configure_tenant(is_idempotency_strict=True)
-    await made(producer, idempotencyKey="k", payload=1)
+    await enqueue_task(producer, idempotencyKey="k", payload=1)
     other = await producer.post(TASKS, {"command": "RENDER", "payload": 2, "idempotencyKey": "k"})
     assert (other.status, other.code) == (409, "idempotency_mismatch")
 
 
-@pytest.mark.spec("IDM-1", "A hundred identical requests at once make one task")
-async def test_a_hundred_racing_keys_make_one_task(producer: Client) -> None:
+@pytest.mark.spec("IDM-1", "A hundred concurrent identical requests create one task")
+async def test_concurrent_requests_with_one_key_create_one_task(producer: Client) -> None:
     said = {"command": "RENDER", "payload": {}, "idempotencyKey": "race"}
     answers = await asyncio.gather(*(producer.post(TASKS, said) for _ in range(100)))
     assert {answer.status for answer in answers} == {202}
@@ -170,7 +164,7 @@ async def test_a_batch_of_independent_tasks(producer: Client) -> None:
     assert (fifth["task"]["id"], fifth["isReplayed"]) == (first["task"]["id"], True)
 
 
-async def test_one_large_payload_does_not_spoil_its_batch(producer: Client, configure_tenant: Configure) -> None:
+async def test_large_payload_does_not_fail_its_batch(producer: Client, configure_tenant: Configure) -> None:
     configure_tenant(payload_bytes=10)
     tasks = [{"command": "A", "payload": "x" * 9}, {"command": "A", "payload": "x"}]
     large, small = (await producer.post(f"{TASKS}/batch", {"tasks": tasks})).json["results"]
@@ -181,13 +175,13 @@ async def test_one_large_payload_does_not_spoil_its_batch(producer: Client, conf
 
 
 @pytest.mark.parametrize("count", [0, 101])
-async def test_a_batch_has_its_bounds(producer: Client, count: int) -> None:
+async def test_invalid_batch_is_refused(producer: Client, count: int) -> None:
     answer = await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": 1}] * count})
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert "tasks" in answer.json["detail"]
 
 
-@pytest.mark.spec("ENQ-4", "Trace context comes with the request, stays with the task, and is shown to who claims it")
+@pytest.mark.spec("ENQ-4", "The trace context of the request is stored with the task and returned to its worker")
 async def test_trace_context_stays_with_the_task(producer: Client, worker: Client) -> None:
     headers = {"traceparent": TRACE_PARENT, "tracestate": "a=1,b=2"}
     answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
@@ -209,7 +203,7 @@ async def test_trace_context_stays_with_the_task(producer: Client, worker: Clien
         "x" * 10_000,
     ],
 )
-async def test_a_malformed_trace_is_no_trace(producer: Client, parent: str) -> None:
+async def test_malformed_trace_is_ignored(producer: Client, parent: str) -> None:
     headers = {"traceparent": parent, "tracestate": "x" * 10_000}
     answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
     assert answer.status == 202
@@ -217,23 +211,23 @@ async def test_a_malformed_trace_is_no_trace(producer: Client, parent: str) -> N
     assert "traceState" not in answer.json
 
 
-@pytest.mark.spec("TEN-2", "Nothing in a body says whose or which task it is")
+@pytest.mark.spec("TEN-2", "A body can set neither the tenant nor the id of a task")
 @pytest.mark.parametrize("field", ["tenantId", "status", "id", "attempts", "tid", "createdAt", "workerId"])
-async def test_a_body_cannot_set_what_is_ours(producer: Client, field: str) -> None:
+async def test_body_cannot_set_internal_fields(producer: Client, field: str) -> None:
     answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}, field: "x"})
     assert answer.status == 400
     assert field in answer.json["detail"]
 
 
-@pytest.mark.spec("ACK-5", "A cancelled task ends, is not claimed, and its worker learns of it")
+@pytest.mark.spec("ACK-5", "A cancelled task ends, is not claimed, and its worker's heartbeat fails")
 async def test_cancelling_a_waiting_and_a_running_task(producer: Client, worker: Client) -> None:
-    waiting = await made(producer)
+    waiting = await enqueue_task(producer)
     cancelled = await producer.delete(f"{TASKS}/{waiting['id']}")
     assert (cancelled.status, cancelled.json["status"]) == (200, "CANCELLED")
     assert (await producer.delete(f"{TASKS}/{waiting['id']}")).json == cancelled.json
     assert (await worker.post(f"{TASKS}/claim")).status == 204
 
-    running = await made(producer)
+    running = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     assert (await producer.delete(f"{TASKS}/{running['id']}")).json["status"] == "CANCELLED"
     beat = await worker.post(f"{TASKS}/{running['id']}/heartbeat")
@@ -243,7 +237,7 @@ async def test_cancelling_a_waiting_and_a_running_task(producer: Client, worker:
 
 
 async def test_an_ended_task_cannot_be_cancelled(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "no"})
     answer = await producer.delete(f"{TASKS}/{task['id']}")
@@ -254,7 +248,7 @@ IDS = ["nonsense", "01920F3E-8D5A-7C31-9A54-0B6F3C2D1E10", "01920f3e8d5a7c319a54
 
 
 @pytest.mark.parametrize("task_id", [*IDS, "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"])
-async def test_what_is_no_task_is_not_found(producer: Client, worker: Client, task_id: str) -> None:
+async def test_invalid_id_is_not_found(producer: Client, worker: Client, task_id: str) -> None:
     for answer in (
         await producer.get(f"{TASKS}/{task_id}"),
         await producer.get(f"{TASKS}/{task_id}/result"),
@@ -267,11 +261,11 @@ async def test_what_is_no_task_is_not_found(producer: Client, worker: Client, ta
         assert answer.status == 404, answer.body
 
 
-async def test_a_suspended_tenant_ends_its_work_and_gets_no_new_one(
+async def test_suspended_tenant_finishes_its_work_and_gets_no_new(
     producer: Client, worker: Client, configure_tenant: Configure
 ) -> None:
-    task = await made(producer)
-    await made(producer)
+    task = await enqueue_task(producer)
+    await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     configure_tenant(is_suspended=True)
     for refused in (
@@ -288,8 +282,8 @@ async def test_a_suspended_tenant_ends_its_work_and_gets_no_new_one(
     assert exchanged.json["tasks"] == []
 
 
-async def test_a_full_store_refuses_new_tasks_and_says_when_to_come_back(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+async def test_full_store_refuses_new_tasks_with_retry_after(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     client().config_set("maxmemory", 1)
     try:

@@ -1,4 +1,4 @@
-"""Traces: a web process with a collector on the loopback, and nothing of it where they are off."""
+"""Traces of a web process with a local collector, and of one with tracing off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from core import tracing
 from core.conf import Tracing, conf
 from tests.collector import PARENT, SAMPLED, TRACE, UNSAMPLED, Collector
 from tests.queues.api.conftest import NORTH, TASKS, make_token
-from tests.queues.api.test_network import Web
+from tests.queues.api.web_process import WebProcess
 
 
 def said(span: Any) -> dict[str, Any]:
@@ -30,12 +30,12 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def web(collector: Collector, _database: None) -> Iterator[Callable[..., Web]]:
-    started: list[Web] = []
+def web(collector: Collector, _database: None) -> Iterator[Callable[..., WebProcess]]:
+    started: list[WebProcess] = []
 
-    def start(**environment: str) -> Web:
+    def start(**environment: str) -> WebProcess:
         environment = {"CODEQ_TRACING_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"} | environment
-        started.append(Web(**environment))
+        started.append(WebProcess(**environment))
         return started[-1]
 
     yield start
@@ -44,9 +44,9 @@ def web(collector: Collector, _database: None) -> Iterator[Callable[..., Web]]:
 
 
 @pytest.mark.spec(
-    "OBS-2", "A request is a span HTTP <METHOD> <ROUTE>, its verb one inside, and the task keeps that one"
+    "OBS-2", "A request is a span HTTP <METHOD> <ROUTE> with its operation inside, and the task keeps the inner one"
 )
-def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], collector: Collector) -> None:
+def test_request_and_operation_are_nested_spans(web: Callable[..., WebProcess], collector: Collector) -> None:
     own = web()
     producer, worker = make_token("producer"), make_token("worker")
     body = {"command": "TRACED", "payload": "payload-canary", "idempotencyKey": "a key of the tracing tests"}
@@ -58,7 +58,7 @@ def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], co
         "http.request.method": "POST", "http.route": TASKS, "http.response.status_code": 202,
     }  # fmt: skip
     assert said(verb) == {"codeq.tenant": NORTH, "codeq.queue": "TRACED"}
-    # Whoever claims it goes on from there.
+    # The trace of its worker continues from there.
     assert task["traceParent"] == f"00-{TRACE}-{verb.span_id.hex()}-01"
     assert task["traceState"] == "vendor=1"
     claimed = own.json("POST", f"{TASKS}/claim", {"commands": ["TRACED"]}, worker)
@@ -69,12 +69,12 @@ def test_a_request_is_a_span_and_its_verb_one_inside(web: Callable[..., Web], co
     assert submitted.trace_id.hex() == TRACE
     assert said(submitted)["codeq.task"] == task["id"]
     assert collector.one(f"HTTP POST {TASKS}/{{task_id}}/result").parent_span_id == verb.span_id
-    # Another trace that asks again with the same key asks for the same task.
+    # A request with the same key in another trace returns the same task.
     again = own.json("POST", TASKS, body, producer)
     assert again["id"] == task["id"]
-    assert own.ask("GET", f"{TASKS}/nothing", None, producer)[0] == 404
+    assert own.request("GET", f"{TASKS}/nothing", None, producer)[0] == 404
     assert collector.one(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
-    own.ask("GET", "/v1/codeq/no/such/path", None, producer)
+    own.request("GET", "/v1/codeq/no/such/path", None, producer)
     assert collector.one("HTTP GET unknown")
     for canary in (b"payload-canary", b"result-canary", producer.encode(), worker.encode()):
         assert canary not in collector.received
@@ -84,12 +84,12 @@ def is_kept(task: dict[str, Any]) -> bool:
     return bool(int(task["traceParent"][-2:], 16) & 1)
 
 
-@pytest.mark.spec("OBS-2", "A caller decides whether its trace is kept; of those begun here the ratio is")
-def test_which_traces_are_kept(web: Callable[..., Web], collector: Collector) -> None:
+@pytest.mark.spec("OBS-2", "A caller decides whether its trace is sampled; the ratio applies to traces that start here")
+def test_sampling_of_traces(web: Callable[..., WebProcess], collector: Collector) -> None:
     own = web(CODEQ_TRACING_RATIO="0")
     producer = make_token("producer")
     unwanted = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent=UNSAMPLED)
-    # The trace goes on to the worker, and says there too that it is not to be kept.
+    # The trace continues at the worker, which is also asked not to sample it.
     assert unwanted["traceParent"].startswith(f"00-{TRACE}-")
     assert not is_kept(unwanted)
     begun_here = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer)
@@ -105,11 +105,11 @@ def test_which_traces_are_kept(web: Callable[..., Web], collector: Collector) ->
     assert len(collector.spans) == 2
 
 
-@pytest.mark.spec("OBS-2", "A collector that is away costs no request anything")
-def test_a_collector_that_is_away(web: Callable[..., Web]) -> None:
+@pytest.mark.spec("OBS-2", "An unavailable collector affects no request")
+def test_unavailable_collector_affects_no_request(web: Callable[..., WebProcess]) -> None:
     own = web(CODEQ_TRACING_ENDPOINT="http://127.0.0.1:9/v1/traces")
     for _ in range(50):
-        assert own.ask("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
+        assert own.request("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
     own.stop()
 
 
@@ -124,10 +124,8 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry.expor
 """
 
 
-@pytest.mark.spec(
-    "OBS-2", "Traces are off by default: no exporter is imported, and nothing stands before the application"
-)
-def test_traces_that_are_off_cost_nothing() -> None:
+@pytest.mark.spec("OBS-2", "Tracing is off by default: no exporter is imported, and no middleware is added")
+def test_tracing_is_off_by_default() -> None:
     environment = {
         "SECRET_KEY": "x",
         "CODEQ_HOME": settings.CODEQ["home"],
@@ -136,7 +134,7 @@ def test_traces_that_are_off_cost_nothing() -> None:
     subprocess.run([sys.executable, "-c", OFF], cwd=settings.BASE_DIR, env=environment, check=True, timeout=60)
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "conf", lambda: msgspec.structs.replace(conf(), tracing=Tracing(endpoint="http://x/")))
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     tracing.tracer.cache_clear()

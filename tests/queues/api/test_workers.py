@@ -1,4 +1,4 @@
-"""Workers: claim, keep, give back, hand in."""
+"""Workers: claims, heartbeats, returned tasks, results."""
 
 from __future__ import annotations
 
@@ -13,24 +13,16 @@ from queues import selectors
 from queues.api import claim_request
 from tests.queues.api.asgi_client import Client
 from tests.queues.api.conftest import TASKS, Configure
-from tests.queues.api.test_tasks import made
+from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
 
-DONE = {"status": "COMPLETED", "result": {"ok": True}}
 MakeClient = Callable[..., Client]
 
 
-async def claimed(worker: Client, **said: Any) -> dict[str, Any]:
-    answer = await worker.post(f"{TASKS}/claim", said)
-    assert answer.status == 200, answer.body
-    task: dict[str, Any] = answer.json
-    return task
-
-
-@pytest.mark.spec("CLM-1", "A claim answers with the task, its lease and a token that proves it")
+@pytest.mark.spec("CLM-1", "A claim returns the task, its lease and the lease token")
 async def test_a_claim_opens_a_lease(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    mine = await claimed(worker, leaseSeconds=100)
+    task = await enqueue_task(producer)
+    mine = await claim_task(worker, leaseSeconds=100)
     assert (mine["id"], mine["status"], mine["workerId"]) == (task["id"], "IN_PROGRESS", "worker-1")
     assert len(mine["leaseToken"]) == 32
     left = datetime.fromisoformat(mine["leaseUntil"]) - datetime.now(UTC)
@@ -40,19 +32,19 @@ async def test_a_claim_opens_a_lease(producer: Client, worker: Client) -> None:
     assert (read["leaseUntil"], read["lastKnownLocation"]) == (mine["leaseUntil"], "INPROG_SET")
 
 
-@pytest.mark.spec("CLM-2", "A worker gets what its token's eventTypes allow, and no more")
+@pytest.mark.spec("CLM-2", "A worker gets only tasks that its token's eventTypes allow")
 async def test_a_claim_is_limited_to_the_tokens_commands(producer: Client, client: MakeClient) -> None:
     for command in ("A", "B"):
-        await made(producer, command=command)
+        await enqueue_task(producer, command=command)
     only_b = client("worker", eventTypes=["B", "C"])
     refused = await only_b.post(f"{TASKS}/claim", {"commands": ["B", "A"]})
     assert (refused.status, refused.code) == (403, "forbidden")
-    assert (await claimed(only_b))["command"] == "B"
+    assert (await claim_task(only_b))["command"] == "B"
     assert (await only_b.post(f"{TASKS}/claim")).status == 204
     nothing = client("worker", eventTypes=[])
     assert (await nothing.post(f"{TASKS}/claim")).status == 403
     everything = client("worker", eventTypes=["*"])
-    assert (await claimed(everything))["command"] == "A"
+    assert (await claim_task(everything))["command"] == "A"
 
 
 async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Client, worker: Client) -> None:
@@ -68,14 +60,14 @@ async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Clien
 
 
 @pytest.mark.spec("TEN-3", "Claims of a tenant with very many queues do not count them all each time")
-async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
+async def test_claims_of_every_queue_rarely_count_them(
     producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = []
     count = selectors.queues
     monkeypatch.setattr(selectors, "queues", lambda tenant: counted.append(tenant.tid) or count(tenant))
     monkeypatch.setattr(claim_request, "_queue_names", claim_request.QueueNames())
-    monkeypatch.setattr(claim_request, "REMEMBERED_SECONDS", 60.0)
+    monkeypatch.setattr(claim_request, "CACHE_SECONDS", 60.0)
     for start in (0, 75):
         tasks = [{"command": f"D{number}", "payload": 1} for number in range(start, start + 75)]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})
@@ -84,7 +76,7 @@ async def test_a_hundred_claims_of_every_queue_count_them_once_in_a_while(
     assert len(counted) == 1
 
 
-@pytest.mark.spec("CLM-3", "204 without a body when there is nothing")
+@pytest.mark.spec("CLM-3", "204 without a body if there is no task")
 async def test_an_empty_queue_answers_204(worker: Client) -> None:
     answer = await worker.post(f"{TASKS}/claim", {"commands": ["NOTHING"]})
     assert (answer.status, answer.body) == (204, b"")
@@ -92,7 +84,7 @@ async def test_an_empty_queue_answers_204(worker: Client) -> None:
     assert (await worker.post(f"{TASKS}/claim/batch", {"count": 3})).status == 204
 
 
-@pytest.mark.spec("CLM-3", "A batch claim takes up to `count`, the best first")
+@pytest.mark.spec("CLM-3", "A batch claim takes up to `count` tasks, the highest priority first")
 async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Client) -> None:
     tasks = [{"command": "A", "payload": number, "priority": number % 3} for number in range(6)]
     await producer.post(f"{TASKS}/batch", {"tasks": tasks})
@@ -123,16 +115,16 @@ async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Clie
         ("claim/batch", {"count": True}),
     ],
 )
-async def test_a_claim_has_its_bounds(worker: Client, path: str, said: dict[str, Any]) -> None:
+async def test_invalid_claim_is_refused(worker: Client, path: str, said: dict[str, Any]) -> None:
     answer = await worker.post(f"{TASKS}/{path}", said)
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert next(iter(said)) in answer.json["detail"]
 
 
-@pytest.mark.spec("CLM-6", "A heartbeat moves the end of the lease, and takes down the progress")
+@pytest.mark.spec("CLM-6", "A heartbeat extends the lease and stores the progress")
 async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    await claimed(worker, leaseSeconds=5)
+    task = await enqueue_task(producer)
+    await claim_task(worker, leaseSeconds=5)
     said = {"extendSeconds": 1000, "progress": {"percent": 40, "note": "frame 96"}}
     beat = await worker.post(f"{TASKS}/{task['id']}/heartbeat", said)
     assert beat.json["ok"] is True
@@ -144,34 +136,34 @@ async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["progress"] == {"percent": 55.5}
 
 
-@pytest.mark.spec("CLM-7", "A lease that is over cannot be kept, handed in or given back, by whoever held it")
+@pytest.mark.spec("CLM-7", "An expired lease cannot be extended, completed or returned by its former holder")
 async def test_an_expired_lease_is_refused_everywhere(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    lease = await claimed(worker, leaseSeconds=1)
+    task = await enqueue_task(producer)
+    lease = await claim_task(worker, leaseSeconds=1)
     until = datetime.fromisoformat(lease["leaseUntil"]).timestamp()
 
     async def over() -> bool:
         return time.time() > until + 0.05
 
     await until_async(over)
-    for verb, body in (("heartbeat", {}), ("nack", {}), ("abandon", {}), ("result", DONE)):
+    for verb, body in (("heartbeat", {}), ("nack", {}), ("abandon", {}), ("result", COMPLETED)):
         answer = await worker.post(f"{TASKS}/{task['id']}/{verb}", body | {"leaseToken": lease["leaseToken"]})
         assert (answer.status, answer.code) == (409, "lease_lost"), verb
 
 
-HOLDER_VERBS = {"heartbeat": {}, "nack": {}, "abandon": {}, "result": DONE}
+HOLDER_VERBS = {"heartbeat": {}, "nack": {}, "abandon": {}, "result": COMPLETED}
 
 
-@pytest.mark.spec("CLM-7", "Whoever does not hold the lease is refused; so is its holder with the token of another one")
+@pytest.mark.spec("CLM-7", "Only the holder of a lease is accepted, and only with the token of that lease")
 @pytest.mark.parametrize(("verb", "body"), HOLDER_VERBS.items(), ids=HOLDER_VERBS.keys())
-async def test_only_the_holder_of_the_lease(
+async def test_only_the_holder_of_the_lease_is_accepted(
     producer: Client, worker: Client, other_worker: Client, verb: str, body: dict[str, Any]
 ) -> None:
-    task = await made(producer)
+    task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/{verb}"
     never = await worker.post(path, body)
     assert (never.status, never.code) == (409, "lease_lost")
-    lease = await claimed(worker)
+    lease = await claim_task(worker)
     other = await other_worker.post(path, body)
     assert (other.status, other.code) == (403, "not_owner")
     other_token = await other_worker.post(path, body | {"leaseToken": lease["leaseToken"]})
@@ -190,22 +182,22 @@ async def test_a_tenant_may_require_the_lease_token(
     producer: Client, worker: Client, configure_tenant: Configure
 ) -> None:
     configure_tenant(is_lease_token_required=True)
-    task = await made(producer)
-    lease = await claimed(worker)
+    task = await enqueue_task(producer)
+    lease = await claim_task(worker)
     without = await worker.post(f"{TASKS}/{task['id']}/heartbeat")
     assert (without.status, without.code) == (400, "invalid_request")
     assert (await worker.post(f"{TASKS}/{task['id']}/heartbeat", {"leaseToken": lease["leaseToken"]})).status == 200
 
 
-@pytest.mark.spec("RET-1", "A nack sends the task to wait, and at its last attempt to the dead letters")
+@pytest.mark.spec("RET-1", "A nack delays the task; after the last attempt it becomes a dead letter")
 @pytest.mark.spec("RET-2", "`delaySeconds` overrides the backoff, up to its cap")
-async def test_a_nack_delays_and_then_kills(producer: Client, worker: Client) -> None:
-    task = await made(producer, maxAttempts=2)
+async def test_nack_delays_and_then_makes_a_dead_letter(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer, maxAttempts=2)
     path = f"{TASKS}/{task['id']}"
-    await claimed(worker)
+    await claim_task(worker)
     first = await worker.post(f"{path}/nack", {"delaySeconds": 0, "reason": "disk full"})
     assert (first.status, first.json) == (200, {"status": "requeued", "delaySeconds": 0})
-    again = await claimed(worker)
+    again = await claim_task(worker)
     assert (again["attempts"], again["error"]) == (1, "disk full")
     second = await worker.post(f"{path}/nack", {"reason": "still full"})
     assert second.json == {"status": "dlq", "delaySeconds": 0}
@@ -216,20 +208,20 @@ async def test_a_nack_delays_and_then_kills(producer: Client, worker: Client) ->
 
 
 async def test_a_nacks_delay_is_capped(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/nack", b'{"delaySeconds": 1e300}')
     assert answer.json == {"status": "requeued", "delaySeconds": 900}
 
 
-@pytest.mark.spec("RET-3", "An abandoned task is back at once, at the end of its priority; it cost an attempt")
-async def test_an_abandoned_task_is_back_at_once(producer: Client, worker: Client) -> None:
-    first, second = await made(producer, maxAttempts=2), await made(producer)
-    assert (await claimed(worker))["id"] == first["id"]
+@pytest.mark.spec("RET-3", "An abandoned task is ready at once, last of its priority; the attempt counts")
+async def test_abandoned_task_is_ready_at_once(producer: Client, worker: Client) -> None:
+    first, second = await enqueue_task(producer, maxAttempts=2), await enqueue_task(producer)
+    assert (await claim_task(worker))["id"] == first["id"]
     answer = await worker.post(f"{TASKS}/{first['id']}/abandon")
     assert (answer.status, answer.json) == (200, {"status": "requeued"})
-    assert (await claimed(worker))["id"] == second["id"]
-    again = await claimed(worker)
+    assert (await claim_task(worker))["id"] == second["id"]
+    again = await claim_task(worker)
     assert (again["id"], again["attempts"]) == (first["id"], 1)
     assert (await worker.post(f"{TASKS}/{first['id']}/abandon")).json == {"status": "dlq"}
 
@@ -251,21 +243,21 @@ async def test_an_abandoned_task_is_back_at_once(producer: Client, worker: Clien
         ({"result": {}}, "status"),
     ],
 )
-async def test_a_result_says_how_it_ended(producer: Client, worker: Client, body: Any, named: str) -> None:
-    task = await made(producer)
-    await claimed(worker)
+async def test_result_must_match_its_status(producer: Client, worker: Client, body: Any, named: str) -> None:
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert named in answer.json["detail"]
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("ACK-3", "The same submission again is the same answer; another one is refused, and changes nothing")
-async def test_repeating_a_submission_is_harmless(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    lease = await claimed(worker)
+@pytest.mark.spec("ACK-3", "A repeated submission gets the same answer; a different one is refused and changes nothing")
+async def test_repeated_submission_changes_nothing(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
+    lease = await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
-    said = DONE | {"leaseToken": lease["leaseToken"]}
+    said = COMPLETED | {"leaseToken": lease["leaseToken"]}
     first = await worker.post(path, said)
     spaced = b'{"leaseToken":"%s","result" : { "ok":true },"status":"COMPLETED"}' % lease["leaseToken"].encode()
     for again in (said, spaced, said | {"workerId": "somebody else"}):
@@ -278,9 +270,9 @@ async def test_repeating_a_submission_is_harmless(producer: Client, worker: Clie
 
 
 @pytest.mark.spec("ACK-1", "A failed task keeps its error as its result")
-async def test_a_failed_task_has_a_result_too(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    await claimed(worker)
+async def test_failed_task_has_a_result(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "out of colour"})
     assert (answer.json["status"], answer.json["error"], answer.json["attempts"]) == ("FAILED", "out of colour", 1)
     read = (await worker.get(f"{TASKS}/{task['id']}/result")).json
@@ -288,9 +280,9 @@ async def test_a_failed_task_has_a_result_too(producer: Client, worker: Client) 
     assert read["task"]["error"] == "out of colour"
 
 
-async def test_a_result_is_kept_as_it_was_written(producer: Client, worker: Client) -> None:
-    task = await made(producer)
-    await claimed(worker)
+async def test_result_is_stored_unchanged(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     body = rb'{"status":"COMPLETED","result":{ "n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000" }}'
     answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
     assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in answer.body
@@ -298,10 +290,10 @@ async def test_a_result_is_kept_as_it_was_written(producer: Client, worker: Clie
     assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in read.body
 
 
-async def test_a_result_has_a_size(producer: Client, worker: Client, configure_tenant: Configure) -> None:
+async def test_size_of_a_result_is_limited(producer: Client, worker: Client, configure_tenant: Configure) -> None:
     configure_tenant(result_bytes=100)
-    task = await made(producer)
-    await claimed(worker)
+    task = await enqueue_task(producer)
+    await claim_task(worker)
     large = {"status": "COMPLETED", "result": {"x": "y" * 100}}
     answer = await worker.post(f"{TASKS}/{task['id']}/result", large)
     assert (answer.status, answer.code) == (413, "payload_too_large")
@@ -309,14 +301,14 @@ async def test_a_result_has_a_size(producer: Client, worker: Client, configure_t
 
 @pytest.mark.spec("ACK-6", "The items of a batch of results are independent, and answered in order")
 async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Client) -> None:
-    mine, two = await made(producer), await made(producer)
+    mine, two = await enqueue_task(producer), await enqueue_task(producer)
     foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
     await worker.post(f"{TASKS}/claim/batch")
     results = [
-        {"taskId": mine["id"]} | DONE,
-        {"taskId": foreign["id"]} | DONE,
+        {"taskId": mine["id"]} | COMPLETED,
+        {"taskId": foreign["id"]} | COMPLETED,
         {"taskId": two["id"], "status": "COMPLETED"},
-        {"taskId": mine["id"]} | DONE,
+        {"taskId": mine["id"]} | COMPLETED,
         {"taskId": two["id"], "status": "FAILED", "error": "no"},
     ]
     answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
@@ -330,18 +322,18 @@ async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Cl
     assert (await stranger.get(f"{TASKS}/{foreign['id']}")).json["status"] == "PENDING"
 
 
-@pytest.mark.parametrize("results", [[], [{"taskId": "nonsense"} | DONE], [DONE], [{"taskId": "x"}] * 101])
-async def test_a_batch_of_results_has_its_bounds(worker: Client, results: list[Any]) -> None:
+@pytest.mark.parametrize("results", [[], [{"taskId": "nonsense"} | COMPLETED], [COMPLETED], [{"taskId": "x"}] * 101])
+async def test_invalid_batch_of_results_is_refused(worker: Client, results: list[Any]) -> None:
     answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
-async def test_an_exchange_hands_in_and_takes(producer: Client, worker: Client) -> None:
+async def test_exchange_submits_and_claims(producer: Client, worker: Client) -> None:
     for _ in range(3):
-        await made(producer)
+        await enqueue_task(producer)
     first = (await worker.post(f"{TASKS}/exchange", {"count": 2})).json
     assert (first["results"], len(first["tasks"])) == ([], 2)
-    results = [{"taskId": task["id"], "leaseToken": task["leaseToken"]} | DONE for task in first["tasks"]]
+    results = [{"taskId": task["id"], "leaseToken": task["leaseToken"]} | COMPLETED for task in first["tasks"]]
     second = (await worker.post(f"{TASKS}/exchange", {"results": results, "count": 2})).json
     assert [item["result"]["status"] for item in second["results"]] == ["COMPLETED"] * 2
     assert len(second["tasks"]) == 1
@@ -349,18 +341,18 @@ async def test_an_exchange_hands_in_and_takes(producer: Client, worker: Client) 
     assert (empty.status, empty.json) == (200, {"results": [], "tasks": []})
 
 
-async def test_an_exchange_that_may_not_claim_hands_nothing_in(producer: Client, client: MakeClient) -> None:
-    task = await made(producer, command="A")
+async def test_exchange_without_the_right_to_claim_submits_nothing(producer: Client, client: MakeClient) -> None:
+    task = await enqueue_task(producer, command="A")
     worker = client("worker", eventTypes=["A"])
-    await claimed(worker)
-    said = {"results": [{"taskId": task["id"]} | DONE], "commands": ["B"]}
+    await claim_task(worker)
+    said = {"results": [{"taskId": task["id"]} | COMPLETED], "commands": ["B"]}
     assert (await worker.post(f"{TASKS}/exchange", said)).status == 403
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
-@pytest.mark.spec("ACK-5", "There is no result while a task runs, nor of one that ended without")
-async def test_no_result_and_no_task_are_two_things(producer: Client, worker: Client) -> None:
-    task = await made(producer)
+@pytest.mark.spec("ACK-5", "A running task has no result, nor has a task that ended without one")
+async def test_missing_result_differs_from_missing_task(producer: Client, worker: Client) -> None:
+    task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result"
     waiting = await producer.get(path)
     assert (waiting.status, waiting.code, waiting.json["detail"]) == (404, "result_not_found", "result not found")

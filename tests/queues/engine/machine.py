@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from core import errors
 from core.redis.script_call import Runner, ScriptCall
-from queues.domain import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Status, Task
+from queues.domain import Claimed, Enqueued, NewResult, NewTask, Result, Spec, Task, TaskStatus
 from queues.engine import (
     admin_commands,
     dead_letter_commands,
@@ -175,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert type(answer) is refused
                 self.cover_refusal(refused)
             else:
-                assert answer.status is Status.CANCELLED
+                assert answer.status is TaskStatus.CANCELLED
                 self.cover(
                     {"ready": "cancelled while ready", "inprog": "cancelled in progress"}.get(place, "cancelled")
                 )
@@ -277,15 +277,15 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(
         chosen=choices,
-        status=st.sampled_from([Status.COMPLETED, Status.COMPLETED, Status.FAILED]),
+        status=st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED]),
         result=st.sampled_from([b"[]", b'{"ok":1}']),
         with_token=st.booleans(),
         times=times,
     )
-    def submit(self, chosen: list[Choice], status: Status, result: bytes, with_token: bool, times: int) -> None:
+    def submit(self, chosen: list[Choice], status: TaskStatus, result: bytes, with_token: bool, times: int) -> None:
         held = [self._choose_lease(selected) for selected in chosen]
         tid, worker = held[0].tid, held[0].worker
-        is_good = status is Status.COMPLETED
+        is_good = status is TaskStatus.COMPLETED
         results = [
             NewResult(
                 task_id=lease.id,
@@ -403,7 +403,7 @@ class QueueMachine(RuleBasedStateMachine):
                     self.cover_refusal(refused)
                 else:
                     assert isinstance(answer, Task)
-                    assert (answer.status, answer.attempts) == (Status.PENDING, 0)
+                    assert (answer.status, answer.attempts) == (TaskStatus.PENDING, 0)
                     assert not edited or answer.spec.payload == '{"edited":1}'
                 self.cover("replayed", not refused)
 
@@ -492,7 +492,7 @@ class QueueMachine(RuleBasedStateMachine):
         model_task = self.model.tasks.get(task_id)
         holder, token = (model_task.worker, model_task.token) if model_task and model_task.worker else (worker, "")
         engine = self.engine
-        result = NewResult(task_id=task_id, status=Status.COMPLETED, result=b"1", lease_token=token)
+        result = NewResult(task_id=task_id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
         for call in (
             queries.task(engine, tid, task_id, watch=True),
             worker_commands.heartbeat(engine, tid, task_id, holder, extend_ms=1, token=token, progress="1"),
@@ -629,7 +629,7 @@ class QueueMachine(RuleBasedStateMachine):
             "terminal": Location.NONE,
         }[model_task.place]
         assert task.location is location
-        if model_task.status is Status.PENDING:
+        if model_task.status is TaskStatus.PENDING:
             assert (task.visible_ms, task.worker) == (model_task.visible, None)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core import errors
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine.options import Options
 
 Refusal = type[errors.CodeqError]
@@ -28,7 +28,7 @@ class ModelTask:
     created: int
     visible: int
     place: str = "ready"  # delayed inprog dlq terminal gone
-    status: Status = Status.PENDING
+    status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
     past: int = 0
     worker: str = ""
@@ -37,7 +37,7 @@ class ModelTask:
     claimed: int = 0
     error: str = ""
     progress: str = ""
-    answer: tuple[Status, bytes | None, str | None] | None = None
+    answer: tuple[TaskStatus, bytes | None, str | None] | None = None
     ended: int = 0
     expires: int = 0
     dead_since: int = 0
@@ -137,13 +137,18 @@ class Model:
         task = self.find(tid, task_id)
         if not task:
             return errors.TaskNotFound
-        if task.status is Status.CANCELLED:
+        if task.status is TaskStatus.CANCELLED:
             return None
         if task.status.is_terminal:
             return errors.AlreadyEnded
-        attempt = task.past + task.attempts + 1 if task.status is Status.IN_PROGRESS else 0
+        attempt = task.past + task.attempts + 1 if task.status is TaskStatus.IN_PROGRESS else 0
         self._remove_from_ready(task)
-        task.place, task.status, task.ended, task.expires = "terminal", Status.CANCELLED, now, now + self.retention_ms
+        task.place, task.status, task.ended, task.expires = (
+            "terminal",
+            TaskStatus.CANCELLED,
+            now,
+            now + self.retention_ms,
+        )
         self._record_event(task, attempt, "CANCELLED", task.worker if attempt else "", "")
         return None
 
@@ -171,18 +176,18 @@ class Model:
         return claimed
 
     def lease(self, task: ModelTask, worker: str, token: str, now: int, lease_ms: int) -> None:
-        task.place, task.status = "inprog", Status.IN_PROGRESS
+        task.place, task.status = "inprog", TaskStatus.IN_PROGRESS
         task.worker, task.token, task.claimed, task.deadline = worker, token, now, now + lease_ms
 
     def find_refusal(self, tid: str, task_id: str, worker: str, token: str, now: int) -> Refusal | None:
         task = self.find(tid, task_id)
         if not task:
             return errors.TaskNotFound
-        if task.status is Status.CANCELLED:
+        if task.status is TaskStatus.CANCELLED:
             return errors.TaskCancelled
         if task.status.is_terminal:
             return errors.AlreadyEnded
-        if task.status is Status.PENDING:
+        if task.status is TaskStatus.PENDING:
             return errors.LeaseLost
         if task.worker != worker:
             return errors.NotLeaseOwner
@@ -214,7 +219,7 @@ class Model:
         if refused:
             return refused
         attempt = task.past + task.attempts + 1
-        task.attempts += new.status is Status.FAILED
+        task.attempts += new.status is TaskStatus.FAILED
         task.place, task.status, task.error, task.answer = "terminal", new.status, new.error or "", answer
         task.ended, task.expires = now, now + self.retention_ms
         self._record_event(task, attempt, new.status.value, worker, new.error or "")
@@ -239,13 +244,13 @@ class Model:
         if task.attempts >= task.max and self._forward_dead(task, outcome, own_error, now):
             return False, 0
         if task.attempts >= task.max:
-            task.place, task.status, task.error = "dlq", Status.FAILED, own_error or "MAX_ATTEMPTS"
+            task.place, task.status, task.error = "dlq", TaskStatus.FAILED, own_error or "MAX_ATTEMPTS"
             task.dead_since, task.expires = now, now + self.dead_retention_ms
             self._record_event(task, attempt, outcome, worker, own_error)
             return True, 0
         if delay_ms is None:
             delay_ms = self.backoff_ms(task)
-        task.status, task.visible, task.error = Status.PENDING, now + delay_ms, own_error or task.error
+        task.status, task.visible, task.error = TaskStatus.PENDING, now + delay_ms, own_error or task.error
         self._record_event(task, attempt, outcome, worker, own_error)
         if delay_ms > 0:
             task.place = "delayed"
@@ -259,7 +264,7 @@ class Model:
         if not dead_letter_queue or task.was_forwarded:
             return False
         task.past, task.attempts, attempt = task.past + task.attempts, 0, task.past + task.attempts
-        task.status, task.visible, task.error = Status.PENDING, now, own_error or "MAX_ATTEMPTS"
+        task.status, task.visible, task.error = TaskStatus.PENDING, now, own_error or "MAX_ATTEMPTS"
         self._record_event(task, attempt, outcome, task.worker, own_error)
         task.command, task.was_forwarded = dead_letter_queue, True
         self._make_ready(task)
@@ -300,7 +305,7 @@ class Model:
         if task.place != "dlq":
             return errors.NotDead
         task.past, task.attempts = task.past + task.attempts, 0
-        task.status, task.visible, task.expires = Status.PENDING, now, 0
+        task.status, task.visible, task.expires = TaskStatus.PENDING, now, 0
         task.replayed_by = ""
         self._record_event(task, 0, "REPLAYED", "", "")
         self._make_ready(task)

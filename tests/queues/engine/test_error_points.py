@@ -12,7 +12,7 @@ import redis
 from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
 from core.redis.script_call import Command, ScriptCall
-from queues.domain import NewResult, NewTask, Spec, Status, Task
+from queues.domain import NewResult, NewTask, Spec, Task, TaskStatus
 from queues.engine import (
     admin_commands,
     dead_letter_commands,
@@ -80,7 +80,7 @@ class Scene:
         # Ended tasks; the record of one is missing.
         self.ended = self.enqueue(*[build_task(idempotency_key=f"ended {n}") for n in range(4)])
         for n, task in enumerate(self.claim(["send"], 4)):
-            status = Status.FAILED if n == 1 else Status.COMPLETED
+            status = TaskStatus.FAILED if n == 1 else TaskStatus.COMPLETED
             worker_commands.submit(self.engine, TID, "w1", [build_result(task, status)], retention_ms=DAY_MS).run_sync()
         self.forget(self.ended[3])
         self.dead = self.enqueue(*[build_task(max_attempts=1, idempotency_key=f"dead {n}") for n in range(3)])
@@ -149,8 +149,8 @@ class Scene:
         assert self.client.delete(keys.task(keys.of_partition(0).root, task.id))
 
 
-def build_result(task: Task, status: Status) -> NewResult:
-    is_good = status is Status.COMPLETED
+def build_result(task: Task, status: TaskStatus) -> NewResult:
+    is_good = status is TaskStatus.COMPLETED
     return NewResult(
         task_id=task.id, status=status, result=b"{}" if is_good else None, error=None if is_good else "boom"
     )
@@ -205,14 +205,14 @@ def claim_ghosts(scene: Scene) -> ScriptCall[Any]:
 def submit(scene: Scene) -> ScriptCall[Any]:
     first, second, third = scene.held
     results = [
-        build_result(first, Status.COMPLETED),
-        build_result(second, Status.FAILED),
-        build_result(third, Status.COMPLETED),
+        build_result(first, TaskStatus.COMPLETED),
+        build_result(second, TaskStatus.FAILED),
+        build_result(third, TaskStatus.COMPLETED),
     ]
     results += [
-        build_result(first, Status.COMPLETED),
-        build_result(first, Status.FAILED),
-        build_result(scene.dead[0], Status.FAILED),
+        build_result(first, TaskStatus.COMPLETED),
+        build_result(first, TaskStatus.FAILED),
+        build_result(scene.dead[0], TaskStatus.FAILED),
     ]
     return worker_commands.submit(scene.engine, TID, "w1", results, retention_ms=DAY_MS)
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from codeq_site.devserver.embedded import Valkey
-from queues.domain import NewResult, Status
+from queues.domain import NewResult, TaskStatus
 from queues.engine import (
     dead_letter_commands,
     keys,
@@ -231,7 +231,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         assert len(made) == CHUNK
         claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
         assert len(claimed) == CHUNK
-        results = [NewResult(task_id=task.id, status=Status.COMPLETED, result=b"1") for task in claimed]
+        results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1") for task in claimed]
         assert not [
             one
             for one in worker_commands.submit(engine, TID, "w1", results, retention_ms=1).run_sync()

@@ -1,4 +1,4 @@
-"""How templates write what is not text."""
+"""Template filters that format numbers, durations, times and small charts."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from console.navigation import NAMES
 from core.admin.text import error_summary
 
 register = template.Library()
-register.filter("gist", error_summary)
+register.filter("error_summary", error_summary)
 
 
-WIDE, HIGH = 120, 28
+SPARK_WIDTH, SPARK_HEIGHT = 120, 28
 
 
 @register.filter
 def spark_line(values: Sequence[int]) -> str:
-    """The path of a small curve through these values, oldest first."""
+    """Return the SVG path of a small line chart of the values, oldest first."""
     return f"M{'L'.join(_points(values))}" if values else ""
 
 
 @register.filter
 def spark_area(values: Sequence[int]) -> str:
-    """What is below that curve."""
-    return f"M0,{HIGH}L{'L'.join(_points(values))}L{WIDE},{HIGH}Z" if values else ""
+    """Return the SVG path of the area below that line."""
+    return f"M0,{SPARK_HEIGHT}L{'L'.join(_points(values))}L{SPARK_WIDTH},{SPARK_HEIGHT}Z" if values else ""
 
 
 def _points(values: Sequence[int]) -> list[str]:
-    most, step = max([*values, 1]), WIDE / max(len(values) - 1, 1)
-    return [f"{at * step:.1f},{HIGH - 2 - (HIGH - 4) * value / most:.1f}" for at, value in enumerate(values)]
+    highest, step = max([*values, 1]), SPARK_WIDTH / max(len(values) - 1, 1)
+    return [
+        f"{index * step:.1f},{SPARK_HEIGHT - 2 - (SPARK_HEIGHT - 4) * value / highest:.1f}"
+        for index, value in enumerate(values)
+    ]
 
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """Short and as exact as anybody needs: 12 ms, 3.4 s, 5 min 10 s, 3 h 12 min, 2 d 4 h."""
+    """Format a duration in at most two units: 12 ms, 3.4 s, 5 min 10 s, 3 h 12 min, 2 d 4 h."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -72,12 +75,13 @@ def ago(moment: datetime) -> str:
 
 
 @register.filter
-def moment_ago(milliseconds: int) -> str:
+def milliseconds_ago(milliseconds: int) -> str:
+    """Format a Unix timestamp in milliseconds as its distance from now."""
     return ago(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 @register.filter
-def as_in_sidebar(name: object) -> str:
-    """A table by the name that the sidebar gives it."""
-    ours = {str(apps.get_model(label)._meta.verbose_name_plural): said for label, said in NAMES.items()}
-    return ours.get(str(name), str(name))
+def sidebar_name(name: object) -> str:
+    """Return the sidebar's name of the table with this plural name."""
+    names = {str(apps.get_model(label)._meta.verbose_name_plural): title for label, title in NAMES.items()}
+    return names.get(str(name), str(name))

@@ -1,4 +1,4 @@
-"""Debian's chromium, driven; and the running installation it looks at, spoken to as workers and operators do."""
+"""Control of chromium with Playwright, and of the running installation through its API."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 from django.conf import settings
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.codeq_site.conftest import Installation, clean_environment
+from tests.codeq_site.installation import Installation, clean_environment
 from tests.waiting import until
 
-# A browser that talks to nobody but us.
+# The browser resolves no host but the loopback address.
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -27,44 +27,44 @@ FLAGS = (
 )  # fmt: skip
 DESKTOP = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
-# Until when the slowest machine shows what is to be seen; only a test that fails waits so long.
-SEEN = 30_000
-PASSWORD = "a-password-of-the-browsers-tests"
+# The timeout for elements to appear, sufficient for slow machines. Only a failing test waits this long.
+VISIBLE_TIMEOUT_MS = 30_000
+PASSWORD = "a-password-of-the-browser-tests"
 
 
-def chromium() -> str | None:
-    """Where it is, if it is there."""
+def find_chromium() -> str | None:
+    """Return the path of chromium, if it is installed."""
     return os.environ.get("CODEQ_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
+def launch_browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        # Without a profile of its own playwright makes a new one, and removes it.
-        started = playwright.chromium.launch(executable_path=chromium(), args=FLAGS, headless=True)
-        yield started
-        started.close()
+        # Playwright creates a temporary profile and deletes it.
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS, headless=True)
+        yield browser
+        browser.close()
 
 
-class Watched:
-    """A tab that remembers what must not happen: an error on the console, a word to another host."""
+class WatchedTab:
+    """A tab that records errors on its console and requests to other hosts."""
 
     def __init__(self, context: BrowserContext, base: str) -> None:
         self.page: Page = context.new_page()
         self.errors: list[str] = []
-        self.strangers: list[str] = []
+        self.foreign_requests: list[str] = []
         self.base = base
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self._heed(request.url))
+        self.page.on("request", lambda request: self._check_host(request.url))
 
-    def _heed(self, url: str) -> None:
+    def _check_host(self, url: str) -> None:
         if not url.startswith((f"{self.base}/", "data:", "blob:")):
-            self.strangers.append(url)
+            self.foreign_requests.append(url)
 
-    def assert_quiet(self) -> None:
+    def assert_no_errors(self) -> None:
         assert self.errors == []
-        assert self.strangers == []
+        assert self.foreign_requests == []
 
     def log_in(self, username: str, password: str) -> Page:
         self.page.goto(f"{self.base}/admin/login/")
@@ -76,19 +76,19 @@ class Watched:
 
 
 class Site:
-    """The running installation: its API as producers and workers use it, its rows as `manage.py` makes them."""
+    """The running installation: its API, and rows made by `manage.py`."""
 
     def __init__(self, installation: Installation) -> None:
         self.installation = installation
         self.base = installation.base
         self._tokens: dict[tuple[str, str], str] = {}
 
-    def manage(self, *words: str) -> str:
-        command = [sys.executable, "-W", "ignore", str(settings.BASE_DIR / "manage.py"), *words]
+    def manage(self, *arguments: str) -> str:
+        command = [sys.executable, "-W", "ignore", str(settings.BASE_DIR / "manage.py"), *arguments]
         environment = clean_environment({"CODEQ_HOME": str(self.installation.home)})
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout.strip()
 
     def token(self, tenant: str, role: str) -> str:
         key = (tenant, role)
@@ -103,14 +103,14 @@ class Site:
             headers={"Authorization": f"Bearer {self.token(tenant, role)}", "Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                found: dict[str, Any] = json.loads(answer.read() or b"{}")
-                return found
+            with urllib.request.urlopen(request, timeout=20) as response:
+                content: dict[str, Any] = json.loads(response.read() or b"{}")
+                return content
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from error
 
-    def enqueue(self, tenant: str, command: str, payload: Any, **asked: Any) -> str:
-        task = self.call(tenant, "producer", "tasks", {"command": command, "payload": payload, **asked})
+    def enqueue(self, tenant: str, command: str, payload: Any, **fields: Any) -> str:
+        task = self.call(tenant, "producer", "tasks", {"command": command, "payload": payload, **fields})
         return str(task["id"])
 
     def claim(self, tenant: str, command: str) -> dict[str, Any]:
@@ -119,26 +119,29 @@ class Site:
     def complete(self, tenant: str, task_id: str, result: dict[str, Any]) -> None:
         self.call(tenant, "worker", f"tasks/{task_id}/result", {"status": "COMPLETED", "result": result})
 
-    def die(self, tenant: str, command: str, payloads: Sequence[Any], error: str) -> list[str]:
-        """Tasks that are tried once and fail; the audit knows of them when this returns."""
+    def create_dead_letters(self, tenant: str, command: str, payloads: Sequence[Any], error: str) -> list[str]:
+        """Create tasks with one attempt, fail them, and wait until they are in the audit."""
         ids: list[str] = []
-        for at in range(0, len(payloads), 100):
-            batch = [{"command": command, "payload": each, "maxAttempts": 1} for each in payloads[at : at + 100]]
+        for start in range(0, len(payloads), 100):
+            batch = [
+                {"command": command, "payload": payload, "maxAttempts": 1} for payload in payloads[start : start + 100]
+            ]
             self.call(tenant, "producer", "tasks/batch", {"tasks": batch})
         while len(ids) < len(payloads):
-            asked = {"commands": [command], "count": 10}
-            for task in self.call(tenant, "worker", "tasks/claim/batch", asked)["tasks"]:
+            claim = {"commands": [command], "count": 10}
+            for task in self.call(tenant, "worker", "tasks/claim/batch", claim)["tasks"]:
                 self.call(tenant, "worker", f"tasks/{task['id']}/nack", {"reason": error})
                 ids.append(task["id"])
-        until(lambda: set(ids) <= self.dead(tenant, command), 60, every=0.05)
+        until(lambda: set(ids) <= self.list_dead_letters(tenant, command), 60, every=0.05)
         return ids
 
-    def dead(self, tenant: str, command: str) -> set[str]:
-        """The ids of a queue's newest dead letters."""
-        return {each["id"] for each in self.call(tenant, "admin", f"admin/dlq/{command}?limit=100")["deadLetters"]}
+    def list_dead_letters(self, tenant: str, command: str) -> set[str]:
+        """Return the ids of a queue's newest dead letters."""
+        page = self.call(tenant, "admin", f"admin/dlq/{command}?limit=100")
+        return {letter["id"] for letter in page["deadLetters"]}
 
-    def person(self, username: str, tenant: str, role: str) -> str:
-        """A member of staff with this role for the tenant, who logs in with PASSWORD."""
+    def create_user(self, username: str, tenant: str, role: str) -> str:
+        """Create a member of staff with this role in the tenant and PASSWORD as the password."""
         self.manage(
             "shell",
             "-v0",
@@ -149,10 +152,10 @@ class Site:
         )
         return username
 
-    def tid(self, tenant: str) -> str:
+    def find_tid(self, tenant: str) -> str:
         self.token(tenant, "producer")
-        words = f"from tenants.models import Tenant; print(Tenant.objects.get(slug={tenant!r}).tid)"
-        return self.manage("shell", "-v0", "-c", words).splitlines()[-1]
+        code = f"from tenants.models import Tenant; print(Tenant.objects.get(slug={tenant!r}).tid)"
+        return self.manage("shell", "-v0", "-c", code).splitlines()[-1]
 
     @property
     def admin_password(self) -> str:
