@@ -3,8 +3,8 @@
     python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
 
 Each allocator gets a Valkey of its own, configured like that of `make run`. They work in turn on blocks of 100,000
-tasks, which pass through enqueue, claim and submit in batches of 100; the events are read, acknowledged and trimmed, and
-ended tasks are deleted after 20,000 more. CPU is that of the Valkey process per task, so that other load on the machine
+tasks, which pass through enqueue, claim and submit in batches of 100. The events are read, acknowledged and trimmed,
+and ended tasks are deleted after 20,000 more. The CPU is that of the Valkey process, so other load on the machine
 changes the figures little.
 """
 
@@ -57,7 +57,9 @@ class Subject:
                 new = [NewTask(command="send", payload=PAYLOAD)] * BATCH
                 producer_commands.enqueue(self.engine, TID, "bench", new, retention_ms=DAY_MS).run_sync()
             for _ in range(10):
-                claimed = worker_commands.claim(self.engine, TID, ["send"], "w", lease_ms=300_000, limit=BATCH).run_sync()
+                claimed = worker_commands.claim(
+                    self.engine, TID, ["send"], "w", lease_ms=300_000, limit=BATCH
+                ).run_sync()
                 results = [
                     NewResult(
                         task_id=task.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token

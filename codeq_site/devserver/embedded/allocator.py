@@ -1,8 +1,8 @@
 """The memory allocator of the embedded Valkey.
 
-The wheel's Valkey uses the C library's allocator. With glibc, Lua's many small blocks fragment the heap: after a million
-tasks the same work takes two to three times the CPU, and most of the resident memory is free (ADR 0016). Therefore
-another allocator is preloaded: the system's jemalloc if it is installed, else the one of the `tbb` wheel.
+The wheel's Valkey uses the C library's allocator. With glibc, Lua's many small blocks fragment the heap: after two
+million tasks the same work takes twice the CPU, and most of the resident memory is free (ADR 0016). Therefore another
+allocator is preloaded: the system's jemalloc if it is installed, else the one of the `tbb` wheel.
 """
 
 from __future__ import annotations
