@@ -24,7 +24,7 @@ from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
-from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
 SHOWN_CHARS = 64 * 2**10
 STATUS_COLOURS = {
@@ -184,10 +184,10 @@ class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
     """Base class of pages that belong to the platform, not to a tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
 
 @admin.register(Quarantine)

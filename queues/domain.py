@@ -8,7 +8,7 @@ import msgspec
 
 
 class TaskStatus(StrEnum):
-    """The state of a task. Each comment names the transition that leads to the state."""
+    """The state of a task."""
 
     PENDING = "PENDING"  # enqueued, retried or replayed: ready or delayed
     IN_PROGRESS = "IN_PROGRESS"  # PENDING -> claimed under a lease

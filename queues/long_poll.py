@@ -64,7 +64,7 @@ class Poll(Protocol):
     async def undo(self) -> None:
         """Give back what the last attempt took: the client has disconnected."""
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Return when the client disconnects."""
 
 
@@ -241,7 +241,7 @@ class LongPollRegistry:
             waiter.has_missed_call = True
 
     async def _watch(self, poll: Poll, waiter: Waiter) -> None:
-        await poll.disconnected()
+        await poll.wait_for_disconnect()
         waiter.is_disconnected = True
         self._unpark(waiter)
 

@@ -185,7 +185,7 @@ class BeatJob(models.Model):
     error = models.TextField(blank=True)
 
     class Meta:
-        verbose_name = "beat job"
+        verbose_name = "periodic task"
 
     def __str__(self) -> str:
         return self.name

@@ -94,8 +94,8 @@ class ClaimRequest:
         ]
         await asyncio.gather(*calls)
 
-    async def disconnected(self) -> None:
-        await self._request.disconnected()
+    async def wait_for_disconnect(self) -> None:
+        await self._request.wait_for_disconnect()
 
     def _claim_from(self, commands: Sequence[str], wait_ms: int) -> ScriptCall[Claimed]:
         call = services.claim(

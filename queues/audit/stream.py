@@ -1,7 +1,8 @@
 """The events stream in Redis: read entries, acknowledge stored ones, and trim the stream.
 
-All processes use one consumer name. So the next run reads at once the entries that a killed process has read and not
-acknowledged, without waiting for an idle time.
+All processes use the same consumer name. If a process is killed, the next run immediately reads the entries that the
+process did not acknowledge. With separate names, another process could only claim entries that have been idle for some
+time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class StreamState(NamedTuple):
 def survey() -> dict[int, StreamState]:
     """Return the state of each reachable partition that has a stream.
 
-    A stream without the consumer group gets it.
+    Create the consumer group of a stream that does not have it yet.
     """
     states: dict[int, StreamState] = {}
     partitions = connections.reachable_partitions()
@@ -61,9 +62,10 @@ def lag() -> int:
 
 
 def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
-    """Return up to `count` entries of each partition, either NEW or UNACKNOWLEDGED ones.
+    """Return up to `count` entries of each partition.
 
-    Reading 2,000 entries with one command would block Redis for 10 ms, so each round trip reads MAX_ENTRIES.
+    `after` maps a partition to NEW or UNACKNOWLEDGED. Reading 2,000 entries with one command would block Redis for 10
+    ms, so each round trip reads MAX_ENTRIES.
     """
     starts = dict(after)
     entries: dict[int, list[StreamEntry]] = {partition: [] for partition in after}
@@ -92,7 +94,7 @@ def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
     """Return the data that Redis has of the entries' tasks, in one round trip."""
     with connections.client().pipeline(transaction=False) as pipe:
         for entry in entries:
-            # An invalid id reads nothing. `events.parse` raises the error later.
+            # For an invalid id, Redis returns no data. `events.parse` raises the error later.
             root = keys.of_partition(entry.partition).root
             task_id = entry.fields.get(b"id", b"").decode("ascii", "replace")
             pipe.hmget(keys.task(root, task_id), "spec", "max", "answer")
@@ -114,7 +116,7 @@ def acknowledge(entries: Iterable[StreamEntry]) -> None:
 
 
 def drained_until_ms(partition: int) -> int:
-    """Return the time before which everything that ended is in PostgreSQL.
+    """Return a time such that all tasks that ended before it are stored in PostgreSQL.
 
     Cleanup must not remove tasks that ended later.
     """
@@ -132,9 +134,9 @@ def drained_until_ms(partition: int) -> int:
 
 
 def _trim(partitions: Sequence[int]) -> None:
-    """Remove the entries that every group has acknowledged.
+    """Remove the entries that all consumer groups have acknowledged.
 
-    So another reader of the stream, with a group of its own, loses no entry.
+    Another reader of the stream, with its own group, therefore loses no entry.
     """
     with connections.client().pipeline(transaction=False) as pipe:
         for partition, groups in zip(partitions, _read_groups(partitions), strict=True):

