@@ -217,6 +217,10 @@ TOGETHER = {
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
     "tests/queues/test_bloom.py": "bloom",
+    "tests/queues/api/test_artifacts_s3.py": "artifacts_s3",
+    "tests/queues/api/test_codeq_client.py": "codeq_client",
+    "tests/queues/api/test_memory.py": "memory",
+    "tests/queues/api/test_network.py": "network",
 }
 # The longest tests run first. At the end, the other workers would wait for them.
 LONGEST_FIRST = (
