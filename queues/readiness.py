@@ -14,11 +14,11 @@ from core.redis.connections import client, primaries, serving_primaries, settle_
 from queues.engine import script_loader
 
 
-def redis_problem() -> str | None:
-    """Return a problem if Redis cannot serve queues.
+def find_redis_problem() -> str | None:
+    """Return the problem that keeps Redis from serving queues, or None.
 
-    It must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing scripts
-    are loaded. On a cluster every primary is checked; tenants of the others are served all the same.
+    Redis must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing
+    scripts are loaded. On a cluster every primary is checked; if one fails, the tenants of the others are still served.
     """
     try:
         store = client()
@@ -26,7 +26,7 @@ def redis_problem() -> str | None:
         if missing := sorted(primaries(store).keys() - servers.keys()):
             return f"redis: not serving: {', '.join(missing)}"
         for name, server in servers.items():
-            if problem := _server_problem(server):
+            if problem := _find_server_problem(server):
                 return f"{problem} ({name})" if name else problem
         settle_partitions(store)
     except errors.ConfigError as error:
@@ -49,15 +49,15 @@ def allocator_warning(info: Mapping[str, Any]) -> str | None:
     return "redis: its memory allocator is libc, which needs more CPU and memory from day to day; use jemalloc"
 
 
-def _server_problem(server: redis.Redis) -> str | None:
+def _find_server_problem(server: redis.Redis) -> str | None:
     server.ping()
     for script in script_loader.load_all():
         if not server.script_exists(script.sha)[0]:
             server.script_load(script.source)
-    return _durability_problem(server)
+    return _find_durability_problem(server)
 
 
-def _durability_problem(server: redis.Redis) -> str | None:
+def _find_durability_problem(server: redis.Redis) -> str | None:
     persistence = server.info("persistence")
     if persistence.get("loading"):
         return "redis: still loads its data"

@@ -243,7 +243,7 @@ def test_an_unknown_task_id_is_not_found(root: Client, acme: Queue, task_id: str
         ("{", "not JSON"),
         ("null", "got `null`"),
         ("[" * 101 + "]" * 101, "Nested deeper"),
-        ('"' + "x" * 300_000 + '"', "this tenant may send"),
+        ('"' + "x" * 300_000 + '"', "the limit of this tenant"),
     ],
     ids=["no JSON", "null", "too deep", "too long"],
 )

@@ -368,14 +368,14 @@ def claim_or_none(client: TenantClient) -> dict[str, Any] | None:
 def test_every_primary_must_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
         monkeypatch.setattr(readiness, "client", lambda: store)
-        assert readiness.redis_problem() is None
+        assert readiness.find_redis_problem() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, problem in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = readiness.redis_problem() or ""
+                missing = readiness.find_redis_problem() or ""
                 assert missing.startswith(problem)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)

@@ -118,7 +118,7 @@ async def test_a_database_that_is_down_is_named(
     def down() -> str:
         return "database: does not answer"
 
-    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.redis_problem, down))
+    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.find_redis_problem, down))
     assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
 
 
