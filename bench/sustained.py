@@ -24,7 +24,7 @@ from bench.engine import DAY_MS, PAYLOAD
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
 from core.redis.runners import SyncRunner
-from queues.domain import NewResult, NewTask, Status
+from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine import Engine, Options, keys, maintenance_commands, producer_commands, worker_commands
 
 BLOCK = 100_000
@@ -62,7 +62,7 @@ class Subject:
                 ).run_sync()
                 results = [
                     NewResult(
-                        task_id=task.id, status=Status.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token
+                        task_id=task.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token
                     )
                     for task in claimed.tasks
                 ]

@@ -71,7 +71,7 @@ RATES = [
 @pytest.mark.parametrize(("name", "capacity", "rate", "stated_bytes"), SIZES)
 def test_a_filter_has_the_stated_size(name: str, capacity: int, rate: float, stated_bytes: float) -> None:
     one: RotatingFilter = getattr(Filters(), name)
-    assert (one.capacity, one.rate) == (capacity, rate)
+    assert (one.capacity, one.false_positive_rate) == (capacity, rate)
     assert one.size_bytes == pytest.approx(stated_bytes, rel=0.02)
     assert one.size_bytes == pytest.approx(2 * capacity * -math.log(rate) / math.log(2) ** 2 / 8, rel=0.01)
 
