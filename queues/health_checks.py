@@ -15,6 +15,7 @@ from django.conf import settings
 from core.redis.connections import client, primaries
 from queues.audit import stream
 from queues.models import BeatJob, Quarantine
+from queues.readiness import allocator_warning
 
 # A periodic task is late if it has not ended a run for LATE_PERIODS of its periods and for at least MIN_LATE: a long
 # run takes 20 s, and only its end is recorded.
@@ -89,6 +90,9 @@ def redis_servers() -> list[Check]:
             key=lambda check: check.is_well,
         ),
     ]
+    if any(allocator_warning(memory) for memory, _, _ in answers):
+        message = "libc: CPU and memory grow from day to day; use jemalloc"
+        checks.append(Check(name="Allocator", is_well=False, message=message))
     if len(states) > 1:
         silent = ", ".join(sorted(name for name, state in states.items() if not state))
         message = f"no answer from {silent}" if silent else f"{len(states)} primaries answer"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import redis
 
 from core import errors
 from core.conf import conf
+from core.http.health import readiness
 from core.redis.connections import client, primaries, serving_primaries, settle_partitions
 from queues.engine import script_loader
 
@@ -34,6 +38,17 @@ def find_redis_problem() -> str | None:
     return None
 
 
+def allocator_warning(info: Mapping[str, Any]) -> str | None:
+    """Return a warning if the allocator of a Redis fragments under this load (ADR 0016).
+
+    `info` is the section `memory` of INFO.
+    """
+    allocator = conf().redis_allocator or str(info.get("mem_allocator", ""))
+    if allocator != "libc":
+        return None
+    return "redis: its memory allocator is libc, which needs more CPU and memory from day to day; use jemalloc"
+
+
 def _find_server_problem(server: redis.Redis) -> str | None:
     server.ping()
     for script in script_loader.load_all():
@@ -46,7 +61,10 @@ def _find_durability_problem(server: redis.Redis) -> str | None:
     persistence = server.info("persistence")
     if persistence.get("loading"):
         return "redis: still loads its data"
-    if server.info("memory").get("maxmemory_policy", "noeviction") != "noeviction":
+    memory = server.info("memory")
+    warning = allocator_warning(memory)
+    readiness.warnings = {warning} if warning else set()
+    if memory.get("maxmemory_policy", "noeviction") != "noeviction":
         return "redis: maxmemory-policy is not noeviction, so tasks could be evicted"
     if conf().queues.durability == "relaxed":
         return None

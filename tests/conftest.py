@@ -54,6 +54,7 @@ def _set_environment() -> None:
         CELERY_BROKER_URL=_valkey.url.replace("db=0", "db=1"),
         DATABASE_URL=_postgresql.url,
         SECRET_KEY="a-key-that-only-the-tests-use-" + "x" * 32,
+        CODEQ_REDIS_ALLOCATOR=_valkey.allocator.name if _valkey.allocator else "",
     )
 
 
@@ -216,6 +217,10 @@ TOGETHER = {
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
     "tests/queues/test_bloom.py": "bloom",
+    "tests/queues/api/test_artifacts_s3.py": "artifacts_s3",
+    "tests/queues/api/test_codeq_client.py": "codeq_client",
+    "tests/queues/api/test_memory.py": "memory",
+    "tests/queues/api/test_network.py": "network",
 }
 # The longest tests run first. At the end, the other workers would wait for them.
 LONGEST_FIRST = (
