@@ -57,7 +57,7 @@ def as_json(text: str) -> SafeString:
 class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Base class of the audit's pages."""
 
-    nothing = "No task has ended yet. An ended task appears here after a second."
+    empty_text = "No task has ended yet. An ended task appears here after a second."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
@@ -158,7 +158,7 @@ class AttemptAdmin(AuditAdmin):
 class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
-    nothing = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
+    empty_text = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
     list_display = (
         "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
@@ -203,7 +203,7 @@ class QuarantineAdmin(PlatformAdmin):
     readonly_fields = ("created_at",)
     actions = ("retry",)
     action_form = ReasonActionForm
-    nothing = "The quarantine is empty: every entry has been stored."
+    empty_text = "The quarantine is empty: every entry has been stored."
 
     @action(description="Retry storing the selected entries", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
@@ -234,7 +234,7 @@ class QuarantineAdmin(PlatformAdmin):
 class BeatJobAdmin(PlatformAdmin):
     """The last run of every periodic task."""
 
-    nothing = "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
+    empty_text = "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
     list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
 
