@@ -28,7 +28,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     """A problem. `error` repeats `code` for clients of codeQ."""
 
     type: Annotated[str, Meta(description="URI of the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
-    title: Annotated[str, Meta(description="Description of the kind of problem. All problems of a kind have the same.")]
+    title: Annotated[str, Meta(description="Summary of the kind of problem. It does not depend on the request.")]
     status: Annotated[int, Meta(ge=400, le=599, description="The HTTP status.")]
     code: Annotated[str, Meta(description="Stable error code, for programs.", examples=["task_not_found"])]
     error: Annotated[str, Meta(description="The same text as `code`.")]

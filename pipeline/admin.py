@@ -56,7 +56,7 @@ class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
 
 
 class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    empty_text = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
+    empty_message = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
     search_help_text = "Beginning of a command"

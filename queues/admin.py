@@ -26,7 +26,7 @@ from queues.domain import Outcome, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
-SHOWN_CHARS = 64 * 2**10
+MAX_PAYLOAD_CHARS = 64 * 2**10
 STATUS_COLOURS = {
     TaskStatus.COMPLETED: "success", TaskStatus.FAILED: "danger", TaskStatus.CANCELLED: "warning",
     TaskStatus.PENDING: "info", "DEAD LETTER": "danger",
@@ -37,19 +37,19 @@ OUTCOME_COLOURS = {
 }  # fmt: skip
 
 
-def as_json(text: str) -> SafeString:
-    """Return a payload as HTML: JSON is indented, and its numbers are unchanged.
+def payload_html(text: str) -> SafeString:
+    """Return a payload as HTML. JSON is indented; its numbers keep their digits.
 
-    The text is escaped, and cut after `SHOWN_CHARS`.
+    The text is escaped, and truncated to `MAX_PAYLOAD_CHARS`.
     """
     try:
         shown = msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         shown = text
-    rest = f"\n… {len(shown) - SHOWN_CHARS} more characters" if len(shown) > SHOWN_CHARS else ""
+    rest = f"\n… {len(shown) - MAX_PAYLOAD_CHARS} more characters" if len(shown) > MAX_PAYLOAD_CHARS else ""
     return format_html(
         '<pre class="whitespace-pre-wrap break-all overflow-auto" style="max-height: 30rem">{}{}</pre>',
-        shown[:SHOWN_CHARS],
+        shown[:MAX_PAYLOAD_CHARS],
         rest,
     )
 
@@ -57,12 +57,12 @@ def as_json(text: str) -> SafeString:
 class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Base class of the audit's pages."""
 
-    empty_text = "No task has ended yet. An ended task appears here after a second."
+    empty_message = "No task has ended yet. An ended task appears here after a second."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
     search_fields = ("task_id",)
-    search_help_text = "A task's id, or a worker's name, in full."
+    search_help_text = "The complete id of a task, or the complete name of a worker."
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -71,7 +71,7 @@ class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
         return (queryset.filter(self.matches(term)) if term else queryset), False
 
     def matches(self, term: str) -> Q:
-        """Return a condition that an index can answer."""
+        """Return the filter for a search term. Indexes cover it."""
         worker = Q(worker=term)
         try:
             return worker | Q(task_id=uuid.UUID(term))
@@ -126,15 +126,15 @@ class AuditedResultAdmin(AuditAdmin):
 
     @display(description="Payload")
     def payload_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.payload)
+        return payload_html(row.payload)
 
     @display(description="Result")
     def result_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.result)
+        return payload_html(row.result)
 
     @display(description="Artifacts")
     def artifacts_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.artifacts)
+        return payload_html(row.artifacts)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return (*self.readonly_fields, "tenant_slug")
@@ -158,7 +158,7 @@ class AttemptAdmin(AuditAdmin):
 class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
-    empty_text = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
+    empty_message = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
     list_display = (
         "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
@@ -181,7 +181,7 @@ class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 
 
 class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
-    """Base class of pages that belong to the platform, not to a tenant."""
+    """Base class of pages that only superusers see, because their rows belong to no tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return is_active_superuser(request.user)
@@ -194,7 +194,7 @@ class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
 class QuarantineAdmin(PlatformAdmin):
     """Entries that could not be stored.
 
-    Only the platform sees them, since the tenant may be what is wrong.
+    Only superusers see them, because the tenant of an entry may be unknown or wrong.
     """
 
     list_display = ("stream_id", "partition", "reason", "created_at")
@@ -203,14 +203,14 @@ class QuarantineAdmin(PlatformAdmin):
     readonly_fields = ("created_at",)
     actions = ("retry",)
     action_form = ReasonActionForm
-    empty_text = "The quarantine is empty: every entry has been stored."
+    empty_message = "The quarantine is empty: every entry has been stored."
 
     @action(description="Retry storing the selected entries", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
         reason = reason_in(request)
         if not reason:
             self.message_user(
-                request, "Nothing was retried. Give a reason: it is kept with the action.", messages.ERROR
+                request, "No entry was retried. Enter a reason; it is stored with the action.", messages.ERROR
             )
             return
         count = queryset.count()
@@ -234,12 +234,14 @@ class QuarantineAdmin(PlatformAdmin):
 class BeatJobAdmin(PlatformAdmin):
     """The last run of every periodic task."""
 
-    empty_text = "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
-    list_display = ("name", "every_seconds", "ended_at", "took", "outcome", "next_at", "runs", "failures", "error")
+    empty_message = (
+        "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
+    )
+    list_display = ("name", "every_seconds", "ended_at", "duration", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
 
-    @display(description="Took")
-    def took(self, row: BeatJob) -> str:
+    @display(description="Duration")
+    def duration(self, row: BeatJob) -> str:
         return f"{row.duration_ms}\N{NO-BREAK SPACE}ms"
 
     @display(description="Next")

@@ -64,7 +64,7 @@ def load(name: str) -> Script:
     file = _find_file(f"{name}.lua")
     script = build(file.read_text(encoding="utf-8"), file.name)
     if script.name != name:
-        raise ScriptError(f"{file.name} calls itself {script.name}")
+        raise ScriptError(f"{file.name}: the header has the name {script.name}")
     return script
 
 
@@ -111,4 +111,4 @@ def _find_file(path: str) -> Path:
     for directory in DIRECTORIES:
         if (directory / path).is_file():
             return directory / path
-    raise ScriptError(f"{path} is in none of {', '.join(map(str, DIRECTORIES))}")
+    raise ScriptError(f"{path} not found in {', '.join(map(str, DIRECTORIES))}")
