@@ -185,7 +185,7 @@ def test_retry_of_the_quarantine_is_recorded(root: Client) -> None:
     row = QuarantineFactory()
     form = {"action": "retry", "_selected_action": [row.pk]}
     listed = reverse("admin:queues_quarantine_changelist")
-    assert "Give a reason" in root.post(listed, form, follow=True).content.decode()
+    assert "Enter a reason" in root.post(listed, form, follow=True).content.decode()
     assert not LogEntry.objects.exists()
     form["reason"] = "the column is wider now"
     shown = root.post(listed, form, follow=True).content.decode()
