@@ -21,11 +21,11 @@ TENANTS = 200
 DEFAULT_DAYS = 7
 CHARTS = (
     ("ended", "Outcomes", "attempts"),
-    ("waited", "Wait time", "{worst}"),
-    ("ran", "Run time", "{worst}"),
+    ("wait_time", "Wait time", "{worst}"),
+    ("run_time", "Run time", "{worst}"),
     ("workers", "Workers needed", "for a mean wait of at most 60, 10 or 1 s, {worst}"),
-    ("worked", "Worker time", "all queues, per day"),
-    ("answered", "Webhook deliveries", "all queues, attempts"),
+    ("worker_time", "Worker time", "all queues, per day"),
+    ("deliveries", "Webhook deliveries", "all queues, attempts"),
 )
 
 

@@ -448,7 +448,7 @@ def test_the_history_is_drawn_as_charts(log_in: LogIn, acme: str, history: None,
     page.wait_for_url(re.compile(f"tenant={acme}"))
     page.locator("select[name=command]").select_option("resize")
     page.wait_for_url(re.compile("command=resize"))
-    for chart in ("ended", "waited", "ran", "workers", "worked", "answered"):
+    for chart in ("ended", "wait_time", "run_time", "workers", "worker_time", "deliveries"):
         expect(page.locator(f"canvas[data-chart={chart}]")).to_be_visible()
         until(lambda chart=chart: count_drawn_pixels(page, chart) > 500)
     expect(page.get_by_role("region", name="Failures")).to_contain_text("resize: <img src=x onerror=alert(1)>")
@@ -457,7 +457,7 @@ def test_the_history_is_drawn_as_charts(log_in: LogIn, acme: str, history: None,
     page.locator("select[name=days]").select_option("30")
     page.wait_for_url(re.compile("days=30"))
     assert "command=resize" in page.url
-    until(lambda: count_drawn_pixels(page, "waited") > 500)
+    until(lambda: count_drawn_pixels(page, "wait_time") > 500)
 
 
 def tab_to(page: Page, name: str) -> None:

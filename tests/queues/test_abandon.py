@@ -34,7 +34,7 @@ def test_abandoning_the_last_attempt_makes_a_dead_letter(queue: Queue) -> None:
     assert (stored.location, stored.error) == (Location.DLQ_SET, "MAX_ATTEMPTS")
 
 
-def test_only_the_holder_may_abandon(queue: Queue, other_queue: Queue) -> None:
+def test_only_the_lease_owner_can_abandon(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim("w1")
     with pytest.raises(errors.NotLeaseOwner):

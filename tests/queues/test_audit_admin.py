@@ -143,7 +143,7 @@ def test_staff_see_their_tenants_rows_only(staff_of_acme: Client, audited: Audit
     assert staff_of_acme.get(reverse(f"admin:queues_{model}_change", args=[rows[other].pk])).status_code == 302
 
 
-def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> None:
+def test_audit_cannot_be_changed_in_the_admin(root: Client, audited: Audited) -> None:
     row = audited()
     assert root.get(reverse("admin:queues_auditedresult_add")).status_code == 403
     assert (

@@ -24,7 +24,7 @@ def test_a_claim_opens_a_lease(queue: Queue, clock: Clock) -> None:
         Location.INPROG_SET,
         clock.now_ms + 60_000,
     )
-    assert stored.lease_token is None, "only the claimer learns the token"
+    assert stored.lease_token is None, "only the claim returns the token"
 
 
 @pytest.mark.spec("CLM-3", "A claim from an empty queue returns no task, and the time at which the next one is due")
@@ -35,8 +35,8 @@ def test_empty_claim_returns_the_next_due_time(queue: Queue, clock: Clock) -> No
     assert (looked.tasks, looked.next_due_ms) == ([], clock.now_ms + 5_000)
 
 
-@pytest.mark.spec("CLM-3", "A batch claim takes up to a number of tasks, the best first")
-def test_a_batch_claim_takes_the_best_first(queue: Queue) -> None:
+@pytest.mark.spec("CLM-3", "A batch claim takes up to `count` tasks, the highest priority first")
+def test_batch_claim_takes_the_highest_priority_first(queue: Queue) -> None:
     for priority in (0, 9, 4, 9):
         queue.enqueue(str(priority), priority=priority)
     assert [task.priority for task in queue.try_claim(count=3).tasks] == [9, 9, 4]
@@ -93,7 +93,9 @@ def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch:
     assert (stats.delayed, stats.in_progress) == (200, 50)
 
 
-@pytest.mark.spec("CLM-5", "The work of one script is limited: after a number of ghosts the claim continues in another")
+@pytest.mark.spec(
+    "CLM-5", "The work of one script call is limited: after a number of ghosts the claim continues in another call"
+)
 def test_claim_skips_any_number_of_ghosts(queue: Queue, store: redis.Redis) -> None:
     for task in queue.enqueue_many(1000):
         services.cancel(queue.tenant, task.id).run_sync()
@@ -126,7 +128,7 @@ def test_every_claim_has_a_token_of_its_own(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     first = queue.claim(lease_seconds=1)
     clock.advance(1000)
-    queue.try_claim()  # gives it back
+    queue.try_claim()  # returns the expired task to the queue
     clock.advance(1000)
     assert queue.claim().lease_token != first.lease_token
 

@@ -139,11 +139,11 @@ def test_key_can_be_used_again_when_its_task_is_removed(queue: Queue, store: red
 
 
 BAD: dict[str, tuple[dict[str, object], type[errors.CodeqError]]] = {
-    "delay beyond the horizon": ({"delay_ms": 10**15}, errors.InvalidRequest),
-    "moment beyond the horizon": ({"run_at_ms": 253_402_300_799_000}, errors.InvalidRequest),
-    "moment beyond dates": ({"run_at_ms": 10**18}, errors.InvalidRequest),
+    "delay beyond the limit": ({"delay_ms": 10**15}, errors.InvalidRequest),
+    "run time beyond the limit": ({"run_at_ms": 253_402_300_799_000}, errors.InvalidRequest),
+    "run time beyond the year 9999": ({"run_at_ms": 10**18}, errors.InvalidRequest),
     "payload too large": ({"payload": "1" * (256 * 1024 + 1)}, errors.PayloadTooLarge),
-    "payload with half a character": ({"payload": '"\ud800"'}, errors.InvalidRequest),
+    "payload with half a surrogate pair": ({"payload": '"\ud800"'}, errors.InvalidRequest),
 }
 
 

@@ -43,7 +43,7 @@ def test_a_heartbeat_after_the_deadline_is_refused(queue: Queue, clock: Clock, i
         services.heartbeat(queue.tenant, task.id, "w1").run_sync()
 
 
-def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue, clock: Clock) -> None:
+def test_worker_with_an_older_claim_of_the_same_name_is_refused(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     old = queue.claim("pool", lease_seconds=1)
     clock.advance(2000)
@@ -55,7 +55,7 @@ def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue,
     services.heartbeat(queue.tenant, new.id, "pool", token=new.lease_token).run_sync()
 
 
-def test_only_the_holder_may_extend(queue: Queue, other_queue: Queue) -> None:
+def test_only_the_lease_owner_can_extend(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim("w1")
     with pytest.raises(errors.NotLeaseOwner):

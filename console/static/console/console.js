@@ -125,14 +125,14 @@ const INSIGHTS = {
     series: [["completed", "Completed", "green"], ["nacked", "Nacked", "amber"], ["abandoned", "Abandoned", "cyan"], ["expired", "Lease expired", "indigo"], ["failed", "Failed", "red"], ["cancelled", "Cancelled", "grey"]],
     write: (value) => format.count(value),
   },
-  waited: { series: byName(percentiles()), write: (value) => format.duration(value) },
-  ran: { series: byName(percentiles()), write: (value) => format.duration(value) },
+  wait_time: { series: byName(percentiles()), write: (value) => format.duration(value) },
+  run_time: { series: byName(percentiles()), write: (value) => format.duration(value) },
   workers: {
     series: [["within_60s", "60 s", "green"], ["within_10s", "10 s", "amber"], ["within_1s", "1 s", "red"], ["load", "Mean busy workers", "grey"]],
     write: (value) => (Number.isInteger(value) ? format.count(value) : value.toFixed(2)),
   },
-  worked: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], write: (value) => format.duration(value) },
-  answered: {
+  worker_time: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], write: (value) => format.duration(value) },
+  deliveries: {
     type: "bar",
     series: [["delivered", "Delivered", "green"], ["refused", "Refused", "amber"], ["unreachable", "Unreachable", "red"]],
     write: (value) => format.count(value),
