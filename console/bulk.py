@@ -197,7 +197,7 @@ class UndoReplay(OperatorAction):
 
 
 def parse_job(request: HttpRequest, values: Mapping[str, str] | None = None) -> tuple[deadletters.DeadLetterQuery, str]:
-    """Return the filter and the kind of a new bulk job. Raise InvalidRequest if no tenant is selected."""
+    """Return the filter and the kind of a new bulk job, or raise InvalidRequest."""
     values = request.GET if values is None else values
     query = deadletters.parse_query(request, values)
     kind = values.get("kind", "replay")

@@ -230,7 +230,7 @@ def parse_query(request: HttpRequest, values: Mapping[str, str] | None = None) -
 
 
 def describe_error(error: errors.InvalidRequest) -> str:
-    """Return the error's message. If it begins with a field of the API, name the field as on the page."""
+    """Return the error's message, with the page's name of the field instead of the API's."""
     field, separator, message = str(error).partition(": ")
     name = FIELD_NAMES.get(field, field)
     return f"{name[:1].upper()}{name[1:]}{separator}{message}"

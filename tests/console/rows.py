@@ -1,4 +1,7 @@
-"""A row of every model in the admin. A new model needs no code here, because it has a factory."""
+"""A row of every model in the admin.
+
+A new model needs no code here, because it has a factory.
+"""
 
 from __future__ import annotations
 
