@@ -22,7 +22,7 @@ test: $(VENV)/.dev ## run all tests, with a separate Valkey and PostgreSQL (TEST
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q $(TESTS)
 
 .PHONY: test-long
-test-long: $(VENV)/.dev ## run the long tests: 5,000 random days, every crash point, 300 kills, long outages, an hour of API fuzzing
+test-long: $(VENV)/.dev ## run the long tests: 5,000 random histories, every crash point, 300 kills, long outages, an hour of API fuzzing
 	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line: `manage.py help codeq_site` lists the operator's commands."""
+"""Django's command line. `manage.py help` lists the commands by app."""
 
 import os
 import sys

@@ -28,7 +28,7 @@ PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
 
 
 @contextmanager
-def stack(**settings: str) -> Iterator[None]:
+def start_servers(**settings: str) -> Iterator[None]:
     """Start both servers, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
     valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
@@ -74,7 +74,7 @@ def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
         worker_commands.submit(engine(), tid, "w", results, retention_ms=86_400_000).run_sync()
 
 
-def get_tids() -> list[str]:
+def create_tenants() -> list[str]:
     from tenants.models import Tenant
 
     return [Tenant.objects.get_or_create(slug=f"bench-{number}")[0].tid for number in range(TENANTS)]
@@ -86,7 +86,7 @@ def measure_rate(events: int, webhook: str | None) -> float:
 
     best = 0.0
     for _ in range(3):
-        for tid in get_tids():
+        for tid in create_tenants():
             end_tasks(tid, events // TENANTS, webhook)
         started = time.perf_counter()
         stored, _ = periodic_tasks.run_drain(lambda: True, seconds=600)
@@ -109,7 +109,7 @@ def measure_lag(seconds: int) -> float:
 
     def run_tasks() -> None:
         deadline = time.monotonic() + seconds
-        tids = get_tids()
+        tids = create_tenants()
         while time.monotonic() < deadline:
             started = time.monotonic()
             for tid in tids:
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=40_000)
     events = parser.parse_args().events
-    with stack():
+    with start_servers():
         plain_rate = measure_rate(events, None)
         print_row(
             "drain: an attempt and a result for each event",

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from bench.audit import stack
+from bench.audit import start_servers
 from bench.engine import print_row
 from queues.engine import maintenance_commands, producer_commands, worker_commands
 
-MESSAGES = 40  # number of distinct failures
+FAILURES = 40  # number of distinct error messages
 INSERT = """
     INSERT INTO queues_auditedresult (
         task_id, tenant_id, command, priority, payload, status, outcome, is_dead, fingerprint, error, result, artifacts,
@@ -57,7 +57,7 @@ def measure_lists(tid: str, count: int) -> None:
 
     with connection.cursor() as cursor:
         for start in range(0, count, 50_000):
-            cursor.execute(INSERT, [tid, MESSAGES, MESSAGES, start + 1, min(start + 50_000, count)])
+            cursor.execute(INSERT, [tid, FAILURES, FAILURES, start + 1, min(start + 50_000, count)])
         cursor.execute("ANALYZE queues_auditedresult")
     newest = pagination.read_keys(queries.to_row_filter([tid], Filter())).keys[0]
     middle_key = pagination.PageKey(newest.ended_at - timedelta(seconds=count / 4), uuid.UUID(int=0))
@@ -66,7 +66,7 @@ def measure_lists(tid: str, count: int) -> None:
         if state == "vacuumed":
             with connection.cursor() as cursor:
                 cursor.execute("VACUUM (ANALYZE) queues_auditedresult")
-        works: dict[str, Callable[[], Any]] = {
+        measurements: dict[str, Callable[[], Any]] = {
             "groups with trends": lambda: failure_groups.groups([tid]),
             "groups of all tenants": lambda: failure_groups.groups(None),
             "first page of a tenant": lambda: queries.page([tid], Filter()),
@@ -78,7 +78,7 @@ def measure_lists(tid: str, count: int) -> None:
             "a JSON path that matches nothing": lambda: queries.page([tid], Filter(json_path="$.nothing")),
             "the count": lambda: queries.count([tid], Filter()),
         }
-        for name, work in works.items():
+        for name, work in measurements.items():
             seconds = measure_fastest(work)
             print_row(f"{name}, {count:,} dead, {state}", f"{seconds * 1000:,.0f} ms", "<= 1,000 ms", seconds <= 1)
 
@@ -172,13 +172,13 @@ def main() -> None:
     parser.add_argument("--dead", type=int, default=1_000_000)
     parser.add_argument("--replay", type=int, default=100_000)
     options = parser.parse_args()
-    with stack():
+    with start_servers():
         if options.replay:
             measure_replay(options.replay)
         if options.dead:
             from tenants.models import Tenant
 
-            measure_lists(Tenant.objects.get_or_create(slug="graveyard")[0].tid, options.dead)
+            measure_lists(Tenant.objects.get_or_create(slug="bench")[0].tid, options.dead)
 
 
 if __name__ == "__main__":

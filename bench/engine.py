@@ -212,8 +212,8 @@ def measure_bare_commands(bench: Bench, count: int) -> dict[str, float]:
     single = {"enqueue": enqueue, "claim": claim, "submit": lambda: submit(1)}
     in_batches = {"enqueue": enqueue, "claim": claim, "submit, batches of 100": lambda: submit(100)}
     times: dict[str, list[float]] = {}
-    for works in (single, in_batches) * 3:
-        for operation, work in works.items():
+    for operations in (single, in_batches) * 3:
+        for operation, work in operations.items():
             times.setdefault(operation, []).append(bench.script_us(work, repeats=1))
     return {operation: min(values) for operation, values in times.items()}
 
@@ -277,7 +277,7 @@ def measure_claims_of_many_tenants(bench: Bench, tenants: int, claiming: int) ->
 def measure_storms(bench: Bench, count: int) -> None:
     """Expire all leases and make all tasks due at once.
 
-    Measure the time until all can be claimed, and slow scripts.
+    Measure the time until all tasks can be claimed, and count the slow scripts.
     """
     bench.client.flushall()
     bench.engine = Engine(SyncRunner(bench.client), Options(backoff="fixed", backoff_base_ms=1))

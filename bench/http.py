@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 import uvloop
 
-from bench.audit import stack
+from bench.audit import start_servers
 from bench.engine import print_row
 from codeq_site import sockets
 
@@ -251,7 +251,7 @@ def main() -> None:
     # Rate limits are configured so that they are checked, but never reached.
     limits = {"CODEQ_LIMITS_CREATE_PER_SECOND": "1000000", "CODEQ_LIMITS_CLAIM_PER_SECOND": "1000000"}
     with (
-        stack(CODEQ_AUTH_PROVISION_TENANTS="true", **limits),
+        start_servers(CODEQ_AUTH_PROVISION_TENANTS="true", **limits),
         start_web("codeq_site.web") as (port, process),
         start_web("bench.plain") as (plain_port, _),
     ):

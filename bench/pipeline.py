@@ -61,7 +61,7 @@ DUCKDB = {
 
 
 @contextmanager
-def peak_memory() -> Iterator[Callable[[], float]]:
+def record_peak_memory() -> Iterator[Callable[[], float]]:
     """Sample the memory of this process and its children, without shared pages.
 
     Yield a function that returns the peak in GiB.
@@ -87,9 +87,9 @@ def peak_memory() -> Iterator[Callable[[], float]]:
         thread.join()
 
 
-def prepare(at: str, count: int, master: str) -> dict[str, Any]:
+def prepare(directory: str, count: int, master: str) -> dict[str, Any]:
     """Write the facts of `count` attempts to the lake, as the Spark job `attempts` does."""
-    spark, lake = session.start(master), Lake(f"{at}/lake")
+    spark, lake = session.start(master), Lake(f"{directory}/lake")
     shape = HistoryShape(round(count / ATTEMPTS_PER_TASK), days=DAYS, tenants=TENANTS)
     rows = add_rejection_reason(
         generate_history(spark, shape).drop("arrived_at"), schemas.SOURCE, snapshots.ATTEMPTS.day
@@ -102,26 +102,26 @@ def prepare(at: str, count: int, master: str) -> dict[str, Any]:
     return {"rows": lake.manifest(schemas.ATTEMPTS.name).rows}
 
 
-def measure_marts(at: str, count: int, master: str) -> dict[str, Any]:
+def measure_marts(directory: str, count: int, master: str) -> dict[str, Any]:
     started = time.monotonic()
-    with peak_memory() as gib:
-        spark, lake = session.start(master), Lake(f"{at}/lake")
+    with record_peak_memory() as get_peak_gib:
+        spark, lake = session.start(master), Lake(f"{directory}/lake")
         session_started = time.monotonic()
         seconds = {r.job: r.seconds for r in jobs.run(JobContext(spark, lake), MARTS)}
         return {
             "start_s": session_started - started,
             "total_s": time.monotonic() - session_started,
-            "GiB": gib(),
+            "GiB": get_peak_gib(),
             "rows": lake.manifest("attempts").rows,
             "each": seconds,
         }
 
 
-def measure_duckdb(at: str, count: int, master: str) -> dict[str, Any]:
+def measure_duckdb(directory: str, count: int, master: str) -> dict[str, Any]:
     import duckdb as engine
 
-    paths = [path.removeprefix("file://") for path in files(f"{at}/lake", "attempts")]
-    with peak_memory() as gib:
+    paths = [path.removeprefix("file://") for path in files(f"{directory}/lake", "attempts")]
+    with record_peak_memory() as get_peak_gib:
         connection = engine.connect()
         connection.execute("SET TimeZone = 'UTC'")
         started, seconds = time.monotonic(), {}
@@ -129,15 +129,15 @@ def measure_duckdb(at: str, count: int, master: str) -> dict[str, Any]:
         for name, query in DUCKDB.items():
             query_started = time.monotonic()
             connection.execute(f"CREATE OR REPLACE TABLE mart AS {query}")
-            connection.execute(f"COPY mart TO '{at}/duckdb-{name}.parquet'")
+            connection.execute(f"COPY mart TO '{directory}/duckdb-{name}.parquet'")
             seconds[name] = round(time.monotonic() - query_started, 3)
-        return {"total_s": time.monotonic() - started, "GiB": gib(), "each": seconds}
+        return {"total_s": time.monotonic() - started, "GiB": get_peak_gib(), "each": seconds}
 
 
-def measure_ingest(at: str, count: int, master: str) -> dict[str, Any]:
-    from bench.audit import stack
+def measure_ingest(directory: str, count: int, master: str) -> dict[str, Any]:
+    from bench.audit import start_servers
 
-    with stack():
+    with start_servers():
         from pipeline import services
         from tenants.services import create_tenant
 
@@ -149,52 +149,54 @@ def measure_ingest(at: str, count: int, master: str) -> dict[str, Any]:
         with snapshots.hold_snapshot(services.dsn()) as snapshot:
             sources.read(spark, services.dsn(), snapshot, via="python").write.format("noop").mode("overwrite").save()
         read_s = time.monotonic() - started
-        report, facts = jobs.run(JobContext(spark, Lake(f"{at}/ingested"), services.dsn()), ["ingest", "attempts"])
+        report, facts = jobs.run(
+            JobContext(spark, Lake(f"{directory}/ingested"), services.dsn()), ["ingest", "attempts"]
+        )
         assert report.rows_out == facts.rows_out == rows
         return {"rows": rows, "read_s": read_s, "total_s": report.seconds, "facts_s": facts.seconds}
 
 
-def measure_load(at: str, count: int, master: str) -> dict[str, Any]:
-    from bench.audit import stack
+def measure_load(directory: str, count: int, master: str) -> dict[str, Any]:
+    from bench.audit import start_servers
 
     count = min(count, 500_000)
-    with stack(CODEQ_WEB_PORT="18765"):
+    with start_servers(CODEQ_WEB_PORT="18765"):
         from tenants.services import create_tenant, issue_token
 
         create_tenant("bench")
         token = issue_token("bench", "producer")
-        webs = [subprocess.Popen([sys.executable, "-m", "codeq_site.web"]) for _ in range(os.cpu_count() or 1)]
+        processes = [subprocess.Popen([sys.executable, "-m", "codeq_site.web"]) for _ in range(os.cpu_count() or 1)]
         try:
-            spark, lake = session.start(master), Lake(f"{at}/loads")
+            spark, lake = session.start(master), Lake(f"{directory}/loads")
             rows = spark.range(count).selectExpr(
                 "id", "concat('customer-', id % 1000) AS customer", "repeat('x', 80) t"
             )
-            rows.write.mode("overwrite").parquet(f"{at}/dataset.parquet")
+            rows.write.mode("overwrite").parquet(f"{directory}/dataset.parquet")
             target = LoadTarget("http://127.0.0.1:18765", token, "import")
-            result = load(spark, lake, f"{at}/dataset.parquet", target, key="id")
+            result = load(spark, lake, f"{directory}/dataset.parquet", target, key="id")
             assert result.sent == count, result
             return {"rows": count, "total_s": result.seconds}
         finally:
-            for web in webs:
-                web.terminate()
-            for web in webs:
-                web.wait(10)
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(10)
 
 
-def measure_day(at: str, count: int, master: str, top_share: float) -> dict[str, Any]:
+def measure_day(directory: str, count: int, master: str, top_share: float) -> dict[str, Any]:
     """Measure the jobs from files to marts for one day. One tenant has `top_share` of the rows."""
     shape = HistoryShape(round(count / ATTEMPTS_PER_TASK), days=1, tenants=TENANTS, top_share=top_share)
-    with peak_memory() as gib:
-        spark, lake = session.start(master), Lake(f"{at}/{top_share}/lake")
-        generate_history(spark, shape).drop("arrived_at").write.parquet(f"{at}/{top_share}/source")
-        context = JobContext(spark, lake, files=f"{at}/{top_share}/source")
+    with record_peak_memory() as get_peak_gib:
+        spark, lake = session.start(master), Lake(f"{directory}/{top_share}/lake")
+        generate_history(spark, shape).drop("arrived_at").write.parquet(f"{directory}/{top_share}/source")
+        context = JobContext(spark, lake, files=f"{directory}/{top_share}/source")
         seconds = {r.job: r.seconds for r in jobs.run(context, ["ingest", "attempts", *MARTS])}
         parts = lake.manifest("attempts").partitions.values()
         return {
             "rows": sum(part.rows for part in parts),
             "most": max(part.rows for part in parts),
             "total_s": sum(seconds.values()),
-            "GiB": gib(),
+            "GiB": get_peak_gib(),
             "each": seconds,
         }
 
@@ -205,32 +207,33 @@ STEPS = {
     "duckdb": measure_duckdb,
     "ingest": measure_ingest,
     "load": measure_load,
-    "balanced": lambda at, count, master: measure_day(at, count, master, 0),
-    "skewed": lambda at, count, master: measure_day(at, count, master, 0.95),
+    "balanced": lambda directory, count, master: measure_day(directory, count, master, 0),
+    "skewed": lambda directory, count, master: measure_day(directory, count, master, 0.95),
 }
 
 
-def run_step(step: str, at: str, count: int, master: str) -> dict[str, Any]:
+def run_step(step: str, directory: str, count: int, master: str) -> dict[str, Any]:
     """Run a measurement in a separate process. Return its result, the last line of output."""
-    command = [sys.executable, "-m", "bench.pipeline", "--step", step, "--at", at, "--attempts", str(count)]
-    process = subprocess.run(
-        [*command, "--master", master], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = [sys.executable, "-m", "bench.pipeline", "--step", step, "--directory", directory]
+    command += ["--attempts", str(count), "--master", master]
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if process.returncode:
         raise SystemExit(f"{step} failed. To see the error, run: {' '.join(command)}")
     result: dict[str, Any] = json.loads(process.stdout.strip().rpartition("\n")[2])
     return result
 
 
-def print_results(counts: list[int], master: str, selected: list[str], at: str) -> None:
+def print_results(counts: list[int], master: str, selected: list[str], directory: str) -> None:
     if "marts" in selected:
         print("| attempts | session, s | all marts, s | peak, GiB | rows/s | DuckDB, s | peak, GiB |")
         print("|---|---|---|---|---|---|---|")
         per_row: list[float] = []
         for count in counts:
-            run_step("prepare", at, count, master)
-            spark = run_step("marts", at, count, master)
-            duckdb = run_step("duckdb", at, count, master) if has_duckdb() else {"total_s": float("nan"), "GiB": 0.0}
+            run_step("prepare", directory, count, master)
+            spark = run_step("marts", directory, count, master)
+            duckdb = (
+                run_step("duckdb", directory, count, master) if has_duckdb() else {"total_s": float("nan"), "GiB": 0.0}
+            )
             per_row.append(spark["total_s"] / spark["rows"])
             print(
                 f"| {spark['rows']:,} | {spark['start_s']:.1f} | {spark['total_s']:.1f} |"
@@ -239,11 +242,11 @@ def print_results(counts: list[int], master: str, selected: list[str], at: str) 
                 flush=True,
             )
             print("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in spark["each"].items()), flush=True)
-            shutil.rmtree(f"{at}/lake", ignore_errors=True)
+            shutil.rmtree(f"{directory}/lake", ignore_errors=True)
         for smaller, larger, count in zip(per_row, per_row[1:], counts[1:], strict=False):
             print(f"  scaling to {count:,}: {larger / smaller:.2f} x linear (target: at most 1.2)")
     if "skew" in selected:
-        balanced, skewed = (run_step(step, at, counts[0], master) for step in ("balanced", "skewed"))
+        balanced, skewed = (run_step(step, directory, counts[0], master) for step in ("balanced", "skewed"))
         print(
             f"skew: {skewed['rows']:,} attempts of a day, {skewed['most'] / skewed['rows']:.0%} from one tenant:"
             f" {skewed['total_s']:.1f} s and {skewed['GiB']:.2f} GiB; with balanced tenants"
@@ -254,14 +257,14 @@ def print_results(counts: list[int], master: str, selected: list[str], at: str) 
             times = ", ".join(f"{job} {seconds:.1f}" for job, seconds in result["each"].items())
             print(f"  {name}: {times}", flush=True)
     if "ingest" in selected:
-        result = run_step("ingest", at, counts[0], master)
+        result = run_step("ingest", directory, counts[0], master)
         print(
             f"ingest: {result['rows']:,} rows, {result['rows'] / result['total_s']:,.0f} rows/s into the lake,"
             f" {result['rows'] / result['read_s']:,.0f} rows/s read alone (target: 50,000); then to facts in"
             f" {result['facts_s']:.1f} s"
         )
     if "load" in selected:
-        result = run_step("load", at, counts[0], master)
+        result = run_step("load", directory, counts[0], master)
         print(f"load: {result['rows']:,} tasks, {result['rows'] / result['total_s']:,.0f} tasks/s (target: 10,000)")
 
 
@@ -280,18 +283,18 @@ def main() -> None:
         "--attempts", default="1000000,5000000,20000000", help="numbers of attempts, separated by commas"
     )
     parser.add_argument("--master", default="local[*]")
-    parser.add_argument("--at", default="", help="directory for the data (default: a temporary directory)")
+    parser.add_argument("--directory", default="", help="directory for the data (default: a temporary directory)")
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     selected = options.selected or ["marts", "skew", "ingest", "load"]
     counts = [int(number) for number in options.attempts.split(",")]
     if options.step:
-        print(json.dumps(STEPS[options.step](options.at, counts[0], options.master)))
+        print(json.dumps(STEPS[options.step](options.directory, counts[0], options.master)))
         return
-    with tempfile.TemporaryDirectory(prefix="codeq-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="codeq-bench-") as temporary_directory:
         cores = len(os.sched_getaffinity(0))
         print(f"{cores} cores, load {os.getloadavg()[0]:.1f} before, {DAYS} days, {TENANTS} tenants, {options.master}")
-        print_results(counts, options.master, selected, options.at or directory)
+        print_results(counts, options.master, selected, options.directory or temporary_directory)
 
 
 if __name__ == "__main__":

@@ -21,20 +21,20 @@ redis.call('LPUSH', KEYS[2], ARGV[2])
 return 1
 """
 SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_pipe: Any = None
+_connection: Any = None
 
 
 async def enqueue_plain(request: HttpRequest) -> HttpResponse:
-    global _pipe
-    if _pipe is None:
+    global _connection
+    if _connection is None:
         from core.conf import conf
         from core.redis.multiplexed_connection import MultiplexedConnection
 
-        _pipe = MultiplexedConnection(conf().redis_url)
-        await _pipe.send([("SCRIPT", "LOAD", SCRIPT)])
+        _connection = MultiplexedConnection(conf().redis_url)
+        await _connection.send([("SCRIPT", "LOAD", SCRIPT)])
     body = await request.read_body(10**6)  # type: ignore[attr-defined]
     task_id = str(uuid.uuid4())
-    (reply,) = await _pipe.send([("EVALSHA", SHA, 2, f"plain:{{0}}:{task_id}", "plain:{0}:line", body, task_id)])
+    (reply,) = await _connection.send([("EVALSHA", SHA, 2, f"plain:{{0}}:{task_id}", "plain:{0}:queue", body, task_id)])
     assert reply == 1
     return HttpResponse(b'{"id":"%s"}' % task_id.encode(), status=202, content_type="application/json")
 

@@ -15,7 +15,7 @@ import time
 import uuid
 from datetime import UTC, datetime, timedelta
 
-from bench.audit import get_tids, stack
+from bench.audit import create_tenants, start_servers
 from bench.engine import print_row
 
 HOSTS = 20
@@ -70,7 +70,7 @@ def measure(count: int, healthy_port: int, hanging_port: int) -> None:
     from webhooks.models import DeliveryAttempt
     from webhooks.sender import Sender
 
-    tid = get_tids()[0]
+    tid = create_tenants()[0]
     for hosts in (1, HOSTS):
         for number in range(hosts):
             open_deliveries(
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--deliveries", type=int, default=4000)
     count = parser.parse_args().deliveries
     healthy, hanging = start_receiver(), start_receiver(hangs=True)
-    with stack(CODEQ_WEBHOOKS_ALLOW_HOSTS="127.0.0.0/8"):
+    with start_servers(CODEQ_WEBHOOKS_ALLOW_HOSTS="127.0.0.0/8"):
         measure(count, healthy[1], hanging[1])
     for process, _ in (healthy, hanging):
         process.kill()

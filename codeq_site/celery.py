@@ -42,7 +42,7 @@ def configure() -> None:
 
     broker = kombu_url(conf().broker_url) or "redis://127.0.0.1:6379/1"
     app.conf.update(
-        # All three, because Celery itself reads CELERY_BROKER_URL for the first and does not support `unix://`.
+        # Set all three. Otherwise Celery reads CELERY_BROKER_URL itself, and it does not support `unix://`.
         broker_url=broker,
         broker_read_url=broker,
         broker_write_url=broker,
@@ -61,10 +61,10 @@ def configure() -> None:
     )
 
 
-def settle_partitions(**_: object) -> None:
-    """Check the number of partitions when a worker or a beat starts.
+def check_redis(**_: object) -> None:
+    """Check the broker and the number of partitions when a worker or a beat starts.
 
-    If Redis is unavailable, the process starts nevertheless.
+    Exits if one of them is wrong. If Redis is unavailable, the process starts nevertheless.
     """
     from core.conf import conf
     from core.redis import connections as store
@@ -98,7 +98,7 @@ def _check_broker(url: str) -> None:
             )
 
 
-for started in (worker_init, beat_init):
-    started.connect(settle_partitions, weak=False)
+for start_signal in (worker_init, beat_init):
+    start_signal.connect(check_redis, weak=False)
 app.on_configure.connect(lambda **_: configure(), weak=False)
 app.autodiscover_tasks(["queues", "ranked", "webhooks", "pipeline"], related_name="periodic_tasks")

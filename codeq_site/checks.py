@@ -1,21 +1,25 @@
 """System checks of the settings.
 
-Every installation runs `everywhere`; `manage.py check --deploy` also runs `deployed`. The result depends on the
-settings alone. The id of a check is never used for another problem.
+`manage.py check` reports `general_problems`; `manage.py check --deploy` also reports `deployment_problems`. The result
+depends on the settings alone. An id is never reused for another problem.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import redis
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error
 
 from core.conf import Conf, conf, replace_former_names
+from core.errors import ConfigError
+from core.redis.connections import client, primaries
+from queues.readiness import allocator_warning
 
 SECRET_CHARACTERS = 50
 REDIS_SCHEMES = ("redis", "rediss", "unix")
@@ -24,7 +28,7 @@ POSTGRES_SCHEMES = ("postgres", "postgresql")
 NEVER_ALLOWED = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128", "169.254.0.0/16", "fe80::/10")))
 
 
-def everywhere(conf: Conf) -> Iterator[CheckMessage]:
+def general_problems(conf: Conf) -> Iterator[CheckMessage]:
     """Yield the settings that cannot work in any installation."""
     if urlsplit(conf.redis_url).scheme not in ("", *REDIS_SCHEMES):
         yield Error(
@@ -58,7 +62,7 @@ def everywhere(conf: Conf) -> Iterator[CheckMessage]:
         )
 
 
-def deployed(conf: Conf) -> Iterator[CheckMessage]:
+def deployment_problems(conf: Conf) -> Iterator[CheckMessage]:
     """Yield the settings that are convenient for development and not safe in production."""
     if not conf.production:
         yield Error(
@@ -103,8 +107,8 @@ def deployed(conf: Conf) -> Iterator[CheckMessage]:
             hint="Set it to fsync, and set `appendfsync always` in Valkey.",
             id="codeq.E016",
         )
-    yield from _embedded_servers(conf)
-    yield from _risky_networks(conf)
+    yield from _embedded_server_problems(conf)
+    yield from _network_problems(conf)
     if conf.log_level == "DEBUG":
         yield checks.Warning(
             "CODEQ_LOG_LEVEL=DEBUG: libraries log the data that they send and receive.",
@@ -137,7 +141,7 @@ def _servers(url: str) -> set[str]:
     return {host if ":" in host.rpartition("]")[2] else f"{host}:6379" for host in hosts if host}
 
 
-def _embedded_servers(conf: Conf) -> Iterator[CheckMessage]:
+def _embedded_server_problems(conf: Conf) -> Iterator[CheckMessage]:
     urls = {
         "REDIS_URL": conf.redis_url,
         "DATABASE_URL": conf.database_url,
@@ -152,7 +156,7 @@ def _embedded_servers(conf: Conf) -> Iterator[CheckMessage]:
             )
 
 
-def _risky_networks(conf: Conf) -> Iterator[CheckMessage]:
+def _network_problems(conf: Conf) -> Iterator[CheckMessage]:
     for text in conf.webhooks.allow_hosts:
         try:
             network: Any = ipaddress.ip_network(text)
@@ -172,7 +176,7 @@ def _risky_networks(conf: Conf) -> Iterator[CheckMessage]:
             )
 
 
-def former_names(values: Mapping[str, Any]) -> Iterator[CheckMessage]:
+def former_name_warnings(values: Mapping[str, Any]) -> Iterator[CheckMessage]:
     """Yield a warning for each former name in `settings.CODEQ`."""
     _, warnings = replace_former_names(values)
     for text in warnings:
@@ -183,9 +187,29 @@ def former_names(values: Mapping[str, Any]) -> Iterator[CheckMessage]:
 
 @checks.register("codeq")
 def check_settings(**_: object) -> list[CheckMessage]:
-    return [*everywhere(conf()), *former_names(settings.CODEQ)]
+    return [*general_problems(conf()), *former_name_warnings(settings.CODEQ)]
 
 
 @checks.register("codeq", deploy=True)
 def check_deployment(**_: object) -> list[CheckMessage]:
-    return list(deployed(conf()))
+    return list(deployment_problems(conf()))
+
+
+@checks.register("codeq", checks.Tags.database)
+def check_redis(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
+    """Check the running Redis. Only `manage.py check --database default` connects to servers."""
+    if not databases:
+        return []
+    try:
+        servers = primaries(client())
+        warnings = {allocator_warning(server.info("memory")) for server in servers.values()} - {None}
+    except (redis.RedisError, OSError, ConfigError) as error:
+        return [Error(f"Redis does not answer: {type(error).__name__}.", hint="Check REDIS_URL.", id="codeq.E022")]
+    return [
+        checks.Warning(
+            "Redis uses the memory allocator of the C library: it needs more CPU and memory from day to day.",
+            hint="Use a Valkey or Redis built with jemalloc, or preload jemalloc and set CODEQ_REDIS_ALLOCATOR.",
+            id="codeq.W023",
+        )
+        for _ in warnings
+    ]

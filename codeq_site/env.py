@@ -80,9 +80,9 @@ def read_variables(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def for_child(changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process: that of this process with the changes.
+    """Return the environment of this process with changes, for a child process.
 
-    Other names of a changed setting are left out, so that each setting has one name.
+    Variables that set a changed setting under another name are left out.
     """
     paths = names() | {variable(former): path for former, path in FORMER_NAMES.items()}
     changed = {paths.get(name) for name in changes} - {None}
@@ -100,7 +100,7 @@ def _put(values: dict[str, Any], path: str, text: str) -> None:
 
 
 def _add_embedded(values: dict[str, Any]) -> None:
-    """Add what `manage.py up` published for this home, unless the environment sets it."""
+    """Add the values that `manage.py up` published, unless the environment sets them."""
     file = Path(values.get("home", Conf().home)).expanduser() / EMBEDDED_FILE
     try:
         if build(values).production or not file.is_file():

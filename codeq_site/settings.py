@@ -204,14 +204,18 @@ LOGGING = {
     "disable_existing_loggers": False,
     "filters": {
         "request": {"()": "core.request_id.RequestIdFilter"},
-        "refusals": {"()": "core.logging.ClientErrorFilter"},
+        "client_errors": {"()": "core.logging.ClientErrorFilter"},
     },
     "formatters": {
         "text": {"format": "%(asctime)s %(levelname)-7s %(name)s [%(request_id)s] %(message)s"},
         "json": {"()": "core.logging.JsonFormatter"},
     },
     "handlers": {
-        "stderr": {"class": "logging.StreamHandler", "formatter": _conf.log_format, "filters": ["request", "refusals"]},
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": _conf.log_format,
+            "filters": ["request", "client_errors"],
+        },
     },
     "root": {"handlers": ["stderr"], "level": _conf.log_level},
     "loggers": {"django.request": {"level": "ERROR"}},

@@ -1,4 +1,4 @@
-"""Pages that use several apps."""
+"""The endpoint `/metrics`, which uses several apps."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def main() -> None:
         from core.conf import conf
         from core.redis.connections import client, settle_partitions
 
-        # If Redis is unavailable, the process starts nevertheless. /readyz reports it and makes this check later.
+        # If Redis is unavailable, the process starts nevertheless: /readyz reports it, and repeats this check.
         with contextlib.suppress(redis.RedisError, OSError):
             settle_partitions(client())
 
@@ -48,7 +48,7 @@ def main() -> None:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                # Workers poll. A handshake would cost more than the request.
+                # Workers poll repeatedly. A new connection for each request would cost more than the request.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
@@ -84,9 +84,9 @@ def raise_file_limit() -> None:
 
 
 def freeze_imported_objects() -> None:
-    """Exclude the objects that exist after the imports from garbage collection.
+    """Exclude the objects that the imports created from garbage collection.
 
-    They live as long as the process. Without them, the 99th percentile of response times fell from 24 to 5 ms.
+    They live as long as the process. This lowered the 99th percentile of response times from 24 to 5 ms.
     """
     gc.collect()
     gc.freeze()

@@ -17,7 +17,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from core.admin.audit_reason import SavedWithReason
+from core.admin.audit_reason import SaveReasonMixin
 from core.admin.fields import SafeAutocomplete
 from core.admin.mixins import ReadOnlyAdminMixin
 from tenants import scoping
@@ -31,14 +31,14 @@ admin.site.unregister(User)
 admin.site.unregister(Group)
 
 
-class SuperusersOnly(SavedWithReason):
+class SuperusersOnly(SaveReasonMixin):
     """Rows that only superusers may see and change."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return scoping.is_unlimited(request.user)
+        return scoping.is_active_superuser(request.user)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return scoping.is_unlimited(request.user)
+        return scoping.is_active_superuser(request.user)
 
     has_add_permission = has_module_permission
     has_change_permission = has_view_permission

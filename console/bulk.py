@@ -145,7 +145,7 @@ class JobPage(ConsolePage):
         return super().get_context_data(
             title=TITLES[job.kind],
             job=job,
-            undo_until=bulk_jobs.undo_until(job),
+            undo_until=bulk_jobs.recallable_until(job),
             undone_by=find_undo_jobs(job).first(),
             tenant=get_tenant(self.request, tid),
             progress=msgspec.to_builtins(build_page_progress(job)),
@@ -275,7 +275,7 @@ def build_progress(job: BulkJob) -> JobProgress:
 
 def build_page_progress(job: BulkJob) -> JobProgress:
     """Return the job's progress, and whether it can be undone, which only its own page shows."""
-    until = bulk_jobs.undo_until(job)
+    until = bulk_jobs.recallable_until(job)
     is_in_time = until is not None and datetime.now(UTC) < until
     return msgspec.structs.replace(build_progress(job), can_undo=is_in_time and not find_undo_jobs(job).exists())
 

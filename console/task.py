@@ -240,7 +240,7 @@ def _link(tid: str, task_id: str, url: str) -> str:
     if url.startswith(("http://", "https://")):
         return url
     prefix, _, artifact = url.rpartition("/artifacts/")
-    if prefix.endswith(task_id) and artifacts.ID.fullmatch(artifact):
+    if prefix.endswith(task_id) and artifacts.ARTIFACT_ID.fullmatch(artifact):
         return f"{reverse('console:task-artifact')}?{urlencode({'tenant': tid, 'id': task_id, 'artifact': artifact})}"
     return ""
 

@@ -36,14 +36,15 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
+    """A section of the settings."""
 
 
 class Web(Section, frozen=True):
     host: Annotated[
         str,
         Meta(
-            description="Address on which the web processes listen. Set `0.0.0.0` in a container; TLS is the proxy's."
+            description="Address on which the web processes listen. Set `0.0.0.0` in a container. The proxy terminates "
+            "TLS."
         ),
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of the API, its documentation and the console.")] = 8080
@@ -80,8 +81,8 @@ class Web(Section, frozen=True):
     max_waiters: Annotated[
         Count,
         Meta(
-            description="Long polls that one web process holds open at once. Above this number a long poll looks once "
-            "and answers at once, so its client polls instead of waiting. 2,000 idle long polls take about 36 MB."
+            description="Largest number of long polls that one web process holds open. Further ones check once and "
+            "return immediately, so their clients poll instead of waiting. 2,000 idle long polls take about 36 MB."
         ),
     ] = 20_000
     metrics: Annotated[
@@ -100,8 +101,8 @@ class Queues(Section, frozen=True):
             ge=1,
             le=4096,
             description="Number of partitions of the key space; each is one slot of a Redis Cluster. The first "
-            "process that starts on an empty Redis fixes it, and processes with another number refuse to start. On a "
-            "cluster choose about 20 per primary that there may ever be; each costs a few commands a second.",
+            "process that starts on an empty Redis stores it, and processes with another number refuse to start. On a "
+            "cluster choose about 20 per primary of its largest planned size; each costs a few commands a second.",
         ),
     ] = 16
     payload_bytes: Annotated[
@@ -168,8 +169,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Due tasks that one claim makes ready, and expired leases that it returns, before it takes "
-            "tasks. A higher value clears a backlog of them sooner; a lower one keeps each claim short.",
+            description="Largest number of due tasks that one claim makes ready, and of expired leases that it "
+            "returns, before it takes tasks. A higher value clears a backlog sooner; a lower one keeps claims short.",
         ),
     ] = 200
     max_schedule_ahead_seconds: Annotated[
@@ -354,7 +355,7 @@ class TenantLimits(Section, frozen=True):
         bool,
         Meta(
             description="Require the lease token with each heartbeat, result, nack and abandon. Off: the token is "
-            "checked when it is sent."
+            "checked only if it is sent."
         ),
     ] = False
 
@@ -372,12 +373,12 @@ class Webhooks(Section, frozen=True):
         Meta(
             gt=0,
             description="Longest time for one attempt of a delivery, in seconds, from the DNS lookup to the end of the "
-            "answer. A higher value lets a hanging endpoint hold its slots for longer.",
+            "response. A higher value lets a hanging endpoint occupy its slots for longer.",
         ),
     ] = 10.0
     answer_bytes: Annotated[
         Count,
-        Meta(description="Bytes of an endpoint's answer that are read; the rest is not. The first 2 KiB are stored."),
+        Meta(description="Largest number of bytes read from an endpoint's response. The first 2 KiB are stored."),
     ] = 64 * 2**10
     quick_attempts: Annotated[
         int,
@@ -418,8 +419,8 @@ class Webhooks(Section, frozen=True):
         Meta(
             ge=1,
             le=2000,
-            description="Callbacks sent at once to one host for one tenant. This is the part of the slots that a "
-            "hanging host can hold; a higher value sends faster to a single host.",
+            description="Callbacks sent at once to one host for one tenant, and therefore the number of slots that a "
+            "hanging host can occupy. A higher value sends faster to a single host.",
         ),
     ] = 12
     max_unrecorded: Annotated[
@@ -427,9 +428,9 @@ class Webhooks(Section, frozen=True):
         Meta(
             ge=1,
             le=2000,
-            description="Callbacks that may have begun within the last 20 ms without being recorded. It is about the "
-            "number that is sent twice when a worker is killed. A higher value sends faster to quick endpoints and "
-            "repeats more after a crash.",
+            description="Largest number of callbacks, begun in the last 20 ms, that are not recorded yet. About this "
+            "many are sent twice if a worker is killed. A higher value sends faster to quick endpoints and repeats "
+            "more after a crash.",
         ),
     ] = 10
     failures_to_pause: Annotated[
@@ -524,6 +525,13 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "(docs/howto/production.md)."
         ),
     ] = False
+    redis_allocator: Annotated[
+        str,
+        Meta(
+            description="Memory allocator that is preloaded into Redis, such as `jemalloc`. Redis reports the one that "
+            "it was built with, and a warning appears if that is libc's. Empty: what Redis reports."
+        ),
+    ] = ""
     database_url: Annotated[
         str,
         Meta(description="URL of PostgreSQL (14 or newer). Empty: the one that `manage.py up` starts."),
@@ -531,8 +539,8 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     broker_url: Annotated[
         str,
         Meta(
-            description="URL of Celery's broker; not a cluster node. Nothing is lost with the broker. Empty: the one "
-            "that `manage.py up` starts."
+            description="URL of Celery's broker; not a cluster node. If it loses its data, no task is lost. Empty: "
+            "the one that `manage.py up` starts."
         ),
     ] = ""
     artifacts: Annotated[

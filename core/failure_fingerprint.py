@@ -15,8 +15,9 @@ MAX_LENGTH: Final = 200  # characters of a normalised message
 MAX_INPUT_LENGTH: Final = 4_000  # characters of a message that are read, after a traceback is removed
 
 # A traceback up to its last line that is not indented. That line, which is kept, names the error.
-TRACEBACK_REQUIRED: Final = "Traceback "
 TRACEBACK: Final = r"^[\x00-\x20]{0,100}Traceback [^\x00]*\n(?=[^\x00-\x20])"
+# A text that every match of TRACEBACK contains.
+TRACEBACK_REQUIRED: Final = "Traceback "
 # Pattern, replacement, and a text that every match contains: Spark skips the pattern on messages without that text.
 # The leading lookaheads change no match; they fail faster than the pattern that follows.
 STEPS: Final[tuple[tuple[str, str, str], ...]] = (

@@ -28,7 +28,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 CheckAddresses = Callable[[Sequence[Address]], list[Address]]
 
 HEADER_BYTES = 16 * 2**10
-CONNECT_SECONDS = 4.0  # for one address, so that there is time for the second if the first is unreachable
+CONNECT_SECONDS = 4.0  # timeout for one address; leaves time for a second one if the first is unreachable
 RESOLVER_THREADS = 32
 
 
@@ -111,7 +111,13 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     lookup = lookups.get(host)
     if lookup is None:
         lookup = lookups[host] = loop.run_in_executor(_resolver_threads(), _getaddrinfo, host, port)
-        lookup.add_done_callback(lambda done: lookups.pop(host, None) and (done.cancelled() or done.exception()))
+
+        def end(done: asyncio.Future[list[str]]) -> None:
+            lookups.pop(host, None)
+            if not done.cancelled():
+                done.exception()  # mark it as retrieved: asyncio logs a warning otherwise if all callers were cancelled
+
+        lookup.add_done_callback(end)
     return await asyncio.shield(lookup)
 
 

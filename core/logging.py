@@ -29,7 +29,7 @@ class ClientErrorFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Write each record as one JSON object, for messages with any characters."""
+    """Format each record as one JSON object. Characters that UTF-8 cannot encode are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

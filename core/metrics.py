@@ -116,5 +116,5 @@ def scrape() -> bytes:
 # Import prometheus_client's names from here: the directory must be set before its first import.
 __all__ = ["BufferedCounter", "Counter", "GaugeMetricFamily", "Histogram", "at_scrape", "flush", "label", "scrape"]
 
-refusals = Counter("codeq_http_errors_total", "Answers of the API that were problems.", ["status", "code"])
+http_errors = Counter("codeq_http_errors_total", "Error responses of the API.", ["status", "code"])
 rate_limit_hits = Counter("codeq_rate_limit_hits_total", "Requests refused with 429.", ["scope"])

@@ -1,6 +1,6 @@
-"""The lock that lets one run of a periodic task work at a time.
+"""A lock that prevents concurrent runs of a periodic task.
 
-The lock saves work; it guarantees nothing. A process that was frozen until its lock expired may wake up and run beside
+It avoids duplicate work but guarantees nothing: a process that was frozen until its lock expired may continue beside
 the next run. Every periodic task is therefore safe on its own (unique rows, reservations, atomic scripts).
 """
 
@@ -13,9 +13,14 @@ import redis.exceptions
 from redis.lock import Lock
 
 from core.redis.connections import client, reachable_partitions
-from core.redis.locks import lock_key
+from core.redis.partitions import partition_root
 
 log = logging.getLogger(__name__)
+
+
+def lock_key(task_name: str, partition: int = 0) -> str:
+    """Return the key of a periodic task's lock."""
+    return f"{partition_root(partition)}lock:{task_name}"
 
 
 class PeriodicTaskLock:
@@ -34,7 +39,7 @@ class PeriodicTaskLock:
         """Return the lock, or None while another run holds it.
 
         The lock is kept in the first reachable partition, so that no periodic task stops because one primary of a
-        cluster is down. Two processes that disagree about which partition that is both run.
+        cluster is down. If two processes disagree about which partition is the first, both run.
         """
         partitions = reachable_partitions()
         key = lock_key(task_name, partitions[0] if partitions else 0)

@@ -19,7 +19,7 @@ def copy_rows(table: str, columns: Mapping[str, str], rows: Iterable[Sequence[An
     """
     names = ", ".join(columns)
     with connection.cursor() as cursor, connection.wrap_database_errors:
-        # Dropped with the transaction: no state stays in the session, so a connection pooler may stand in between.
+        # The table is dropped with the transaction. No state stays in the session, so a connection pooler may be used.
         cursor.execute(f"CREATE TEMP TABLE incoming ON COMMIT DROP AS SELECT {names} FROM {table} WITH NO DATA")  # noqa: S608
         with cursor.copy(f"COPY incoming ({names}) FROM STDIN (FORMAT binary)") as copy:
             copy.set_types(list(columns.values()))

@@ -27,12 +27,12 @@ DETAIL_CHARACTERS = 400
 class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """A problem. `error` repeats `code` for clients of codeQ."""
 
-    type: Annotated[str, Meta(description="Names the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
-    title: Annotated[str, Meta(description="The kind of problem in words; the same every time.")]
+    type: Annotated[str, Meta(description="URI of the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
+    title: Annotated[str, Meta(description="Summary of the kind of problem. It does not depend on the request.")]
     status: Annotated[int, Meta(ge=400, le=599, description="The HTTP status.")]
-    code: Annotated[str, Meta(description="The stable word to switch on.", examples=["task_not_found"])]
+    code: Annotated[str, Meta(description="Stable error code, for programs.", examples=["task_not_found"])]
     error: Annotated[str, Meta(description="The same text as `code`.")]
-    detail: Annotated[str, Meta(description="The problem with this request.")]
+    detail: Annotated[str, Meta(description="Description of this problem.")]
     request_id: Annotated[str, Meta(description="The `X-Request-Id` of this request.")]
     retry_after_seconds: Annotated[int | None, Meta(description="When to try again.")] = None
 
@@ -50,7 +50,7 @@ def from_exception(error: BaseException) -> CodeqError:
         return errors.InvalidRequest("The body is not valid UTF-8.")
     if isinstance(error, RecursionError):
         return errors.InvalidRequest("The body is nested too deeply.")
-    # After a time-out the operation may have been carried out all the same.
+    # Redis may have executed the command even if its answer timed out.
     if isinstance(error, (redis.exceptions.RedisError, TimeoutError, ConnectionError)):
         log.warning("a server did not answer: %s", type(error).__name__)
         return errors.Unavailable(retry_after_seconds=1)
@@ -110,7 +110,7 @@ def problem_response(error: BaseException) -> HttpResponse:
         raise error
     known = from_exception(error)
     problem = describe(known)
-    metrics.refusals.labels(known.status, known.code).inc()
+    metrics.http_errors.labels(known.status, known.code).inc()
     response = HttpResponse(msgspec.json.encode(problem), status=known.status, content_type=MEDIA_TYPE)
     if problem.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(problem.retry_after_seconds)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADERS = (b"traceparent", b"tracestate")
-# In these operations the task's parent is the span made here, not the caller's.
+# In these operations the parent span of the task is the one created here, not the caller's.
 ENQUEUE_OPERATIONS = ("enqueue", "enqueue_batch")
 
 
@@ -57,7 +57,10 @@ def tracer() -> Tracer | None:
 
 
 def traced(router: Router) -> Application:
-    """Return the application with a span for each request, or as it is if traces are off."""
+    """Wrap the router in an application that records a span for each request.
+
+    Return the router itself if traces are off.
+    """
     active_tracer = tracer()
     if active_tracer is None:
         return router
@@ -69,7 +72,7 @@ def traced(router: Router) -> Application:
 
 @contextmanager
 def span(name: str, parent: str, state: str) -> Iterator[tuple[str, str]]:
-    """Make an outgoing call a span of its task's trace; yields the trace context to send."""
+    """Record an outgoing call as a span of its task's trace. Yield the trace context to send."""
     active_tracer = tracer()
     if active_tracer is None:
         yield parent, state
@@ -100,14 +103,14 @@ def _traced_requests(active_tracer: Tracer, router: Router) -> Application:
             attributes={"http.request.method": scope["method"][:16], "http.route": route},
         ) as current:
 
-            async def send_and_note(message: Message) -> None:
+            async def send_and_record(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     current.set_attribute("http.response.status_code", message["status"])
                     if message["status"] >= 500:
                         current.set_status(Status(StatusCode.ERROR))
                 await send(message)
 
-            await router(scope, receive, send_and_note)
+            await router(scope, receive, send_and_record)
 
     return application
 
@@ -129,7 +132,7 @@ def _traced_handler(active_tracer: Tracer, name: str, handler: Any) -> Any:
             if name in ENQUEUE_OPERATIONS:
                 context = _inject_context()
                 for header in HEADERS:
-                    view.request.received[header] = context.get(header.decode(), "").encode()
+                    view.request.raw_headers[header] = context.get(header.decode(), "").encode()
             return await handler(view, caller, **arguments)
 
     return run
@@ -151,7 +154,7 @@ def _inject_context() -> dict[str, str]:
 
 
 def _route(path: str) -> str:
-    """Return the route of a path. The path itself would give every id a span name of its own."""
+    """Return the route of a path: with the path itself, every id would be a new span name."""
     try:
         return "/" + get_resolver().resolve(path).route.replace("<str:", "{").replace(">", "}")
     except Resolver404:

@@ -2,7 +2,7 @@
 
 Tenants choose the URLs of webhooks, so a URL is checked twice: `check_url` checks its text when it is registered, and
 `check_resolved` checks the addresses that its host name resolves to before each call. Operators choose the URLs of key
-sets, which may be in a private network: `check_operator_addresses` refuses only what no such URL needs.
+sets, which may be in a private network: `check_operator_addresses` refuses only addresses in ALWAYS_BLOCKED.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ ALWAYS_BLOCKED = tuple(
         ),
     )
 )
-# Ports of services that might interpret an HTTP request as their own protocol: the list that browsers block, and the
-# databases and control planes that it lacks.
+# Ports of services that might interpret an HTTP request as their own protocol: the ports that browsers block, and
+# those of databases and control planes.
 BLOCKED_PORTS = frozenset(
     {
         1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109,
@@ -83,7 +83,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
     host: str  # lower case; an IPv6 address without brackets
     port: int
     path: str  # with the query string
-    literal: Address | None = None
+    literal: Address | None = None  # the host, if it is an IP address
 
     @property
     def authority(self) -> str:
@@ -93,7 +93,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
     @property
     def host_and_port(self) -> str:
-        """Host and port, the unit of circuits and slots."""
+        """Host and port. Circuits and slots are counted by this text."""
         return f"{self.host}:{self.port}"
 
     @property

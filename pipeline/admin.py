@@ -25,7 +25,7 @@ from pipeline.models import (
     WebhookHealth,
 )
 from tenants.models import Tenant
-from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
 STATE_COLOURS = {
     RunLog.JobState.SUCCEEDED: "success", RunLog.JobState.RUNNING: "info", RunLog.JobState.FAILED: "danger",
@@ -45,10 +45,10 @@ class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
     ordering = ("-started_at",)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     @display(description="State", label=STATE_COLOURS, ordering="state")
     def state_label(self, row: RunLog) -> str:
@@ -56,7 +56,7 @@ class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
 
 
 class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    nothing = (
+    empty_message = (
         "No history yet. A periodic task runs the pipeline every hour. To run it now: python manage.py pipeline run"
     )
     list_filter = (TenantFilter,)

@@ -24,9 +24,9 @@ from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, TaskStatus
 from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
-from tenants.scoping import TenantFilter, TenantScopedAdmin, is_unlimited
+from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
-SHOWN_CHARS = 64 * 2**10
+MAX_PAYLOAD_CHARS = 64 * 2**10
 STATUS_COLOURS = {
     TaskStatus.COMPLETED: "success", TaskStatus.FAILED: "danger", TaskStatus.CANCELLED: "warning",
     TaskStatus.PENDING: "info", "DEAD LETTER": "danger",
@@ -37,19 +37,19 @@ OUTCOME_COLOURS = {
 }  # fmt: skip
 
 
-def as_json(text: str) -> SafeString:
-    """Return a payload as HTML: JSON is indented, and its numbers are unchanged.
+def payload_html(text: str) -> SafeString:
+    """Return a payload as HTML. JSON is indented; its numbers keep their digits.
 
-    The text is escaped, and cut after `SHOWN_CHARS`.
+    The text is escaped, and truncated to `MAX_PAYLOAD_CHARS`.
     """
     try:
         shown = msgspec.json.format(text, indent=2)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         shown = text
-    rest = f"\n… {len(shown) - SHOWN_CHARS} more characters" if len(shown) > SHOWN_CHARS else ""
+    rest = f"\n… {len(shown) - MAX_PAYLOAD_CHARS} more characters" if len(shown) > MAX_PAYLOAD_CHARS else ""
     return format_html(
         '<pre class="whitespace-pre-wrap break-all overflow-auto" style="max-height: 30rem">{}{}</pre>',
-        shown[:SHOWN_CHARS],
+        shown[:MAX_PAYLOAD_CHARS],
         rest,
     )
 
@@ -57,7 +57,7 @@ def as_json(text: str) -> SafeString:
 class AuditAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     """Base class of the audit's pages."""
 
-    nothing = "No task has ended yet. An ended task appears here after a second."
+    empty_message = "No task has ended yet. An ended task appears here after a second."
     list_select_related = ("tenant",)
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
@@ -71,7 +71,7 @@ class AuditAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
         return (queryset.filter(self.matches(term)) if term else queryset), False
 
     def matches(self, term: str) -> Q:
-        """Return a condition that uses an index."""
+        """Return the filter for a search term. Indexes cover it."""
         worker = Q(worker=term)
         try:
             return worker | Q(task_id=uuid.UUID(term))
@@ -137,15 +137,15 @@ class AuditedResultAdmin(AuditAdmin):
 
     @display(description="Payload")
     def payload_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.payload)
+        return payload_html(row.payload)
 
     @display(description="Result")
     def result_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.result)
+        return payload_html(row.result)
 
     @display(description="Artifacts")
     def artifacts_shown(self, row: AuditedResult) -> SafeString:
-        return as_json(row.artifacts)
+        return payload_html(row.artifacts)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return (*self.readonly_fields, "tenant_slug")
@@ -169,7 +169,7 @@ class AttemptAdmin(AuditAdmin):
 class QueuePolicyAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
-    nothing = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
+    empty_message = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
     list_display = (
         "queue", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
@@ -194,20 +194,20 @@ class QueuePolicyAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
 
 
 class PlatformAdmin(ReadOnlyAdminMixin, ModelAdmin):
-    """Base class of pages that belong to the platform, not to a tenant."""
+    """Base class of pages that only superusers see, because their rows belong to no tenant."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return is_unlimited(request.user)
+        return is_active_superuser(request.user)
 
 
 @admin.register(Quarantine)
 class QuarantineAdmin(PlatformAdmin):
     """Entries that could not be stored.
 
-    Only superusers see them, because the tenant in an entry may be wrong.
+    Only superusers see them, because the tenant of an entry may be unknown or wrong.
     """
 
     list_display = ("stream_id", "partition", "reason", "created_at")
@@ -216,14 +216,14 @@ class QuarantineAdmin(PlatformAdmin):
     readonly_fields = ("created_at",)
     actions = ("retry",)
     action_form = ReasonActionForm
-    nothing = "The quarantine is empty: every entry has been stored."
+    empty_message = "The quarantine is empty: every entry has been stored."
 
     @action(description="Retry storing the selected entries", permissions=["view"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Quarantine]) -> None:
         reason = reason_in(request)
         if not reason:
             self.message_user(
-                request, "Nothing was retried. Enter a reason; it is kept in the history.", messages.ERROR
+                request, "No entry was retried. Enter a reason; it is kept in the history.", messages.ERROR
             )
             return
         count = queryset.count()
@@ -247,7 +247,9 @@ class QuarantineAdmin(PlatformAdmin):
 class BeatJobAdmin(PlatformAdmin):
     """The last run of every periodic task."""
 
-    nothing = "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
+    empty_message = (
+        "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
+    )
     list_display = ("name", "period", "ended_at", "duration", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
 

@@ -1,4 +1,4 @@
-"""The decorator of periodic tasks: one run at a time, the last run on record."""
+"""The decorator of periodic tasks. It prevents concurrent runs and records the last run."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ def enqueue(engine: Engine, tid: str, name: str, entries: Sequence[tuple[str, in
         lambda reply: [outcome == 1 for outcome in reply],
         queue=_queue_key(engine, tid, name),
         clock=engine.clock_argument(),
-        args=[word for entry in entries for word in entry],
+        args=[arg for entry in entries for arg in entry],
     )
 
 
 def dequeue(
     engine: Engine, tid: str, name: str, holder: str, *, lock_seconds: int, skip: int = 0
 ) -> ScriptCall[str | None]:
-    """Lock the first ready entry without a lock. Return its id, or None if there is none.
+    """Lock the first ready entry that is not locked. Return its id, or None without one.
 
     `skip` is the number of ready entries that are known to be locked. A call searches CHUNK entries; if all of them are
     locked, the next call continues behind them.
@@ -96,7 +96,7 @@ def is_locked(engine: Engine, tid: str, name: str, task_id: str) -> ScriptCall[b
 
 
 def _prepare_for_holder(engine: Engine, script_name: str, tid: str, name: str, **arguments: Any) -> ScriptCall[bool]:
-    """Return the call of a script that answers 1 if the holder has the lock, and 0 otherwise."""
+    """Return the call of a script that returns 1 if the holder has the lock, and 0 otherwise."""
     queue, clock = _queue_key(engine, tid, name), engine.clock_argument()
     return engine.prepare(script_name, bool, queue=queue, clock=clock, **arguments)
 

@@ -16,7 +16,7 @@ from ranked.models import RankedEntry
 def waiting_entries(until: float) -> Iterator[GaugeMetricFamily]:
     """Yield the number of entries that Redis does not have yet.
 
-    Without the database, the scrape goes on without this gauge.
+    If the database is unavailable, the scrape omits this gauge.
     """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()

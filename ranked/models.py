@@ -17,7 +17,7 @@ class RankedEntry(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        # The name of the table since before ranked queues were an app.
+        # The table keeps its name from when the model was in the app `queues`.
         db_table = "queues_rankedentry"
         verbose_name_plural = "ranked entries"
 

@@ -7,7 +7,7 @@ from queues.periodic import periodic_task
 from ranked import services
 
 
-# The task keeps the name it had when ranked queues were part of the queues app: messages cross during an upgrade.
+# The task keeps its name from the app `queues`, because during an upgrade processes of both releases exchange messages.
 @periodic_task("queues.ranked")
 def sweep(lock: PeriodicTaskLock) -> str:
     """Enqueue the entries that Redis could not store when their transactions committed."""

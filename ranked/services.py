@@ -4,8 +4,8 @@
 Redis is down or the process dies first, the periodic task `sweep` moves it. So a failure of Redis never fails the
 transaction, and a transaction that is rolled back enqueues nothing.
 
-If a reply of Redis is lost, an entry moves twice: one that is still ready keeps its position, and one that was finished
-in the meantime is served again.
+If the reply of Redis is lost, the entry is moved again. If it is still ready, it keeps its position. If it was finished
+in the meantime, it is served again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rank(IntEnum):
 
 
 class RankedQueue:
-    """A ranked queue as one worker uses it. `holder` identifies the worker in its locks.
+    """A ranked queue for the use of one worker. `holder` identifies the worker in its locks.
 
     Create one object per worker thread; it is cheap and holds no connection. All methods except `enqueue` raise
     Unavailable if Redis does not answer.
@@ -69,7 +69,7 @@ class RankedQueue:
         row = RankedEntry.objects.create(
             tenant_id=self.tid, queue=self.name, task_id=_check_task_id(task_id), rank=int(priority)
         )
-        # A lambda: a robust hook that fails is logged by its __qualname__, which a partial does not have.
+        # Not a partial: Django logs the __qualname__ of a robust hook that fails, which a partial does not have.
         transaction.on_commit(lambda: _try_to_move_to_redis(self.tid, self.name, row.pk), robust=True)
 
     def dequeue(self) -> str | None:
@@ -125,11 +125,11 @@ class RankedQueue:
         return ranked_engine.size(engine(), self.tid, self.name).run_sync()
 
 
-def sweep(may_go_on: Callable[[], bool]) -> int:
+def sweep(may_continue: Callable[[], bool]) -> int:
     """Move the entries of the table to Redis, oldest first. Return their number.
 
-    `may_go_on` is checked before each queue. A queue that Redis refuses, for example because its key has another type,
-    is logged and does not stop the others.
+    `may_continue` is called before each queue. If Redis rejects the entries of a queue, for example because its key has
+    another type, the error is logged and the other queues are processed.
     """
     moved, last_pk = 0, 0
     while rows := list(RankedEntry.objects.filter(pk__gt=last_pk).order_by("pk")[:CHUNK]):
@@ -139,21 +139,21 @@ def sweep(may_go_on: Callable[[], bool]) -> int:
             pks_by_queue[str(row.tenant_id), row.queue].append(row.pk)
         reachable = set(reachable_tenants(tid for tid, _ in pks_by_queue))
         for (tid, name), pks in pks_by_queue.items():
-            if not may_go_on():
+            if not may_continue():
                 return moved
             if tid not in reachable:
                 continue
             try:
                 moved += _move_to_redis(tid, name, pks)
             except redis.exceptions.ResponseError:
-                log.exception("ranked queue %s of tenant %s: Redis refuses its entries", name, tid)
+                log.exception("ranked queue %s of tenant %s: Redis rejects its entries", name, tid)
     return moved
 
 
 def _move_to_redis(tid: str, name: str, pks: Sequence[int]) -> int:
     """Enqueue rows and delete them. Return their number.
 
-    Rows that another process is moving are left to it.
+    Rows that another process is moving at the same time are skipped.
     """
     with transaction.atomic():
         rows = list(RankedEntry.objects.select_for_update(skip_locked=True).filter(pk__in=pks).order_by("pk"))

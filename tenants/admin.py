@@ -81,12 +81,12 @@ class TenantAdmin(TenantScopedAdmin):
     def has_suspend_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         tid = self.tid_of(obj)
         is_active = Tenant.objects.filter(pk=tid, status=Tenant.Status.ACTIVE).exists()
-        return scoping.is_unlimited(request.user) and is_active
+        return scoping.is_active_superuser(request.user) and is_active
 
     def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         tid = self.tid_of(obj)
         is_suspended = Tenant.objects.filter(pk=tid, status=Tenant.Status.SUSPENDED).exists()
-        return scoping.is_unlimited(request.user) and is_suspended
+        return scoping.is_active_superuser(request.user) and is_suspended
 
     def has_secrets_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return scoping.has_role(request.user, self.tid_of(obj), Role.ADMIN)
@@ -128,7 +128,7 @@ class TenantAdmin(TenantScopedAdmin):
             tenant = Tenant.objects.get(pk=object_id)
             row = services.rotate_signing_secret(tenant.slug)
             self.log_change(request, tenant, f"New signing secret {row}: {form.cleaned_data['reason']}")
-        # Not as a message: Django stores messages in a cookie or the session.
+        # Do not use Django's messages, which are stored in a cookie or the session.
         response = HttpResponse(
             format_html(
                 '<div id="dialog-form" class="my-6"><p class="mb-2">Copy the secret now. It is not shown again.</p>'
@@ -174,7 +174,7 @@ class TenantIssuerAdmin(TenantScopedAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         # The servers fetch this URL from inside the network, so only superusers may set it.
-        return () if scoping.is_unlimited(request.user) else ("jwks_url",)
+        return () if scoping.is_active_superuser(request.user) else ("jwks_url",)
 
 
 @admin.register(SigningSecret)

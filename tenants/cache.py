@@ -84,8 +84,8 @@ class TenantCache:
     def register_loader(self, name: str, loader: Loader) -> None:
         """Cache another app's data of every tenant under this name.
 
-        A database trigger must change the tenant's row whenever the data changes, as for the issuers. The data is
-        read after the row, so it is never older than the row.
+        A database trigger must change the tenant's row whenever the data changes, as the trigger of the issuers does.
+        The data is read after the row, so it is never older than the row.
         """
         self._loaders[name] = loader
 
@@ -109,7 +109,7 @@ class TenantCache:
         return None if entry is None else entry.tenant
 
     def find_by_tid(self, tid: str) -> TenantSnapshot | None:
-        """Return the tenant with this id, or None. Like `find`."""
+        """Return the tenant with this id, or None. Blocks and raises like `find`."""
         slug = self._slugs.get(tid)
         if slug is None:
             self._load([tid])
@@ -117,7 +117,7 @@ class TenantCache:
         return None if slug is None else self.find(slug)
 
     def find_issuer(self, slug: str, name: str) -> Issuer | None:
-        """Return the tenant's issuer with this name, or None. Like `find`."""
+        """Return the tenant's issuer with this name, or None. Blocks and raises like `find`."""
         entry = self._find_entry(slug)
         for issuer in entry.issuers if entry is not None else ():
             if issuer.name == name:
@@ -222,7 +222,7 @@ class TenantCache:
                 former_slug = self._slugs.get(tid)
                 former = None if former_slug is None else self._by_slug.get(former_slug)
                 # Two threads may have read the row before and after a change. The older state must not replace the
-                # newer one, in whichever order they get here.
+                # newer one, even if it arrives later.
                 if former is not None and former.version >= entry.version:
                     continue
                 if former_slug is not None and former_slug != slug:

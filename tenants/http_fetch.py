@@ -47,7 +47,7 @@ def fetch_json(url: str, *, deadline_seconds: float = DEADLINE_SECONDS, max_byte
         response = asyncio.run(
             http_client.request(
                 "GET",
-                _target(url),
+                _parse_target(url),
                 {"Accept": "application/json", "Accept-Encoding": "identity"},
                 check=check_operator_addresses,
                 deadline_seconds=deadline_seconds,
@@ -70,7 +70,7 @@ def fetch_json(url: str, *, deadline_seconds: float = DEADLINE_SECONDS, max_byte
         raise FetchError("the document is not JSON") from error
 
 
-def _target(url: str) -> UrlTarget:
+def _parse_target(url: str) -> UrlTarget:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if not host.isascii():

@@ -91,9 +91,9 @@ class Tenant(models.Model):
 
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
-    # A trigger sets both at every change of the row or of its issuers, including changes made in SQL, and `TenantCache`
-    # polls them: the transaction that made the change, and the number of changes. A time instead of the transaction
-    # would miss a change that commits late.
+    # A trigger sets both at every change of the row or of its issuers, including changes made in SQL. `changed` is the
+    # id of the transaction; `TenantCache` polls it instead of a time, which would miss a change that commits late.
+    # `version` is the number of changes.
     changed = models.BigIntegerField(default=0, editable=False, db_index=True)
     version = models.BigIntegerField(default=0, editable=False)
 

@@ -36,7 +36,7 @@ class IsWorker(HasRole):
     roles = frozenset({CallerRole.WORKER})
 
 
-class IsEither(HasRole):
+class IsProducerOrWorker(HasRole):
     message = "This operation requires a producer's or a worker's token."
     roles = frozenset({CallerRole.PRODUCER, CallerRole.WORKER})
 
@@ -50,7 +50,7 @@ class IsAdmin(HasRole):
 def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the permission class it returns
     """Return the permission class that requires a scope in a worker's token.
 
-    Scopes of other tokens do not count.
+    A token without the worker role is refused even if it has the scope.
     """
 
     class ScopePermission(BasePermission):
@@ -64,7 +64,7 @@ def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the pe
 
 
 def commands_for(caller: Caller, requested: Sequence[str] | None) -> list[str]:
-    """Return the requested commands, or without a request all commands of the token.
+    """Return the commands to claim: the requested ones, or by default all of the token.
 
     `["*"]` stands for every queue of the tenant and requires a token with `*`. Raises Forbidden for a command that the
     token does not allow.

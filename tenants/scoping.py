@@ -12,7 +12,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from core.admin.audit_reason import DeletedWithReason, SavedWithReason
+from core.admin.audit_reason import DeleteReasonMixin, SaveReasonMixin
 from core.admin.fields import SafeAutocomplete
 from tenants.models import Tenant, TenantMembership
 
@@ -21,8 +21,8 @@ _RANK = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 User = AbstractBaseUser | AnonymousUser
 
 
-def is_unlimited(user: User) -> bool:
-    """Whether the user may see every tenant."""
+def is_active_superuser(user: User) -> bool:
+    """Whether the user is an active superuser, who may see and change every tenant."""
     return bool(user.is_active and getattr(user, "is_superuser", False))
 
 
@@ -39,8 +39,8 @@ def roles_of(user: User) -> dict[str, Role]:
 
 
 def tids_of(user: User, min_role: Role = Role.VIEWER) -> list[str] | None:
-    """Return the tids of the tenants for which the user has at least this role; None if all."""
-    if is_unlimited(user):
+    """Return the ids of the tenants for which the user has at least this role; None means all."""
+    if is_active_superuser(user):
         return None
     return [tid for tid, role in roles_of(user).items() if _RANK[role] >= _RANK[min_role]]
 
@@ -102,7 +102,7 @@ class AllowlistedFilters:
         return bool(super().lookup_allowed(lookup, value, request))  # type: ignore[misc]
 
 
-class TenantScopedAdmin(AllowlistedFilters, SafeAutocomplete, SavedWithReason, DeletedWithReason):
+class TenantScopedAdmin(AllowlistedFilters, SafeAutocomplete, SaveReasonMixin, DeleteReasonMixin):
     """A model admin for rows that belong to a tenant.
 
     Memberships decide who may use its views, actions and form fields. Django's permissions have no effect.
@@ -139,7 +139,7 @@ class TenantScopedAdmin(AllowlistedFilters, SafeAutocomplete, SavedWithReason, D
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         if self.change_role is None:
-            return is_unlimited(request.user)
+            return is_active_superuser(request.user)
         return has_role(request.user, self.tid_of(obj), self.change_role)
 
     def has_add_permission(self, request: HttpRequest) -> bool:

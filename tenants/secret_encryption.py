@@ -34,7 +34,7 @@ def decrypt(sealed: str) -> bytes:
 
 
 def encrypted_columns() -> list[tuple[type[Model], str]]:
-    """Return the columns with encrypted secrets: those of any app whose name ends in `sealed`."""
+    """Return the columns of all apps that hold encrypted secrets: their names end in `sealed`."""
     return [
         (model, field.name)
         for model in apps.get_models()
@@ -56,7 +56,7 @@ def reencrypt() -> Iterator[tuple[str, bool]]:
             except InvalidToken:
                 yield f"{model._meta.label}.{name}", False
                 continue
-            # The condition on the old value leaves a secret alone that was replaced in the meantime.
+            # The condition on the old value keeps a secret that was replaced in the meantime.
             model._default_manager.filter(pk=key, **{name: sealed}).update(**{name: renewed})
             yield f"{model._meta.label}.{name}", True
 

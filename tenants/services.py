@@ -40,7 +40,7 @@ def create_tenant(slug: str, *, name: str = "", **limits: float | bool | None) -
         except IntegrityError as error:
             if Tenant.objects.filter(slug=slug).exists():
                 raise InvalidRequest(f"Tenant {slug} already exists.") from error
-            continue  # the random tid was taken: with 10,000 tenants, once in a hundred million times
+            continue  # the random tid was taken: with 10,000 tenants, the probability is one in a hundred million
         _refresh_on_commit(tenant.tid)
         return tenant
 
@@ -98,7 +98,7 @@ def signing_secrets(tid: str) -> list[str]:
 
 
 def rotate_signing_secret(tenant_slug: str, *, overlap_seconds: int = SECRET_OVERLAP_SECONDS) -> SigningSecret:
-    """Create a secret. The previous one stays active for the overlap; older ones stop now."""
+    """Create a secret. The previous one stays active for the overlap; older ones retire now."""
     with transaction.atomic():
         tenant = _get_tenant(tenant_slug, lock=True)
         previous = _active_secrets(tenant.tid)

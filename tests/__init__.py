@@ -1,1 +1,1 @@
-"""The tests, a room for each room of the project; `conftest.py` holds the servers they all run on."""
+"""The tests, in a package for each package of the project."""

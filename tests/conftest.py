@@ -1,7 +1,7 @@
-"""A real Valkey and a real PostgreSQL for the whole run: one of each per xdist worker, on unix sockets.
+"""Start a Valkey and a PostgreSQL for each xdist worker, and define fixtures for all tests.
 
-Their addresses are known before they run, so the settings can be loaded at once.
-pytest-django reads DJANGO_SETTINGS_MODULE too early for that; therefore it is set here.
+Both servers use unix sockets, whose paths are known before the servers run, so the settings can name them. This module
+sets DJANGO_SETTINGS_MODULE itself, because pytest-django would load the settings before the paths are known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _postgresql = PostgreSQL(
 
 
 def _set_environment() -> None:
-    # A developer's own settings must not decide what the tests see.
+    # The results of the tests must not depend on the settings of a developer's shell.
     for name in [*env.names(), *os.environ]:
         if name in env.names() or (name.startswith("CODEQ_") and not name.startswith(env.IGNORED_PREFIXES)):
             os.environ.pop(name, None)
@@ -54,6 +54,7 @@ def _set_environment() -> None:
         CELERY_BROKER_URL=_valkey.url.replace("db=0", "db=1"),
         DATABASE_URL=_postgresql.url,
         SECRET_KEY="a-key-that-only-the-tests-use-" + "x" * 32,
+        CODEQ_REDIS_ALLOCATOR=_valkey.allocator.name if _valkey.allocator else "",
     )
 
 
@@ -69,17 +70,22 @@ if settings.configured:
 _set_environment()
 atexit.register(_clean_up)
 django.setup()
+# The passwords of the tests need no slow hash.
+settings.PASSWORD_HASHERS.insert(0, "django.contrib.auth.hashers.MD5PasswordHasher")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """xdist's workers inherit this environment, and must not load the settings before this file has run there."""
+    """Keep the xdist workers, which inherit this environment, from loading the settings early."""
     os.environ.pop("DJANGO_SETTINGS_MODULE", None)
 
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
-    """This worker's Valkey: REDIS_URL is its database 0, CELERY_BROKER_URL its database 1. Nothing is kept on disk."""
+    """The Valkey of this xdist worker, without persistence.
+
+    REDIS_URL is its database 0 and CELERY_BROKER_URL its database 1.
+    """
     _valkey.start()
     yield _valkey
     _valkey.stop()
@@ -87,7 +93,7 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
-    """This worker's PostgreSQL; tests with `django_db` get it by themselves."""
+    """The PostgreSQL of this xdist worker. Tests with the mark `django_db` use it."""
     _postgresql.start()
     yield _postgresql
     _postgresql.stop()
@@ -95,17 +101,20 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(postgresql: PostgreSQL) -> None:
-    """pytest-django's hook before the test database is made: the server must run by then."""
+    """Start PostgreSQL before pytest-django creates the test database."""
 
 
-# Django makes these itself, and again after every flush of the others.
+# Django fills these tables when it migrates, and again after a flush.
 _KEPT = {"django_migrations", "django_content_type", "auth_permission"}
 _SMALL_BYTES = 2**20
 _flush = TransactionTestCase._fixture_teardown
 
 
 def _empty_tables(case: TransactionTestCase) -> None:
-    """What Django does after a test that commits, for a tenth: it truncates every table, be there rows in it or not."""
+    """Delete all rows after a test that commits.
+
+    Django truncates every table, also empty ones, which takes ten times as long.
+    """
     names = [name for name in connection.introspection.django_table_names(only_existing=True) if name not in _KEPT]
     sizes = " UNION ALL ".join(
         f"SELECT '{name}', pg_relation_size('{name}') WHERE EXISTS (SELECT FROM {name})" for name in names
@@ -114,10 +123,10 @@ def _empty_tables(case: TransactionTestCase) -> None:
         cursor.execute(sizes)
         filled = dict(cursor.fetchall())
     if max(filled.values(), default=0) > _SMALL_BYTES:
-        _flush(case)  # what is deleted stays on its pages, for the plans of later tests to reckon with
+        _flush(case)  # deleted rows would stay in the table's pages and change the query plans of later tests
     elif filled:
         deletions = "".join(f"DELETE FROM {name};" for name in filled)
-        with connection.cursor() as cursor:  # in any order: no key is looked after meanwhile
+        with connection.cursor() as cursor:  # in any order, because foreign keys are not checked
             cursor.execute(f"BEGIN; SET LOCAL session_replication_role = replica; {deletions} COMMIT")
 
 
@@ -133,16 +142,16 @@ def _flusher(valkey: Valkey) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _empty_valkey(_flusher: redis.Redis) -> None:
-    """Every test begins with an empty Valkey."""
+    """Empty Valkey before each test."""
     _flusher.flushall()
 
 
-# Below those that the system gives to outgoing connections: one of them would take the port before it is used.
+# Below the ports of outgoing connections, because such a connection could take the port before it is used.
 _ports = cycle(random.sample(range(15_000, 32_000), 17_000))
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
+    """Return a free TCP port of the loopback interface."""
     for port in _ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -156,10 +165,10 @@ class ValkeyFactory(Protocol):
 
 @pytest.fixture
 def valkey_server() -> Iterator[ValkeyFactory]:
-    """Start Valkeys of one's own: `server = valkey_server(appendfsync="everysec", cluster_enabled="yes")`.
+    """Start further Valkeys, for example `server = valkey_server(appendfsync="everysec")`.
 
-    Durable as in production unless told otherwise; `port="0"` is a unix socket, another port is TCP on the loopback.
-    `.url .pid .data .log`, `.stop()` orderly, `.kill()` by SIGKILL, `.start()` again on the same data.
+    Arguments are settings of valkey.conf; the defaults are those of production. A `port` other than 0 listens on TCP. A
+    server can be stopped, killed with SIGKILL, and started again on the same data.
     """
     directory = Path(tempfile.mkdtemp(prefix="codeq-v"))
     servers: list[Valkey] = []
@@ -180,7 +189,7 @@ def valkey_server() -> Iterator[ValkeyFactory]:
 
 @pytest.fixture
 def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
-    """Start PostgreSQLs of one's own: `server = postgres_server(max_connections="10")`; fsync is on."""
+    """Start further PostgreSQLs, with fsync: `server = postgres_server(max_connections="10")`."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-p"))
     servers: list[PostgreSQL] = []
 
@@ -198,7 +207,7 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-# Whose tests share something that takes long to start, an `up` or a Spark: they stay on one xdist worker.
+# Tests that share a slow start, such as `manage.py up` or Spark, run on one xdist worker: path prefix -> group.
 # xdist's own `--dist loadgroup` does nothing under pytest 9.
 TOGETHER = {
     "tests/codeq_site/test_up.py": "up",
@@ -208,8 +217,12 @@ TOGETHER = {
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
     "tests/queues/test_bloom.py": "bloom",
+    "tests/queues/api/test_artifacts_s3.py": "artifacts_s3",
+    "tests/queues/api/test_codeq_client.py": "codeq_client",
+    "tests/queues/api/test_memory.py": "memory",
+    "tests/queues/api/test_network.py": "network",
 }
-# What takes longest begins first: begun last, it would run on while the other workers have nothing left to do.
+# The longest tests run first. At the end, the other workers would wait for them.
 LONGEST_FIRST = (
     "tests/pipeline/",
     "tests/codeq_site/test_schemathesis.py",
@@ -228,8 +241,8 @@ LONGEST_FIRST = (
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        rooms = (rank for rank, room in enumerate(LONGEST_FIRST) if item.nodeid.startswith(room))
-        return next(rooms, len(LONGEST_FIRST))
+        ranks = (rank for rank, prefix in enumerate(LONGEST_FIRST) if item.nodeid.startswith(prefix))
+        return next(ranks, len(LONGEST_FIRST))
 
     items.sort(key=rank)
 
@@ -238,16 +251,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByRoom(LoadScopeScheduling):
+    class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((shared for room, shared in TOGETHER.items() if nodeid.startswith(room)), nodeid)
+            return next((group for prefix, group in TOGETHER.items() if nodeid.startswith(prefix)), nodeid)
 
-    config.option.loadscopereorder = False  # the order above, and not by the number of tests
-    return ByRoom(config, log)
+    config.option.loadscopereorder = False  # keep the order of LONGEST_FIRST
+    return ByGroup(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where CODEQ_TEST_NO_SKIPS is set (CI), a skipped test is a failed run: it says what the machine lacks."""
+    """Report skipped tests as an error if CODEQ_TEST_NO_SKIPS is set, as in CI."""
     if os.environ.get("CODEQ_TEST_NO_SKIPS") and terminalreporter.stats.get("skipped"):
         terminalreporter.write_line("Tests were skipped, and CODEQ_TEST_NO_SKIPS is set.", red=True)
 

@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-# Only a test that fails waits that long, so the slowest machine may set it.
+# Only a failing test waits this long, so the value suits the slowest machine.
 SECONDS = 30.0
 
 
 def until(predicate: Callable[[], T], seconds: float = SECONDS, *, every: float = 0.01) -> T:
-    """Poll until the predicate answers something true, and return that; AssertionError at the deadline."""
+    """Poll until the predicate returns a true value, and return it.
+
+    Raises AssertionError at the deadline.
+    """
     deadline = time.monotonic() + seconds
     while True:
         answer = predicate()
@@ -25,7 +28,7 @@ def until(predicate: Callable[[], T], seconds: float = SECONDS, *, every: float 
 
 
 async def until_async(predicate: Callable[[], Awaitable[T]], seconds: float = SECONDS, *, every: float = 0.01) -> T:
-    """The same on the event loop."""
+    """Do the same as `until` on the event loop."""
     deadline = time.monotonic() + seconds
     while True:
         answer = await predicate()

@@ -68,7 +68,7 @@ class DeliveryAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     readonly_fields = ("task", "queue")
     inlines = (AttemptInline,)
     actions = ("replay",)
-    nothing = "No deliveries yet. A delivery is created when a task with a webhook ends."
+    empty_message = "No deliveries yet. A delivery is created when a task with a webhook ends."
     action_form = ReasonActionForm
 
     def get_search_results(
@@ -131,7 +131,7 @@ class DeliveryAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
 
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    nothing = "No endpoints. An endpoint is listed if it has its own secret, fails or is disabled."
+    empty_message = "No endpoints. An endpoint is listed if it has its own secret, fails or is disabled."
     list_display = ("address", "tenant", "enabled", "disabled_because", "failing_since", "has_secret")
     list_select_related = ("tenant",)
     list_filter = ("is_enabled", TenantFilter)
@@ -222,7 +222,7 @@ class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 
 @admin.register(Subscription)
 class SubscriptionAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    nothing = "No subscriptions. Workers learn of new tasks by polling."
+    empty_message = "No subscriptions. Workers learn of new tasks by polling."
     list_display = ("worker", "tenant", "mode", "group", "callback_url", "expires_at", "notified", "last_status")
     list_select_related = ("tenant",)
     list_filter = ("mode", TenantFilter)
@@ -239,7 +239,7 @@ class SubscriptionAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 class CircuitAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     """Failing hosts, their consecutive failures, and the time until which they are paused."""
 
-    nothing = "No failing hosts."
+    empty_message = "No failing hosts."
     list_display = ("host", "tenant", "failures", "paused_until", "updated_at")
     list_select_related = ("tenant",)
     list_filter = (TenantFilter,)

@@ -210,7 +210,7 @@ class Sender:
         task.add_done_callback(self._tasks.discard)
 
     def _is_burst_used_up(self) -> bool:
-        """Whether as many deliveries as `max_unrecorded` allows have just started and are not recorded.
+        """Return whether `max_unrecorded` deliveries have just started and are not recorded.
 
         A crash now would repeat them. If so, schedule another start when they no longer count.
         """

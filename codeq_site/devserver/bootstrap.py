@@ -21,7 +21,8 @@ TOKEN_SECONDS = 86_400
 class BootstrapResult(msgspec.Struct):
     """The logins that `up` prints.
 
-    A value is empty in production, for a password that was changed, and for tokens of another issuer.
+    In production all values are empty. The password is also empty if it was changed, and the tokens if another issuer
+    signs them.
     """
 
     has_admin: bool = False

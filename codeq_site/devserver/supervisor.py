@@ -1,4 +1,4 @@
-"""Child processes that end with their parent: start, restart after a crash, and stop them."""
+"""Start, restart and stop child processes, which end with their parent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StopRequested(Exception):
 
 @dataclass(frozen=True)
 class Account:
-    """The user of the operating system as which a program runs."""
+    """A user of the operating system that runs a program."""
 
     name: str
     uid: int
@@ -60,7 +60,7 @@ def spawn(
     """
     parent = os.getpid()
 
-    def follow_parent() -> None:
+    def die_with_parent() -> None:
         # Popen calls this after setuid, which is necessary: a change of user clears the death signal.
         if _libc is not None:
             _libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
@@ -72,7 +72,7 @@ def spawn(
         sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns about fork in a process with threads. It is safe: `follow_parent` takes no lock.
+            # Python 3.12 warns about fork in a process with threads. It is safe: `die_with_parent` takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 list(argv),
@@ -82,7 +82,7 @@ def spawn(
                 env=dict(env) if env is not None else None,
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=follow_parent,
+                preexec_fn=die_with_parent,
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
@@ -143,7 +143,7 @@ class Child:
 
     program: Program
     process: subprocess.Popen[bytes]
-    started: float
+    started_at: float
     crashes: int = 0
     restart_at: float | None = None
 
@@ -160,7 +160,7 @@ def last_line(log: Path | None) -> str:
 
 @dataclass
 class Supervisor:
-    """Starts, watches and stops children. Single-threaded: it works only inside its calls."""
+    """Starts, watches and stops children, without a thread: only while one of its methods runs."""
 
     report: Callable[[str], None]
     children: list[Child] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Supervisor:
         if self._stopping:
             raise StopRequested
 
-    def until_ready(self, child: Child, is_ready: Callable[[], bool], explain: Callable[[], str]) -> None:
+    def wait_until_ready(self, child: Child, is_ready: Callable[[], bool], explain: Callable[[], str]) -> None:
         """Wait until a child is ready. Raises StartError with the explanation if it ends."""
         while not is_ready():
             if child.process.poll() is not None:
@@ -233,7 +233,7 @@ class Supervisor:
                 if code is None:
                     continue
                 signal_group(child.process, signal.SIGKILL)  # its own children would conflict with the next process
-                if now - child.started > STABLE_SECONDS:
+                if now - child.started_at > STABLE_SECONDS:
                     child.crashes = 0
                 delay = BACKOFF_SECONDS[min(child.crashes, len(BACKOFF_SECONDS) - 1)]
                 child.crashes += 1
@@ -252,7 +252,7 @@ class Supervisor:
                     child.restart_at = now + delay
                     self.report(f"{child.program.name} cannot be started: {error}; the next attempt is in {delay:g} s.")
                     continue
-                child.started, child.restart_at = now, None
+                child.started_at, child.restart_at = now, None
                 self.report(f"{child.program.name} runs again (pid {child.process.pid}).")
 
     def stop(self, children: Sequence[Child] | None = None, *, seconds: float) -> None:

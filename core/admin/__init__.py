@@ -1,0 +1,1 @@
+"""Mixins, form fields and middleware of the admin and the console."""

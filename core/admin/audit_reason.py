@@ -20,7 +20,7 @@ REASON_CHARS = 500
 
 
 class ReasonForm(BaseDialogForm):
-    """The dialog of an action: it asks for the reason, which stays in the history."""
+    """The dialog of an action, with a field for the reason, which is kept in the history."""
 
     reason = forms.CharField(max_length=REASON_CHARS, widget=UnfoldAdminTextInputWidget)
 
@@ -44,13 +44,13 @@ def reason_in(request: HttpRequest) -> str:
 
 
 class ReasonField(forms.CharField):
-    """A field of the form only, so that the history does not list it among the changed fields."""
+    """A form field that never counts as changed, so that the history does not list it."""
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
 
 
-class SavedWithReason(ModelAdmin):
+class SaveReasonMixin(ModelAdmin):
     """Require a reason to add or change a row.
 
     templates/admin/submit_line.html shows the field.
@@ -58,7 +58,7 @@ class SavedWithReason(ModelAdmin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
         form = super().get_form(request, obj, change=change, **options)
-        if options.get("fields", ()) is None:  # Django asks for the fields of the row
+        if options.get("fields", ()) is None:  # Django calls it to list the fields of the row
             return form
         return type(form)(form.__name__, (form,), {"reason": ReasonField(max_length=REASON_CHARS)})
 
@@ -72,16 +72,16 @@ class SavedWithReason(ModelAdmin):
 def _with_reason(request: HttpRequest, message: Any) -> Any:
     """Return Django's description of a change, with the reason.
 
-    A text comes from an action of codeQ and has its reason already.
+    A message that is a string comes from an action of codeQ, and contains the reason already.
     """
     reason = reason_in(request)
-    if isinstance(message, str) or not reason:  # Django's page for a new password has no reason
+    if isinstance(message, str) or not reason:  # the form for a new password has no reason field
         return message
     description = LogEntry(change_message=json.dumps(message)).get_change_message().rstrip(".")
     return f"{description}: {reason}"
 
 
-class DeletedWithReason(ModelAdmin):
+class DeleteReasonMixin(ModelAdmin):
     """Require a reason to delete rows.
 
     templates/unfold/helpers/delete_submit_line.html shows the field.

@@ -13,8 +13,8 @@ M = TypeVar("M", bound=Model)
 class IndexedDateHierarchyQuerySet(QuerySet[M, M]):
     """A queryset that lists the days, months or years between the first and the last row.
 
-    It reads two rows of an index. Django's queryset reads every row to leave out empty periods, which takes seconds for
-    ten million rows.
+    It reads only the first and the last entry of an index. Django's queryset reads every row to leave out empty
+    periods, which takes seconds for ten million rows.
     """
 
     def datetimes(self, field_name: str, kind: Any, order: str = "ASC", tzinfo: Any = None) -> Any:

@@ -24,10 +24,11 @@ from unfold.forms import AuthenticationForm
 log = logging.getLogger("codeq.login")
 
 WINDOW_SECONDS = 300
-# Attempts in a window. `both`: typing mistakes of one operator. `address`: an office behind one address. `name`: enough
-# to stop a botnet; an attacker who wants to lock an operator out has to make this many attempts in every window.
+# Maximum attempts in a window, by scope. `both` (one name from one address) allows an operator's typing mistakes, and
+# `address` an office behind one address. `name` stops a botnet; an attacker who wants to lock an operator out has to
+# make this many attempts in every window.
 MAX_ATTEMPTS = {"both": 5, "address": 50, "name": 100}
-# The counters of this process while Redis is unavailable: the login stays limited, and operators can still log in.
+# The counters of this process, used while Redis is unavailable: attempts stay limited, and operators can log in.
 _local_counters = LocMemCache("codeq-logins", {"OPTIONS": {"MAX_ENTRIES": 10_000}})
 _now = time.time
 

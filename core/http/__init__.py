@@ -1,0 +1,1 @@
+"""The API's HTTP layer: server protocol, router, views and OpenAPI document."""

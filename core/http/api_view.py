@@ -1,4 +1,4 @@
-"""The base class of API views: Django REST framework with an asynchronous, short dispatch.
+"""The base class of API views: REST framework's, with a shorter, asynchronous dispatch.
 
 The operations of a view are declared above their handlers (`core.http.operation`) and enforced here.
 """
@@ -90,7 +90,7 @@ class ApiView(APIView):
         try:
             declaration = self.operations.get(request.method)
             if declaration is None:
-                return self._answer_other_method(request)
+                return self._respond_without_operation(request)
             operation, handler = declaration
             if operation.is_open:
                 return await handler(self)
@@ -103,15 +103,15 @@ class ApiView(APIView):
                 if not permission.has_permission(request, self):  # type: ignore[arg-type]
                     raise errors.Forbidden(getattr(permission, "message", None))
             if operation.rate is not None and (per_second := getattr(caller.tenant.rates, operation.rate)):
-                await rate_limiter()(caller.tenant, operation.rate, per_second, by=caller.fingerprint)
+                await rate_limiter()(caller.tenant, operation.rate, per_second, token_fingerprint=caller.fingerprint)
             if operation.query is not None:
                 arguments["query"] = read_query(request.scope["query_string"], operation.query)
             if operation.decoder is not None:
-                content_type = request.received.get(b"content-type")
+                content_type = request.raw_headers.get(b"content-type")
                 if content_type != b"application/json" and not request.is_body_read:
                     check_content_type(content_type)
                 body = await request.read_body(conf().web.body_bytes)
-                arguments["body"] = operation.read(body)
+                arguments["body"] = operation.decode_body(body)
             return await handler(self, caller, **arguments)
         except Exception as error:  # noqa: BLE001 - becomes a problem document; unexpected errors are logged there
             response = self.handle_exception(error)
@@ -124,7 +124,8 @@ class ApiView(APIView):
             metrics.rate_limit_hits.labels(self.operations[self.request.method][0].name).inc()
         return problem_details.problem_response(error)
 
-    def _answer_other_method(self, request: ApiRequest) -> HttpResponse:
+    def _respond_without_operation(self, request: ApiRequest) -> HttpResponse:
+        """Respond to OPTIONS, and with a 405 to a method that has no operation."""
         response: HttpResponse
         if request.method == "OPTIONS":
             response = no_content()
@@ -137,9 +138,9 @@ class ApiView(APIView):
 
 
 def check_content_type(value: bytes | None) -> None:
-    """Accept JSON in UTF-8 only.
+    """Raise UnsupportedMediaType unless the content type is JSON in UTF-8.
 
-    A browser sends other content types to other sites without a preflight request.
+    A site in a browser could send other content types to this API without a preflight request.
     """
     kind, _, parameters = (value or b"").partition(b";")
     charset = parameters.strip().lower().replace(b'"', b"").replace(b" ", b"")
@@ -150,7 +151,7 @@ def check_content_type(value: bytes | None) -> None:
 def read_query(query_string: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """Return the query as a struct.
 
-    A repeated field is an error, because a proxy might have used its other value.
+    A repeated field is an error, because a proxy might have checked only one of its values.
     """
     try:
         pairs = parse_qsl(

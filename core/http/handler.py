@@ -1,8 +1,8 @@
 """The ASGI handler of the API: Django's URL resolver and views, without its middleware.
 
 Django's own handler switches threads for every request and sends signals from another thread, which is most of the
-cost of a small request (docs/adr/0005). Without these signals nothing closes old database connections, so a view here
-uses the database only through `core.threadpool`.
+cost of a small request (docs/adr/0005). This handler sends no signals. Because they would close old database
+connections, its views use the database only through `core.threadpool`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ Send = Callable[[Message], Awaitable[None]]
 View = Callable[..., Awaitable[HttpResponseBase]]
 _find_uuid = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").search
 
-# The time a client has to send its body, so that slow clients do not occupy connections.
+# Timeout for the body, so that slow clients do not occupy connections.
 BODY_SECONDS = 30.0
-# Read and discarded beyond the largest body, so that a client can finish sending and read the error.
+# Bytes beyond the largest body that are read and discarded, so that a client can finish sending and read the error.
 DRAIN_BYTES = 64 * 2**10
 DRAIN_SECONDS = 2.0
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 NO_STORE = (b"cache-control", b"no-store")
+JSON = (b"content-type", b"application/json")
 
 
 class ApiRequest(ASGIRequest):
     """A request to the API. Django's `META` is built only when it is read."""
 
     method: str
-    received: dict[bytes, bytes]
+    raw_headers: dict[bytes, bytes]
     id: str
     route: str = ""
 
@@ -56,17 +57,17 @@ class ApiRequest(ASGIRequest):
         self.user: Any = None
         self.auth: Any = None
         headers = scope["headers"]
-        received = dict(headers)
-        if len(received) != len(headers):
-            # Join repeated headers, as Django does: a view must not read one that a proxy did not check.
-            received = {}
+        raw_headers = dict(headers)
+        if len(raw_headers) != len(headers):
+            # Join repeated headers, as Django does: a proxy may have checked only one of them.
+            raw_headers = {}
             for name, value in headers:
-                received[name] = received[name] + b"," + value if name in received else value
-        self.received = received
+                raw_headers[name] = raw_headers[name] + b"," + value if name in raw_headers else value
+        self.raw_headers = raw_headers
         self._receive = receive
-        length = received.get(b"content-length", b"0")
+        length = raw_headers.get(b"content-length", b"0")
         self.content_length = int(length) if length.isdigit() and len(length) < 16 else 1 << 60
-        self.is_body_read = self.content_length == 0 and b"transfer-encoding" not in received
+        self.is_body_read = self.content_length == 0 and b"transfer-encoding" not in raw_headers
         self.received_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +79,7 @@ class ApiRequest(ASGIRequest):
         return self.META
 
     def header(self, name: bytes) -> str | None:
-        value = self.received.get(name)
+        value = self.raw_headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     async def read_body(self, limit: int) -> bytes:
@@ -89,19 +90,19 @@ class ApiRequest(ASGIRequest):
         if self.is_body_read:
             return b""
         # A compressed body could expand to a thousand times its size.
-        if self.received.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        if self.raw_headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise errors.UnsupportedMediaType
         if self.content_length > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
-        # Nearly every body has arrived by now, and a timeout costs half as much as the whole request: run the first
-        # step by hand, and add the timeout only if it has to wait.
+        # A timeout costs half as much as a whole request, and nearly every body has arrived already. So start the
+        # coroutine without a timeout, and add one only if the coroutine has to wait.
         receiving = self._receive_chunk()
         try:
             awaited = receiving.send(None)
-        except StopIteration as taken:
-            body: bytes = taken.value
+        except StopIteration as finished:
+            body: bytes = finished.value
         else:
-            body = await self._with_timeout(_resumed(receiving, awaited))
+            body = await self._with_timeout(_resume(receiving, awaited))
         if not self.is_body_read and self.received_bytes <= limit:
             body = await self._with_timeout(self._receive_rest(body, limit))
         if self.received_bytes > limit:
@@ -131,12 +132,12 @@ class ApiRequest(ASGIRequest):
         return chunk
 
     @property
-    def is_body_withheld(self) -> bool:
-        """Whether the client waits for `100 Continue`, which reading the body would send."""
-        return not self.received_bytes and self.received.get(b"expect", b"").lower() == b"100-continue"
+    def is_awaiting_continue(self) -> bool:
+        """Whether the client waits for `100 Continue`, which is sent when the body is read."""
+        return not self.received_bytes and self.raw_headers.get(b"expect", b"").lower() == b"100-continue"
 
     async def drain(self, limit: int) -> None:
-        """Discard the rest of the body, within limits. `is_body_read` says whether all of it came."""
+        """Discard the rest of the body, within limits. Sets `is_body_read` if all of it arrived."""
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self.is_body_read and self.received_bytes < limit:
@@ -146,15 +147,16 @@ class ApiRequest(ASGIRequest):
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the connection is closed. `disconnected` returns one loop iteration later.
+        """Whether the connection is closed.
 
-        Always False on servers that do not expose their transport as uvicorn does.
+        True one loop iteration before `wait_for_disconnect` returns. Always False on servers that do not expose their
+        transport as uvicorn does.
         """
         transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
         return transport is not None and bool(transport.is_closing())
 
-    async def disconnected(self) -> None:
-        """Return when the client disconnects. The body must have been read."""
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client disconnects. The body must have been read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -167,16 +169,16 @@ class ApiResponse(HttpResponse):
         self.headers = {"Content-Type": "application/json"}  # type: ignore[assignment]
         self.content = body
 
-    content = b""  # a plain attribute; HttpResponse joins chunks here
+    content = b""  # a plain attribute; in HttpResponse it is a property that joins chunks
 
 
 @types.coroutine
-def _resumed(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[Any, Any, bytes]:
-    """Continue to await a coroutine whose first step was run by hand."""
+def _resume(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[Any, Any, bytes]:
+    """Await the rest of a coroutine that was started by `send(None)`, which returned `awaited`."""
     while True:
         try:
             sent = yield awaited
-        except BaseException as error:  # noqa: BLE001 - handed on, a cancellation among them
+        except BaseException as error:  # noqa: BLE001 - thrown into the coroutine, even a cancellation
             step = functools.partial(coroutine.throw, error)
         else:
             step = functools.partial(coroutine.send, sent)
@@ -188,12 +190,13 @@ def _resumed(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[A
 
 
 class ApiHandler(ASGIHandler):
-    """Serve API requests within the asyncio task that the server made for each."""
+    """Serve each API request in the asyncio task that the server created for it."""
 
     def __init__(self) -> None:
         # Without super().__init__(), which would load the console's middleware.
-        self._views_by_path: dict[str, ResolverMatch] = {}
-        self._views_by_shape: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
+        self.match_by_path: dict[str, ResolverMatch] = {}
+        # By the parts of a path before and after its UUID: the match, and the name of the UUID's argument.
+        self.match_by_parts: dict[tuple[str, str], tuple[ResolverMatch, str]] = {}
         self.drain_bytes = conf().web.body_bytes + DRAIN_BYTES
 
     async def __call__(
@@ -203,9 +206,9 @@ class ApiHandler(ASGIHandler):
         send: Send,
         error: errors.CodeqError | type[errors.CodeqError] | None = None,
     ) -> None:
-        """Answer one request by its view; with `error`, answer that error instead."""
+        """Respond to one request with its view, or with `error` if it is given."""
         request = ApiRequest(scope, receive)
-        request.id = request_id.choose(request.received.get(request_id.HEADER))
+        request.id = request_id.choose(request.raw_headers.get(request_id.HEADER))
         request_id.set_current(request.id)
         try:
             try:
@@ -215,7 +218,7 @@ class ApiHandler(ASGIHandler):
                 response = await view(request, **arguments)
             except Exception as raised:  # noqa: BLE001 - the edge of the process; it is logged there
                 response = problem_details.problem_response(raised)
-            if not request.is_body_read and not request.is_body_withheld:
+            if not request.is_body_read and not request.is_awaiting_continue:
                 await request.drain(self.drain_bytes)
         except RequestAborted:
             return
@@ -224,26 +227,26 @@ class ApiHandler(ASGIHandler):
     def resolve(self, request: ApiRequest) -> tuple[View, dict[str, Any]]:
         """Return the view of the path and its arguments.
 
-        Django's resolver runs once for each route: a path without arguments is remembered as it is, a path whose
-        only argument is a UUID is remembered without the UUID.
+        The resolver's matches are cached, so that it runs once for most routes: by path if the path has no argument,
+        and by the path without the UUID if its only argument is a UUID. Other paths are resolved each time.
         """
         path = request.path
-        match = self._views_by_path.get(path)
+        match = self.match_by_path.get(path)
         if match is not None:
             request.route = match.route
             return match.func, {}
         uuid = _find_uuid(path)
-        shape = None if uuid is None else (path[: uuid.start()], path[uuid.end() :])
-        if shape is not None and uuid is not None and shape in self._views_by_shape:
-            match, name = self._views_by_shape[shape]
+        parts = None if uuid is None else (path[: uuid.start()], path[uuid.end() :])
+        if parts is not None and uuid is not None and parts in self.match_by_parts:
+            match, name = self.match_by_parts[parts]
             request.route = match.route
             return match.func, {name: uuid.group()}
         match = get_resolver().resolve(path)
         request.route = match.route
         if not match.kwargs:
-            self._views_by_path[path] = match
-        elif shape is not None and uuid is not None and list(match.kwargs.values()) == [uuid.group()]:
-            self._views_by_shape[shape] = (match, next(iter(match.kwargs)))
+            self.match_by_path[path] = match
+        elif parts is not None and uuid is not None and list(match.kwargs.values()) == [uuid.group()]:
+            self.match_by_parts[parts] = (match, next(iter(match.kwargs)))
         return match.func, match.kwargs
 
     async def send(self, request: ApiRequest, response: HttpResponseBase, send: Send) -> None:
@@ -255,10 +258,14 @@ class ApiHandler(ASGIHandler):
             return
         assert isinstance(response, HttpResponse)
         body = response.content
-        headers = [(name.encode("ascii").lower(), value.encode("latin-1")) for name, value in response.headers.items()]
-        headers += ((request_id.HEADER, request.id.encode()), NOSNIFF)
-        if "Cache-Control" not in response.headers:
-            headers.append(NO_STORE)
+        if type(response) is ApiResponse and len(response.headers) == 1:
+            headers = [JSON, NOSNIFF, NO_STORE]
+        else:
+            headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.headers.items()]
+            headers.append(NOSNIFF)
+            if "Cache-Control" not in response.headers:
+                headers.append(NO_STORE)
+        headers.append((request_id.HEADER, request.id.encode()))
         if response.status_code != 204:
             headers.append((b"content-length", b"%d" % len(body)))
         if not request.is_body_read:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the operation operations and their structs."""
+"""The OpenAPI document, generated from the declared operations and their structs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CALLER_ERRORS = (errors.Unauthenticated, errors.Forbidden, errors.TenantSuspende
 REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Returned with the response if it is 1 to 128 of `A-Za-z0-9._-`; otherwise a new id is made.",
+    "description": "Returned with the response if it consists of 1 to 128 of the characters `A-Za-z0-9._-`. Otherwise "
+    "a new id is created.",
     "schema": {"type": "string"},
 }
 HEADERS: dict[str, dict[str, Any]] = {
@@ -48,10 +49,10 @@ def register(
     rules: Mapping[str, dict[str, Any]] | None = None,
     path_schemas: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
-    """Add to the document what an app's wire types and declarations do not say.
+    """Add parts of the document that cannot be derived from an app's operations and structs.
 
-    `examples` and `links` are keyed by the name of an operation, `rules` (JSON Schema about several fields together)
-    by the name of a struct, `path_schemas` by the name of a path parameter.
+    `examples` and `links` are keyed by the name of an operation, `rules` (JSON Schema constraints on several fields) by
+    the name of a struct, `path_schemas` by the name of a path parameter.
     """
     EXAMPLES.update(examples or {})
     LINKS.update(links or {})
@@ -60,7 +61,7 @@ def register(
 
 
 class ApiSchema(AutoSchema):
-    """Describe the operation operations of an `ApiView` to drf-spectacular."""
+    """Describe the operations of an `ApiView` to drf-spectacular."""
 
     def get_operation(
         self, path: str, path_regex: str, path_prefix: str, method: str, registry: ComponentRegistry
@@ -95,8 +96,8 @@ class ApiSchema(AutoSchema):
             }
         for status, kind in operation.answers.items():
             response = self._answer(status, kind, examples.get(status), operation.answer_headers)
-            if following := _links_of(operation.name, status):
-                response["links"] = following
+            if links := _links_of(operation.name, status):
+                response["links"] = links
             document["responses"][str(status)] = response
         document["responses"] |= self._problems(errors_of(operation))
         registry.register_on_missing(_bearer())
@@ -193,7 +194,7 @@ def errors_of(operation: Operation) -> list[type[CodeqError]]:
 
 
 def _links_of(name: str, status: int) -> dict[str, Any]:
-    """Return the OpenAPI links of one answer, by the operation they lead to."""
+    """Return the OpenAPI links of one response, by the operation to call next."""
     return {
         operation: {"operationId": operation, "parameters": parameters}
         for operations, parameters in LINKS.get(name, {}).get(status, [])
@@ -207,12 +208,12 @@ def _components(kinds: Iterable[Any]) -> dict[str, dict[str, Any]]:
         schema.update(RULES.get(name, {}))
         if (text := schema.get("description")) is not None:
             schema["description"] = " ".join(text.split())
-    tidied: dict[str, dict[str, Any]] = _portable(components)
-    return tidied
+    portable: dict[str, dict[str, Any]] = _portable(components)
+    return portable
 
 
 def _portable(node: Any) -> Any:
-    """Return the schema with patterns as ECMAScript reads them and without Python details."""
+    """Return the schema with patterns in ECMAScript's syntax and without details of Python."""
     if isinstance(node, dict):
         if node.get("type") == "number" and node.get("multipleOf") == 1:
             node = {key: value for key, value in node.items() if key != "multipleOf"} | {"type": "integer"}

@@ -21,12 +21,12 @@ from rest_framework.permissions import BasePermission
 from core import errors
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[HttpResponseBase]])
-# A struct, a media type, both, or no body.
+# The body of a response: a struct, which is sent as JSON; a media type; both; or no body.
 Answer = type[Struct] | str | tuple[str, type[Struct]] | None
 
 
 class Authenticator(Protocol):
-    """The class that the setting `API_AUTHENTICATION` names, as the dispatch uses it."""
+    """The methods that the dispatch calls on the class in the setting `API_AUTHENTICATION`."""
 
     def authenticate_cached(self, header: str | None) -> Any: ...
 
@@ -45,19 +45,20 @@ class Operation:
     tag: str
     summary: str
     answers: Mapping[int, Answer]
-    may: Sequence[type[BasePermission]] = ()
+    permission_classes: Sequence[type[BasePermission]] = ()
     errors: Sequence[type[errors.CodeqError]] = ()
     body: type[Struct] | None = None
     is_body_optional: bool = False
     query: type[Struct] | None = None
-    # Request and response headers, beside those of every operation: name -> description.
+    # Request and response headers in addition to those of every operation: name -> description.
     headers: Mapping[str, str] = field(default_factory=dict)
     answer_headers: Mapping[str, str] = field(default_factory=dict)
-    # The rate limit of the tenant that it counts against. None: no limit, or its own script counts.
+    # The field of the tenant's `Rates` that limits requests. None: there is no limit, or the operation's script
+    # applies it.
     rate: str | None = None
-    # Ends claimed work, and is therefore open to suspended tenants.
+    # The operation concerns claimed tasks, so suspended tenants may use it.
     is_finishing: bool = False
-    # Needs no token.
+    # The operation needs no token.
     is_open: bool = False
 
     def __call__(self, handler: Handler) -> Handler:
@@ -66,7 +67,7 @@ class Operation:
 
     @cached_property
     def permissions(self) -> list[BasePermission]:
-        return [permission() for permission in self.may]
+        return [permission() for permission in self.permission_classes]
 
     @cached_property
     def authenticator(self) -> Authenticator:
@@ -77,8 +78,8 @@ class Operation:
     def decoder(self) -> msgspec.json.Decoder[Struct] | None:
         return None if self.body is None else msgspec.json.Decoder(self.body)
 
-    def read(self, body: bytes) -> Struct:
-        """Decode the body."""
+    def decode_body(self, body: bytes) -> Struct:
+        """Decode the body. Raises InvalidRequest or msgspec's errors."""
         assert self.decoder is not None
         if not body:
             if not self.is_body_optional:

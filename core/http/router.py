@@ -74,7 +74,7 @@ class BoundedBody:
 class Router:
     """Dispatch requests by path and run the hooks of the server's start and stop.
 
-    A path that this process does not serve (`CODEQ_SERVE`) is a 404.
+    A request for a part that this process does not serve (`CODEQ_SERVE`) gets a 404.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Router:
             elif path in OPERATIONS_PATHS:
                 await self.api(scope, receive, send)
             elif self.serves_console:
-                await self._console(scope, receive, send)
+                await self._serve_console(scope, receive, send)
             else:
                 await self.api(scope, receive, send, errors.NotFound)
         elif kind == "lifespan":
-            await self._lifespan(receive, send)
+            await self._run_lifespan(receive, send)
         else:
             await send({"type": "websocket.close"})
 
-    async def _console(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_console(self, scope: Scope, receive: Receive, send: Send) -> None:
         header = next((value for name, value in scope["headers"] if name == request_id.HEADER), None)
         chosen_id = request_id.choose(header)
         request_id.set_current(chosen_id)
@@ -123,7 +123,7 @@ class Router:
         if body.error is not None:
             await self.api(scope, receive, send, body.error)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":

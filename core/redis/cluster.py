@@ -39,13 +39,13 @@ SLOTS = 16_384
 REDIRECTION_ERRORS = (AskError, TryAgainError)  # MovedError is an AskError
 # The topology may be out of date: the node is down, or reports that no node serves the slot.
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, ClusterDownError)
-# The host name of a node that announces no name. It runs on the host that sent the answer.
+# The host names of nodes that announce no name. Such a node runs on the host that sent the answer.
 UNNAMED_HOSTS = ("", "?")
 # The pause between two attempts while a slot moves.
 RETRY_PAUSE_SECONDS = 0.02
-# The time-out of a question about the state of a node.
+# Timeout of a request for the state of a node.
 PROBE_TIMEOUT_SECONDS = 1.0
-# The topology and the state of the nodes are read again after this time at the earliest.
+# Minimum interval between two reads of the topology, and of the state of the nodes.
 TOPOLOGY_SECONDS = 0.5
 
 
@@ -212,12 +212,12 @@ class ClusterClient(redis.Redis):
     """redis-py's client for a cluster: sends each command to the primary that serves its key.
 
     A command whose answer was lost is not sent again, as with one server. A command that a node redirects did not run
-    there: redirections are followed for `patience_seconds`, for example while a slot moves.
+    there: redirections are followed for `redirect_timeout_seconds`, for example while a slot moves.
     """
 
-    def __init__(self, url: str, *, timeout_seconds: float = 5.0, patience_seconds: float = 5.0) -> None:
+    def __init__(self, url: str, *, timeout_seconds: float = 5.0, redirect_timeout_seconds: float = 5.0) -> None:
         self.topology = ClusterTopology(url, timeout_seconds=timeout_seconds)
-        self._patience_seconds = patience_seconds
+        self._redirect_timeout_seconds = redirect_timeout_seconds
         # redis-py's methods that bypass `execute_command` use any node. codeQ does not call them.
         super().__init__(connection_pool=redis.ConnectionPool.from_url(self.topology.url()))
 
@@ -272,9 +272,11 @@ class ClusterClient(redis.Redis):
             return [error] * len(commands)
 
     def _follow(self, command: ArgsAndOptions, slot: int, address: Address) -> Any:
-        """Send a command, and follow redirections until a node runs it or the patience ends."""
+        """Send a command, and follow redirections until a node runs it or the timeout ends."""
         args, options = command
-        deadline, needs_asking, has_waited = time.monotonic() + self._patience_seconds, False, True
+        deadline = time.monotonic() + self._redirect_timeout_seconds
+        # Follow the first redirection at once, then pause before every second one.
+        needs_asking, has_waited = False, True
         while True:
             try:
                 if needs_asking:
@@ -324,7 +326,7 @@ class _ClusterPipeline(Pipeline):
 def _key(args: Sequence[Any]) -> str:
     """Return the first key of the command.
 
-    No argument before it comes from a client, so that a client's text is never taken for the key.
+    No argument before the key comes from a client, so a client's text cannot be mistaken for the key.
     """
     for arg in args[1:]:
         if isinstance(arg, str) and arg.startswith("codeq:"):

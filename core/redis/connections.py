@@ -19,7 +19,7 @@ def client() -> redis.Redis:
     """Return the sync client of this process, for Celery, the console and commands."""
     timeout = conf().web.redis_timeout_seconds
     if conf().redis_cluster:
-        return ClusterClient(conf().redis_url, timeout_seconds=timeout, patience_seconds=timeout)
+        return ClusterClient(conf().redis_url, timeout_seconds=timeout, redirect_timeout_seconds=timeout)
     return redis.Redis.from_url(conf().redis_url, socket_timeout=timeout, health_check_interval=30)
 
 
@@ -47,7 +47,7 @@ def primaries(store: redis.Redis) -> Mapping[str, redis.Redis]:
 
 
 def serving_primaries(store: redis.Redis) -> Mapping[str, redis.Redis]:
-    """Return those of `primaries()` that answer and may serve.
+    """Return the primaries that answer and report a working cluster.
 
     A single server is returned without a check.
     """
@@ -89,9 +89,10 @@ def reachable_tenants(tids: Iterable[str]) -> list[str]:
 
 
 def settle_partitions(store: redis.Redis) -> None:
-    """Fix the number of partitions at the first start; later compare it with the settings.
+    """Store the number of partitions at the first start; later compare it with the settings.
 
-    If several processes start at once, the first one to write decides. Raises ConfigError if the numbers differ.
+    If several processes start at the same time, the first one to write it decides. Raises ConfigError if the numbers
+    differ.
     """
     _check_kind(store)
     configured = conf().queues.partitions
@@ -110,7 +111,7 @@ def is_clustered(server: redis.Redis) -> bool:
 
 
 def _check_kind(store: redis.Redis) -> None:
-    """Raise ConfigError if CODEQ_REDIS_CLUSTER does not match the kind of the server."""
+    """Raise ConfigError unless CODEQ_REDIS_CLUSTER says correctly whether it is a cluster."""
     cluster = store if isinstance(store, ClusterClient) else None
     if is_clustered(store if cluster is None else cluster.topology.any_node()) != (cluster is not None):
         raise ConfigError(

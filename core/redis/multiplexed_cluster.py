@@ -75,6 +75,7 @@ class MultiplexedCluster:
 
     async def _follow(self, slot: int, line: CommandLine, answer: Any, address: Address) -> Any:
         loop = asyncio.get_running_loop()
+        # Follow the first redirection at once, then pause before every second one.
         deadline, has_waited = loop.time() + self._timeout_seconds, True
         while isinstance(answer, REDIRECTION_ERRORS) and loop.time() < deadline:
             if isinstance(answer, TryAgainError) or not has_waited:
@@ -83,7 +84,7 @@ class MultiplexedCluster:
             else:
                 has_waited = False
             address, needs_asking = self._topology.redirect(answer, slot, address)
-            # In one write: ASKING holds for the next command of its connection only.
+            # Send both in one write: ASKING applies only to the next command of its connection.
             *_, answer = await self._send_to_node(address, [("ASKING",), line] if needs_asking else [line])
         return answer
 

@@ -29,8 +29,8 @@ UNAVAILABLE_ERRORS = (
     exceptions.TryAgainError,
     OSError,
 )
-# Redis answers but rejects writes. redis-py has no classes for these errors, only their first words.
-REFUSED_WRITES = ("MISCONF ", "NOREPLICAS ", "BUSY ")
+# Redis answers but rejects writes. redis-py has no classes for these errors; only their first words identify them.
+REJECTED_WRITE_PREFIXES = ("MISCONF ", "NOREPLICAS ", "BUSY ")
 
 
 def translate_error(error: Exception) -> Exception:
@@ -39,7 +39,7 @@ def translate_error(error: Exception) -> Exception:
         return StoreFull(retry_after_seconds=5)
     if isinstance(error, UNAVAILABLE_ERRORS):
         return Unavailable(retry_after_seconds=1)
-    if isinstance(error, exceptions.ResponseError) and str(error).startswith(REFUSED_WRITES):
+    if isinstance(error, exceptions.ResponseError) and str(error).startswith(REJECTED_WRITE_PREFIXES):
         return Unavailable(retry_after_seconds=1)
     return error
 
@@ -65,7 +65,7 @@ def raise_errors(answers: list[Any]) -> list[Any]:
 
 
 class SyncRunner:
-    """Runs script calls with a sync client. `run` is for tests: it uses a thread."""
+    """Runs script calls with a sync client. `run` uses a thread; only tests call it."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -99,9 +99,9 @@ def with_slot_guard(line: CommandLine) -> CommandLine:
     """Return the command with one more key, in the slot of the others, that never exists.
 
     While a slot moves to another node, a script could run with only some of the keys. If the record of a task has
-    moved and its queue has not, the script would take the task for a ghost and remove it. The absent key prevents
-    this: a node that does not have all keys answers TRYAGAIN, or redirects to the other node, which answers TRYAGAIN,
-    before the script begins. The script runs when all keys are on one node again.
+    moved and its queue has not, the script would mistake the task for a ghost (docs/adr/0008) and remove it. The
+    absent key prevents this: a node that does not have all keys answers TRYAGAIN, or redirects to the other node, which
+    answers TRYAGAIN, before the script begins. The script runs when all keys are on one node again.
     """
     verb, script, count, first, *rest = line
     absent = first[: first.index("}") + 1] + ":absent"

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 R = TypeVar("R")
 S = TypeVar("S")
 # The arguments of EVALSHA: the script's SHA, the number of keys, the keys, the script's arguments.
-Bound = tuple[Any, ...]
+BoundArguments = tuple[Any, ...]
 
 
 class ScriptSource(Protocol):
@@ -22,7 +22,7 @@ class ScriptSource(Protocol):
 
 
 # One command of a call: a script and its bound arguments.
-Command = tuple[ScriptSource, Bound]
+Command = tuple[ScriptSource, BoundArguments]
 
 
 class Runner(Protocol):
@@ -92,7 +92,7 @@ class ScriptCall(Generic[R]):
 def merge_calls(runner: Runner, calls: Sequence[ScriptCall[R]]) -> ScriptCall[list[R]]:
     """Return one call that sends all of the calls in one round trip.
 
-    Its result is the list of their results, in order. The calls must not be followed by further calls.
+    Its result is the list of their results, in order. No `read` function of these calls may return another call.
     """
 
     def read(replies: list[Any]) -> list[R]:

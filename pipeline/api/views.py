@@ -21,7 +21,7 @@ class InsightsView(ApiView):
         "read_insights",
         tag="Insights",
         summary="Read a mart",
-        may=(IsProducer,),
+        permission_classes=(IsProducer,),
         rate="admin",
         query=wire.InsightsQuery,
         answers={200: wire.Insights},

@@ -46,8 +46,8 @@ KEEP_LAST = (
 )
 # The statements of a batch follow each other within milliseconds.
 IDLE_TIMEOUT_MS = 15_000
-# SQLSTATE classes of errors that one row causes: data exception, integrity violation, program limit, raised by a
-# trigger. Other errors concern the server or the schema: with them, every row would go to quarantine.
+# SQLSTATE classes of errors that one row causes: data exception, integrity violation, program limit, exception of a
+# trigger. Other errors concern the server or the schema: if they were included, every row would go to quarantine.
 ROW_ERROR_CLASSES = frozenset({"22", "23", "54", "P0"})
 
 
@@ -55,21 +55,21 @@ class StoreResult(NamedTuple):
     """The events of a batch, and the number of entries that went to quarantine."""
 
     events: list[Event]
-    refused: int
+    quarantined: int
 
 
 def store(batch: Sequence[tuple[StreamEntry, Blobs]]) -> StoreResult:
     """Write a batch in order. Entries that cannot be stored go to quarantine, one by one."""
     readable: list[tuple[StreamEntry, Blobs, AuditRecord]] = []
-    refused = 0
+    quarantined = 0
     for entry, blobs in batch:
         try:
             readable.append((entry, blobs, events.read(entry, blobs)))
         except (ValueError, msgspec.MsgspecError) as error:
             quarantine(entry, blobs, str(error))
-            refused += 1
-    refused += _store(readable)
-    return StoreResult([record.event for _, _, record in readable], refused)
+            quarantined += 1
+    quarantined += _store(readable)
+    return StoreResult([record.event for _, _, record in readable], quarantined)
 
 
 def quarantine(entry: StreamEntry, blobs: Blobs, reason: str) -> None:
@@ -84,7 +84,7 @@ def retry(rows: Iterable[Quarantine]) -> int:
     stored = 0
     for row in rows:
         fields, blobs = _decode_raw(bytes(row.raw))
-        if not store([(StreamEntry(row.partition, row.stream_id, fields), blobs)]).refused:
+        if not store([(StreamEntry(row.partition, row.stream_id, fields), blobs)]).quarantined:
             row.delete()
             stored += 1
     return stored
@@ -116,7 +116,7 @@ def _store(batch: Sequence[tuple[StreamEntry, Blobs, AuditRecord]]) -> int:
 def _set_idle_timeout() -> None:
     """Let PostgreSQL end the transaction of a frozen process.
 
-    It would hold locks on the rows that it has inserted, and every other drain would wait for them.
+    Otherwise the process would keep the locks on its inserted rows, and every other drain would wait for them.
     """
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_TIMEOUT_MS])

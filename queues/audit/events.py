@@ -1,7 +1,7 @@
 """Entries of the events stream as typed values, and the handlers of ended tasks.
 
-This is the only way in which other apps learn of ended tasks: they register a handler with `on_ended`. The handler
-runs in the transaction that stores the tasks.
+Other apps register a handler with `on_ended` to be called with ended tasks. It runs in the transaction that stores the
+tasks. There is no other way to be notified.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def parse(entry: StreamEntry) -> Event:
 def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
     """Parse an entry and decode its blobs.
 
-    The answer is only used if a worker reported the result of this attempt. Otherwise a dead letter that was replayed
-    before the drain read its entry would get the result of a later attempt.
+    Use the answer only if this attempt ended with a worker's result. If a dead letter was replayed before the drain
+    read its entry, the answer in Redis may be that of a later attempt.
     """
     event = parse(entry)
     is_answered = event.outcome in (Outcome.COMPLETED, Outcome.FAILED)
@@ -206,8 +206,8 @@ handlers: list[Handler] = []
 def on_ended(handler: Handler) -> Handler:
     """Register a handler, to be called with ended tasks in the transaction that stores them.
 
-    It may be called again with the same tasks, and must then change nothing. A database error about one task's row
-    puts only that task's entry in quarantine.
+    It must be idempotent, because it may be called again with the same tasks. If the row of one task causes a database
+    error, only the entry of that task goes to quarantine.
     """
     if handler not in handlers:
         handlers.append(handler)

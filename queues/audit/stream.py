@@ -1,7 +1,8 @@
 """The events stream in Redis: read entries, acknowledge stored ones, and trim the stream.
 
-All processes use one consumer name. So the next run reads at once the entries that a killed process has read and not
-acknowledged, without waiting for an idle time.
+All processes use the same consumer name. If a process is killed, the next run immediately reads the entries that the
+process did not acknowledge. With separate names, another process could only claim entries that have been idle for some
+time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from queues.engine import keys
 
 GROUP = "audit"
 CONSUMER = "drain"
+# The most entries of one round trip. It bounds how long one command blocks Redis.
+MAX_ENTRIES = 250
 # Select the entries to read: those that no process has read, or those that were read and not acknowledged.
 NEW = ">"
 UNACKNOWLEDGED = "0"
@@ -33,7 +36,7 @@ class StreamState(NamedTuple):
 def survey() -> dict[int, StreamState]:
     """Return the state of each reachable partition that has a stream.
 
-    A stream without the consumer group gets it.
+    Create the consumer group of a stream that does not have it yet.
     """
     states: dict[int, StreamState] = {}
     partitions = connections.reachable_partitions()
@@ -59,24 +62,39 @@ def lag() -> int:
 
 
 def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
-    """Return up to `count` entries of each partition, either NEW or UNACKNOWLEDGED ones."""
-    with connections.client().pipeline(transaction=False) as pipe:
-        for partition, start in after.items():
-            pipe.xreadgroup(GROUP, CONSUMER, {_key(partition): start}, count=count)
-        replies = pipe.execute()
-    return [
-        StreamEntry(partition, stream_id.decode(), fields)
-        for partition, reply in zip(after, replies, strict=True)
-        for _, entries in reply or ()
-        for stream_id, fields in entries
-    ]
+    """Return up to `count` entries of each partition.
+
+    `after` maps a partition to NEW or UNACKNOWLEDGED. Reading 2,000 entries with one command would block Redis for 10
+    ms, so each round trip reads MAX_ENTRIES.
+    """
+    starts = dict(after)
+    entries: dict[int, list[StreamEntry]] = {partition: [] for partition in after}
+    while starts:
+        share = max(1, MAX_ENTRIES // len(starts))
+        counts = {partition: min(share, count - len(entries[partition])) for partition in starts}
+        with connections.client().pipeline(transaction=False) as pipe:
+            for partition, start in starts.items():
+                pipe.xreadgroup(GROUP, CONSUMER, {_key(partition): start}, count=counts[partition])
+            replies = pipe.execute()
+        for partition, reply in zip(list(starts), replies, strict=True):
+            part = [
+                StreamEntry(partition, stream_id.decode(), fields)
+                for _, stream_entries in reply or ()
+                for stream_id, fields in stream_entries
+            ]
+            entries[partition] += part
+            if len(part) < counts[partition] or len(entries[partition]) == count:
+                del starts[partition]
+            elif starts[partition] != NEW:
+                starts[partition] = part[-1].stream_id
+    return [entry for part in entries.values() for entry in part]
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
     """Return the data that Redis has of the entries' tasks, in one round trip."""
     with connections.client().pipeline(transaction=False) as pipe:
         for entry in entries:
-            # An invalid id reads nothing. `events.parse` raises the error later.
+            # For an invalid id, Redis returns no data. `events.parse` raises the error later.
             root = keys.of_partition(entry.partition).root
             task_id = entry.fields.get(b"id", b"").decode("ascii", "replace")
             pipe.hmget(keys.task(root, task_id), "spec", "max", "answer")
@@ -90,15 +108,15 @@ def acknowledge(entries: Iterable[StreamEntry]) -> None:
         ids.setdefault(entry.partition, []).append(entry.stream_id)
     if not ids:
         return
-    with connections.client().pipeline(transaction=False) as pipe:
-        for partition, stored in ids.items():
-            pipe.xack(_key(partition), GROUP, *stored)
-        pipe.execute()
+    client = connections.client()
+    for partition, stored in ids.items():
+        for start in range(0, len(stored), MAX_ENTRIES):
+            client.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
     _trim(list(ids))
 
 
 def drained_until_ms(partition: int) -> int:
-    """Return the time before which everything that ended is in PostgreSQL.
+    """Return a time such that all tasks that ended before it are stored in PostgreSQL.
 
     Cleanup must not remove tasks that ended later.
     """
@@ -116,9 +134,9 @@ def drained_until_ms(partition: int) -> int:
 
 
 def _trim(partitions: Sequence[int]) -> None:
-    """Remove the entries that every group has acknowledged.
+    """Remove the entries that all consumer groups have acknowledged.
 
-    So another reader of the stream, with a group of its own, loses no entry.
+    Another reader of the stream, with its own group, therefore loses no entry.
     """
     with connections.client().pipeline(transaction=False) as pipe:
         for partition, groups in zip(partitions, _read_groups(partitions), strict=True):

@@ -26,7 +26,7 @@ Kind, JobState = BulkJob.Kind, BulkJob.State
 MAX_IDS = 10_000  # task ids in one job
 MAX_JOBS = 20  # unfinished jobs of one tenant
 MAX_CANARIES = 1_000
-UNDO_PERIOD = timedelta(days=1)  # a replay can be recalled for this time after its end
+RECALL_PERIOD = timedelta(days=1)  # for this time after its end, a replay can be recalled
 SAMPLE_SIZE = 10
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
@@ -115,10 +115,10 @@ def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> Bul
 
     Replayed tasks that no worker has claimed since become dead letters again. If a recall of the replay is already
     running, it is returned instead. Raises Conflict if the job is not a replay, has not ended, has replayed no task,
-    or ended more than UNDO_PERIOD ago.
+    or ended more than RECALL_PERIOD ago.
     """
     replay = find(tids, job_id)
-    until = undo_until(replay)
+    until = recallable_until(replay)
     if until is None:
         raise errors.Conflict("Only a replay that has ended and has replayed at least one task can be recalled.")
     with transaction.atomic():
@@ -127,7 +127,7 @@ def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> Bul
         if running_recall is not None:
             return running_recall
         if _now() > until:
-            hours = UNDO_PERIOD.total_seconds() / 3600
+            hours = RECALL_PERIOD.total_seconds() / 3600
             raise errors.Conflict(f"The replay cannot be recalled: it ended more than {hours:.0f} hours ago.")
         job = BulkJob.objects.create(
             id=UUID(str(uuid_utils.uuid7())),
@@ -148,14 +148,14 @@ def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> Bul
     return job
 
 
-def undo_until(job: BulkJob) -> datetime | None:
+def recallable_until(job: BulkJob) -> datetime | None:
     """Return the time until which a job can be recalled.
 
     Return None if it is not a replay, has not ended, or has replayed no task.
     """
     if job.kind != Kind.REPLAY or job.ended_at is None or not job.done:
         return None
-    return job.ended_at + UNDO_PERIOD
+    return job.ended_at + RECALL_PERIOD
 
 
 def find(tids: TenantIds, job_id: str) -> BulkJob:
@@ -180,7 +180,7 @@ def list_unfinished(tids: TenantIds) -> QuerySet[BulkJob]:
 
 
 def list_items(job: BulkJob, *, outcome: str | None = None) -> QuerySet[BulkItem]:
-    """Return the recorded tasks of a job.
+    """Return the tasks of a job that have a row of their own.
 
     These are the tasks selected by id, the canaries, and the first tasks that were skipped or failed.
     """

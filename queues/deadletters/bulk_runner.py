@@ -1,9 +1,9 @@
 """Run bulk jobs in batches, so that a job continues after a crash.
 
-A batch is recorded in the job before it is sent. Its outcome is recorded in the same transaction as the next batch. So
-after a crash, the last batch is sent again. The scripts recognise the tasks that this job has already replayed: each
-task is processed once and counted once. Any process may continue a job. A process that is too late notices it by the
-number of the batch (`BulkJob.piece`).
+A batch is stored in the job before it is sent. Its outcome is stored in the same transaction as the next batch, so the
+last batch is sent again after a crash. The scripts recognise the tasks that this job has already replayed: each task is
+processed once and counted once. Any process may continue a job. If two processes send the same batch, the second one
+finds that the number of the batch (`BulkJob.piece`) has changed, and discards its outcome.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
-# Tasks in one script, which blocks Redis for a quarter of a millisecond, and tasks in one batch.
-SCRIPT_SIZE = 25
-BATCH_SIZE = 250
-MAX_RECORDED_FAILURES = 1_000  # skipped and failed tasks of a job that are recorded
+SCRIPT_SIZE = 25  # tasks in one script, which blocks Redis for a quarter of a millisecond
+BATCH_SIZE = 250  # tasks in one batch
+MAX_RECORDED_FAILURES = 1_000  # skipped and failed tasks of a job that get a row
 RUN_SECONDS = 20.0
 IDLE_SECONDS = 0.2
-COUNT_MS = 3_000
 
 _decode_filter = msgspec.json.Decoder(Filter).decode
 
@@ -68,14 +66,17 @@ def run(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS) -> in
 
 
 def step(job_id: UUID) -> int:
-    """Send the job's batch, record its outcome and the next batch, and return its size."""
+    """Send the stored batch of a job, then store its outcome and the next batch.
+
+    Return the number of tasks sent.
+    """
     job = BulkJob.objects.get(pk=job_id)
     if job.state == JobState.WATCHING:
         _watch_canaries(job)
     if job.state not in (JobState.RUNNING, JobState.CANCELLING):
         return 0
     if job.total is None and job.started_at is None:
-        total = pagination.count(_to_row_filter(job), at_most=queries.COUNT_LIMIT, milliseconds=COUNT_MS)
+        total = pagination.count(_to_row_filter(job), at_most=queries.COUNT_LIMIT, milliseconds=queries.COUNT_MS)
         BulkJob.objects.filter(pk=job.pk).update(total=total)
     results = _send(job) if job.sending else {}
     with transaction.atomic():
@@ -123,7 +124,10 @@ def _send(job: BulkJob) -> Results:
 
 
 def _record(job: BulkJob, results: Results) -> None:
-    """Count the tasks of the batch in the locked job, and record those to be shown."""
+    """Add the outcomes of the batch to the locked job.
+
+    Also store the rows that `bulk_jobs.list_items` returns.
+    """
     if not results:
         return
     outcomes = {task_id: _outcome(job, error) for task_id, error in results.items()}
@@ -177,7 +181,7 @@ def _choose_next(job: BulkJob) -> None:
 
 
 def _read_next(job: BulkJob, limit: int) -> tuple[list[UUID], bool]:
-    """Return the next tasks, and whether all tasks have been returned before."""
+    """Return the ids of the next tasks, and whether the job has no more tasks."""
     if not job.filter:
         waiting = job.items.filter(outcome="").order_by("id").values_list("task_id", flat=True)
         ids = list(waiting[:limit])
@@ -194,9 +198,9 @@ def _read_next(job: BulkJob, limit: int) -> tuple[list[UUID], bool]:
 
 
 def _available_by_rate(job: BulkJob, now: datetime) -> int:
-    """Return how many tasks the rate allows now: at most those of one second.
+    """Return the number of tasks that the rate allows now, at most those of one second.
 
-    Return 0 instead of a number that would make the batch very small.
+    Return 0 if the batch would be very small.
     """
     assert job.rate_per_second
     since = job.sent_at or now - timedelta(seconds=1)
@@ -205,7 +209,10 @@ def _available_by_rate(job: BulkJob, now: datetime) -> int:
 
 
 def _rate_used_until(job: BulkJob, now: datetime) -> datetime:
-    """Return the time up to which the batch uses the rate. Fractions of a task are not lost."""
+    """Return the time until which the batch uses up the rate.
+
+    The next batch is counted from this time, so fractions of a task are not lost.
+    """
     assert job.rate_per_second
     since = max(job.sent_at or now, now - timedelta(seconds=1))
     return since + timedelta(seconds=len(job.sending) / job.rate_per_second)
@@ -266,7 +273,7 @@ def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
 
 
 def _find_tenant(job: BulkJob) -> TenantSnapshot:
-    # A deleted tenant has no limits any more, but its keys in Redis only depend on its id.
+    # A deleted tenant has no limits any more, but its keys in Redis depend only on its id.
     return tenant_cache.find_by_tid(str(job.tenant_id)) or TenantSnapshot(tid=str(job.tenant_id), slug="")
 
 

@@ -44,7 +44,7 @@ def as_json_lines(rows: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
 
 
 def as_csv(rows: Iterable[tuple[DeadLetter, str]]) -> Iterator[bytes]:
-    """Yield CSV, escaped so that a spreadsheet runs no text of a producer as a formula."""
+    """Yield CSV in which a spreadsheet does not run a producer's text as a formula."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)

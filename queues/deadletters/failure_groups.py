@@ -27,7 +27,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     tid: str
     command: str
     failure: str
-    error: str  # of the newest one
+    error: str  # of the newest dead letter
     count: int
     first_at: datetime
     last_at: datetime
@@ -37,7 +37,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 def groups(tids: Sequence[str] | None, *, command: str | None = None, limit: int = MAX_GROUPS) -> list[FailureGroup]:
     """Return the failure groups, the largest first.
 
-    An index has all the rows that are counted.
+    The counts are read from an index that contains only dead letters.
     """
     conditions = [Condition("is_dead AND fingerprint IS NOT NULL")]
     if command is not None:
@@ -52,7 +52,7 @@ def groups(tids: Sequence[str] | None, *, command: str | None = None, limit: int
             [*condition.params, limit],
         )
         counts = cursor.fetchall()
-        # For the groups to show only: the newest error, and the numbers by hour.
+        # Read the newest error and the numbers by hour only for the groups to show.
         shown = _transpose(counts, 3)
         cursor.execute(
             f"SELECT newest.error FROM {_SHOWN} LEFT JOIN LATERAL ("  # noqa: S608

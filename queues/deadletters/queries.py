@@ -116,7 +116,7 @@ def to_row_filter(
         validation.check_command(letter_filter.command)
     scanned: list[Condition] = []
     if include_former:
-        # An index has the few rows that are not completed.
+        # There is an index of the few rows that are not completed.
         indexed = [Condition("status <> 'COMPLETED'")]
         scanned += [
             Condition("status = 'FAILED' AND outcome <> 'FAILED'"),
@@ -171,7 +171,7 @@ def replay(
 ) -> list[Task | errors.CodeqError]:
     """Replay at most 1,000 dead letters, and return each task or its error.
 
-    `payloads` has the new payloads (JSON text) of tasks to be changed. The error is NotDead for a task that is not a
+    `payloads` maps ids of tasks to new payloads (JSON text). The error is NotDead for a task that is not a
     dead letter any more, and TaskNotFound for a task that Redis does not have. Raises InvalidRequest or
     PayloadTooLarge, without replaying any task, if a payload is not valid.
     """
@@ -187,7 +187,7 @@ def replay(
         specs.append(spec)
     positions = _read_positions(tenant.tid, task_ids)
     results = services.replay(tenant, task_ids, specs).run_sync()
-    _clear_processed(tenant.tid, positions, task_ids, results)
+    _clear_flags_of_former(tenant.tid, positions, task_ids, results)
     return results
 
 
@@ -199,7 +199,7 @@ def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.Codeq
     valid, refused = convert_each(task_ids, validation.check_id)
     positions = _read_positions(tenant.tid, valid)
     results = services.purge_dead(tenant, valid).run_sync()
-    _clear_processed(tenant.tid, positions, valid, results)
+    _clear_flags_of_former(tenant.tid, positions, valid, results)
     return merge_in_order(refused, results)
 
 
@@ -255,18 +255,21 @@ def _compact(tenant: TenantSnapshot, payload: str) -> str:
 
 
 def _read_positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
-    """Return the stream positions of the deaths in the audit, before the tasks are changed."""
+    """Return the stream positions of these dead letters in the audit.
+
+    Read them before the tasks are changed.
+    """
     ids = [UUID(task_id) for task_id in task_ids if validation.is_id(task_id)]
     rows = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)
     return {str(task_id): position for task_id, position in rows.values_list("task_id", "position")}
 
 
-def _clear_processed(
+def _clear_flags_of_former(
     tid: str, positions: Mapping[str, int], task_ids: Sequence[str], results: Sequence[object]
 ) -> None:
-    """Clear the dead flag of tasks that were replayed or deleted now, or before.
+    """Clear the dead flag of the tasks that are not dead letters any more.
 
-    With the errors NotDead and TaskNotFound too, the task is not a dead letter any more.
+    These are the tasks that this call has replayed or deleted, and those with the error NotDead or TaskNotFound.
     """
     no_longer_dead = {
         UUID(task_id): positions[task_id]

@@ -45,7 +45,7 @@ def set_policy(
     """Store the part of a queue's policy that the scripts need.
 
     `policy` is "<backoff> <base ms> <cap ms> <dead letter queue>"; if it is empty, the options of the engine apply.
-    `max_consumers` limits the tasks in progress, None does not. A missing `dead_letter_queue` is created.
+    `max_consumers` is the limit of tasks in progress; None means no limit. A missing `dead_letter_queue` is created.
     """
     return engine.prepare(
         "set_policy",

@@ -19,8 +19,8 @@ def replay(
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
     """Make dead letters ready again, with all their attempts.
 
-    Return the task or the error of each. `specs`, in the order of `task_ids`, replaces the tasks' specs; None keeps
-    one.
+    Return the task or the error of each. `specs`, in the order of `task_ids`, replace the tasks' specs; None keeps the
+    spec of a task.
     """
     encoded_specs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
     return _replay(
@@ -46,7 +46,7 @@ def replay_for(
 def recall(
     engine: Engine, tid: str, task_ids: Sequence[str], job: str, *, dead_retention_ms: int
 ) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Make the tasks that a bulk job replayed dead letters again.
+    """Turn the tasks that a bulk job replayed into dead letters again.
 
     Return the error of each task, or None. Conflict is the error of a task that has been claimed since, or that this
     job did not replay.
@@ -88,7 +88,7 @@ def _replay(
         tid=tid,
         job=job,
         clock=engine.clock_argument(),
-        args=[word for pair in zip(task_ids, encoded_specs, strict=True) for word in pair],
+        args=[arg for pair in zip(task_ids, encoded_specs, strict=True) for arg in pair],
     )
 
 

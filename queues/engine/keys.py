@@ -14,17 +14,17 @@ In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
     codeq:{p}:expiry:<tid>                     ZSET    id of an ended task -> when its retention expires (ms)
     codeq:{p}:task:<id>                        HASH    spec (immutable blob), state, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; expires with the retention
-    codeq:{p}:rate:<tid>:<kind>[:<token>]      STRING  time (ms) until which admitted requests are paid for
-    codeq:{p}:ranked:<tid>:<name>              ZSET    id -> score of its rank, or of when its delay or lock ends
+    codeq:{p}:rate:<tid>:<kind>[:<token>]      STRING  GCRA: theoretical arrival time of the next request (ms)
+    codeq:{p}:ranked:<tid>:<name>              ZSET    id -> its rank and arrival, or when its delay or lock ends
     codeq:{p}:ranked:<tid>:<name>:lock:<id>    STRING  "<host>:<uuid>" of the lock's holder
     codeq:{p}:tenants                          SET     every <tid> that has a queue
-    codeq:{p}:due                              ZSET    <tid>:<command> -> not later than its next due task (ms)
+    codeq:{p}:due                              ZSET    <tid>:<command> -> lower bound of when its next task is due (ms)
     codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits (ms)
     codeq:{p}:woken                            SET     <tid>:<command> with ready tasks again, for worker notifications
     codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
     codeq:{p}:wake                             CHANNEL "ready <queue>", "queue <queue>" for a new one, "ended <id>"
     codeq:{p}:lock:<job>                       STRING  lock of a periodic task in one partition
-    codeq:{p}:absent                           -       never exists; see `whole` in core/redis/runners.py
+    codeq:{p}:absent                           -       never exists; see `with_slot_guard` in core/redis/runners.py
     codeq:partitions                           STRING  number of partitions, fixed at the first start
 """
 

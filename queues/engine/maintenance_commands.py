@@ -63,7 +63,7 @@ def reap(
 def due_queues(engine: Engine, partition: int, limit: int = CHUNK) -> ScriptCall[list[tuple[str, str]]]:
     """Return the queues in a partition that have due tasks or expired leases.
 
-    Each is the tid of its tenant, and its command.
+    A queue is a pair of the tenant's tid and the command.
     """
 
     def decode(reply: list[bytes]) -> list[tuple[str, str]]:
@@ -77,9 +77,9 @@ def due_queues(engine: Engine, partition: int, limit: int = CHUNK) -> ScriptCall
 def expired(
     engine: Engine, tid: str, *, before_ms: int | None = None, limit: int = CHUNK
 ) -> ScriptCall[tuple[int, list[str]]]:
-    """Return the time of Redis, and the ended tasks whose retention has expired.
+    """Return the time of Redis, and the ids of ended tasks whose retention has expired.
 
-    The tasks are sorted by that time. With `before_ms`, it is before that moment.
+    The oldest expiry comes first. With `before_ms`, return only tasks whose retention expired by that time.
     """
     return engine.prepare(
         "expired",
@@ -94,7 +94,7 @@ def expired(
 def purge(engine: Engine, tid: str, task_ids: Sequence[str], *, before_ms: int | None = None) -> ScriptCall[list[bool]]:
     """Delete ended tasks with their results. Return whether each task was deleted.
 
-    With `before_ms`, delete only those whose retention expired before that time.
+    With `before_ms`, delete only those whose retention expired by that time.
     """
     return _purge(engine, tid, task_ids, lambda reply: [outcome == 1 for outcome in reply], before_ms=before_ms)
 

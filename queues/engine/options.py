@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     partitions: int = 16
     max_attempts: int = 5
-    # Due tasks that one claim makes ready, and expired leases that it returns.
+    # Delayed tasks that one claim makes ready, and as many expired leases that it ends.
     repair_limit: int = 200
     backoff: str = "exp_full_jitter"
     backoff_base_ms: int = 5_000

@@ -11,7 +11,7 @@ import msgspec
 import uuid_utils
 
 from core import errors
-from core.redis.script_call import Bound, Command, ScriptCall
+from core.redis.script_call import BoundArguments, Command, ScriptCall
 from queues.domain import Enqueued, Location, NewTask, Spec, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention
@@ -35,7 +35,7 @@ def enqueue(
 
     The tasks of a queue and a priority are stored by one script, and all scripts are sent in one round trip.
     `retention_ms` is also how long an idempotency key is kept. `retentions_ms` and `max_attempts` have the values of
-    single queues. `depth` limits the waiting tasks of the tenant; 0 does not.
+    single queues. `depth` is the limit of the tenant's waiting tasks; 0 means no limit.
     """
     groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
     repeats: dict[str, int] = {}
@@ -58,12 +58,12 @@ def enqueue(
         ]
         group = (new_task.command, new_task.priority, repeat)
         groups.setdefault(group, []).append((position, task_id, spec, args))
-    # The first task with a key comes before the second one in all queues, because a key is unique in the tenant.
+    # Send the first task with a key before the second one, also of other queues: a key is unique in the tenant.
     ordered_groups = sorted(groups.items(), key=lambda item: item[0][2])
     script = script_loader.load("enqueue")
     scripts: list[Command] = []
     for (command, priority, _), members in ordered_groups:
-        shared_words = _bind_shared_words(
+        shared_arguments = _bind_shared_arguments(
             engine.partition_of(tid),
             tid,
             command,
@@ -74,7 +74,7 @@ def enqueue(
             limits,
             depth,
         )
-        scripts.append((script, shared_words + tuple([word for member in members for word in member[3]])))
+        scripts.append((script, shared_arguments + tuple([arg for _, _, _, args in members for arg in args])))
 
     def decode(script_replies: list[Any]) -> list[Enqueued | errors.CodeqError]:
         outcomes: list[Enqueued | errors.CodeqError | None] = [None] * len(tasks)
@@ -148,7 +148,7 @@ def digest_key(idempotency_key: str | None) -> str:
 
 
 @lru_cache(maxsize=10_000)
-def _bind_shared_words(
+def _bind_shared_arguments(
     partition: int,
     tid: str,
     command: str,
@@ -158,29 +158,29 @@ def _bind_shared_words(
     horizon_ms: int,
     limits: Limits,
     depth: int,
-) -> Bound:
-    """Return the words that all enqueues of a queue and a priority begin with.
+) -> BoundArguments:
+    """Return the arguments that all enqueues of a queue and a priority have in common.
 
-    They are cached: binding them anew would be half of the cost of an enqueue.
+    They are cached, because binding them takes half of the time of an enqueue.
     """
-    shared = keys.of_partition(partition)
-    queue = keys.of_queue(shared.root, tid, command)
+    partition_keys = keys.of_partition(partition)
+    queue = keys.of_queue(partition_keys.root, tid, command)
     return script_loader.load("enqueue").bind(
         ready=queue.ready[priority],
         delayed=queue.delayed,
-        due=shared.due,
-        queues=keys.of_tenant(shared.root, tid).queues,
-        tenants=shared.tenants,
-        waiting=shared.waiting,
-        woken=shared.woken,
-        root=shared.root,
+        due=partition_keys.due,
+        queues=keys.of_tenant(partition_keys.root, tid).queues,
+        tenants=partition_keys.tenants,
+        waiting=partition_keys.waiting,
+        woken=partition_keys.woken,
+        root=partition_keys.root,
         tid=tid,
         queue=queue.name,
         priority=priority,
         clock=clock,
         idem_ttl_ms=idem_ttl_ms,
         horizon_ms=horizon_ms,
-        limits=limits.encode(shared.root, tid),
+        limits=limits.encode(partition_keys.root, tid),
         max_depth=depth or "",
     )
 
@@ -214,7 +214,7 @@ def _fingerprint_request(new_task: NewTask) -> str:
 
 
 def _decode_existing_task(item: Sequence[Any]) -> Enqueued:
-    """Decode 1 or 0, for an identical or another request, and the existing task."""
+    """Decode an existing task. Its first field is 1 if the requests are identical, else 0."""
     return Enqueued(task=replies.decode_task(item[1:]), is_replayed=True, is_mismatch=item[0] == 0)
 
 

@@ -21,7 +21,7 @@ def task(
 ) -> ScriptCall[tuple[Task, StoredResult | None]]:
     """Return a task and its answer. Raise TaskNotFound.
 
-    With `watch`, the end of the task will be announced on the wake channel.
+    With `watch`, the end of the task is announced on the wake channel.
     """
 
     def decode(reply: list[Any]) -> tuple[Task, StoredResult | None]:
@@ -61,10 +61,10 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
         if not reply:
             raise errors.TaskNotFound
         now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
-        word, _, max_consumers = state.partition(b" ")
+        state_name, _, max_consumers = state.partition(b" ")
         return QueuePosition(
             now_ms=now_ms,
-            is_paused=word == b"paused",
+            is_paused=state_name == b"paused",
             is_busy=bool(max_consumers) and in_progress >= int(max_consumers),
             in_progress=in_progress,
             higher=higher,
@@ -168,7 +168,7 @@ def _decode_queue_entry(fields: Sequence[bytes]) -> QueueEntry:
         max_attempts=int(max_attempts),
         created_ms=int(created),
         visible_ms=int(visible or created),
-        moment_ms=int(float(score)) if score else None,
+        due_ms=int(float(score)) if score else None,
         worker=worker if is_leased else None,
         claimed_ms=claimed_ms if is_leased else None,
         progress=progress.decode("utf-8", "replace") or None,
@@ -188,7 +188,7 @@ def scan(
     """Return a page of one index of a queue: `ready:<0..9>`, `delayed` or `inprog`.
 
     Each entry is a task's id, its position, and the worker of its last claim if it is in progress. The page begins
-    behind the last entry of the page before, which `last_position` and `last_id` name.
+    after the last entry of the previous page, which has `last_position` and `last_id`.
     """
 
     def decode(reply: list[list[bytes]]) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Decoding of the parts that the replies of several scripts share: errors and tasks."""
+"""Encode and decode values of several scripts: errors, tasks, specs and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from core import errors
 from queues.domain import Location, Spec, StoredResult, Task, TaskStatus
 
-# The words with which a script refuses a transition.
+# The first word of a reply if the script rejects the transition.
 ERRORS: dict[bytes, type[errors.CodeqError]] = {
     b"NOT_FOUND": errors.TaskNotFound,
     b"NOT_OWNER": errors.NotLeaseOwner,

@@ -8,8 +8,8 @@
     --@ include write, now                                  files of lua/lib, each once, in this order
     --@ lazy maintenance(reap_expired): end_attempt, reap   `local reap_expired = maintenance()` creates it on demand
 
-`queues.engine.script_loader` says how Python passes the names, and `queues.engine.script_source` what becomes of the
-directives.
+`queues.engine.script_loader` documents how Python passes values for the names. `queues.engine.script_source` replaces
+the directives `--@` with code.
 """
 
 from __future__ import annotations
@@ -132,4 +132,4 @@ def _parse_parameters(text: str, file_name: str) -> Parameters:
             parameters.append(Parameter(match["name"], int(match["length"]) if match["length"] else None))
         return tuple(parameters)
 
-    return Parameters(parse(fixed.replace("-", "")), parse(repeated.removesuffix("}*")))
+    return Parameters(parse(fixed), parse(repeated.removesuffix("}*")))

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from core.redis.script_call import Bound
+from core.redis.script_call import BoundArguments
 from queues.engine import keys as key_builders
 from queues.engine import script_source
 from queues.engine.script_header import Header, Parameter, ScriptError, split_header
@@ -46,7 +46,7 @@ class Script:
         """The names of all keyword arguments of `bind`."""
         return [parameter.name for parameter in self.header.keys.fixed + self.header.args.fixed]
 
-    def bind(self, *, keys: Iterable[str] = (), args: Iterable[Any] = (), **named: Any) -> Bound:
+    def bind(self, *, keys: Iterable[str] = (), args: Iterable[Any] = (), **named: Any) -> BoundArguments:
         """Return the arguments of EVALSHA. Raise TypeError for a missing or unknown name."""
         if len(named) != self._number_of_names:
             raise TypeError(f"{self.name} takes {', '.join(self.names)}; got {', '.join(named)}")
@@ -64,7 +64,7 @@ def load(name: str) -> Script:
     file = _find_file(f"{name}.lua")
     script = build(file.read_text(encoding="utf-8"), file.name)
     if script.name != name:
-        raise ScriptError(f"{file.name} calls itself {script.name}")
+        raise ScriptError(f"{file.name}: the header has the name {script.name}")
     return script
 
 
@@ -111,4 +111,4 @@ def _find_file(path: str) -> Path:
     for directory in DIRECTORIES:
         if (directory / path).is_file():
             return directory / path
-    raise ScriptError(f"{path} is in none of {', '.join(map(str, DIRECTORIES))}")
+    raise ScriptError(f"{path} not found in {', '.join(map(str, DIRECTORIES))}")

@@ -12,7 +12,7 @@ from queues.engine.script_header import Header, LazyFactory, Parameters
 
 _COMMENT = re.compile(r"--.*")
 _FUNCTION = re.compile(r"^local function (\w+)\((?:[^\n]* end|.*?^end)$\n?", re.M | re.S)
-# The library that reverts the writes of a failed script. A script that includes `write` runs inside it.
+# The library that reverts the writes of a failed script. It wraps each script that includes `write`.
 ROLLBACK = "rollback"
 ROLLBACK_PLACEHOLDER = "--@ script"
 
@@ -43,22 +43,25 @@ def _join_libraries(names: Iterable[str], read_library: ReadLibrary) -> str:
 def _write_lazy_factory(
     lazy: LazyFactory, included: str, library: str, header: Header, read_library: ReadLibrary
 ) -> str:
-    """Return a Lua function that creates other functions on demand.
+    """Return the source of a Lua function that creates other functions on demand.
 
-    Most runs then do not pay for them. Functions of the `included` libraries that only they use, and that are
-    therefore not in the script's `library`, are created with them. So are the locals for the parameters they use: a
-    local of the script that an inner function refers to costs 50 ns per run, used or not.
+    A run that does not need these functions does not spend the time to create them. The factory also creates everything
+    that only they use: functions of the `included` libraries that are not in the script's `library`, and the locals for
+    parameters. A local of the script to which an inner function refers costs 50 ns per run, even if it is not used.
     """
-    returned = f"return {lazy.functions}"
-    functions = _select_used_functions(_join_libraries(lazy.libraries, read_library), returned)
-    only_here = "".join(match[0] for match in _FUNCTION.finditer(included) if match[0] not in library)
-    functions = _select_used_functions(only_here, functions) + functions
+    return_statement = f"return {lazy.functions}"
+    functions = _select_used_functions(_join_libraries(lazy.libraries, read_library), return_statement)
+    not_in_script = "".join(match[0] for match in _FUNCTION.finditer(included) if match[0] not in library)
+    functions = _select_used_functions(not_in_script, functions) + functions
     parameters = _declare_parameters(header, functions)
-    return f"local function {lazy.name}()\n{parameters}\n{functions}\n{returned}\nend"
+    return f"local function {lazy.name}()\n{parameters}\n{functions}\n{return_statement}\nend"
 
 
 def _select_used_functions(library: str, code: str) -> str:
-    """Return the library without functions that neither it nor the code uses."""
+    """Return the library without its unused functions.
+
+    A function is used if its name occurs in the code, or in the library after the function.
+    """
     for match in reversed(list(_FUNCTION.finditer(library))):
         rest = library[match.end() :]
         if not re.search(rf"\b{match[1]}\b", rest + code):

@@ -35,9 +35,9 @@ def claim(
 ) -> ScriptCall[Claimed]:
     """Lease up to `limit` ready tasks of at most CLAIM_QUEUES queues.
 
-    Raise TooMany if a rate limit is reached. The claim first makes up to `repair_limit` due tasks ready and returns as
-    many expired leases. If it finds no task, the queues announce their next ready task for `wait_ms`, so that the
-    caller can wait for it.
+    Raise TooMany if a rate limit is reached. The claim first makes at most `repair_limit` due tasks ready, and ends as
+    many attempts whose lease has expired. If it finds no task, the next ready task of these queues is announced on the
+    wake channel for `wait_ms`, so that the caller can wait for it.
     """
     partition = engine.partition_keys(tid)
     root, tenant = partition.root, keys.of_tenant(partition.root, tid)
@@ -73,7 +73,7 @@ def claim(
         if reply[0] == b"LIMITED":
             raise errors.TooMany(retry_after_seconds=reply[1] / 1000)
         now_ms, _, next_due_ms, expired, dead, has_more = reply[:CLAIM_VALUES]
-        if has_more:  # the claim has read nothing but ids of ended tasks, and there are more ids
+        if has_more:  # all ids that the claim read are of ended tasks, and there may be more ids
             next_claim = claim(
                 engine,
                 tid,
@@ -83,7 +83,7 @@ def claim(
                 limit=limit,
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
-                repair_limit=0,  # this claim has already used the limit
+                repair_limit=0,  # the first claim has already done the repairs
             )
             return next_claim.and_then(
                 lambda claimed: msgspec.structs.replace(

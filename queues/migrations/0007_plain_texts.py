@@ -12,6 +12,10 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.AlterModelOptions(
+            name='beatjob',
+            options={'verbose_name': 'periodic task'},
+        ),
         migrations.AlterField(
             model_name='attempt',
             name='number',

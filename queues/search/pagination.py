@@ -21,17 +21,16 @@ from core.errors import InvalidRequest
 
 PAGE = 50
 PAGE_LIMIT = 1000
-# Rows that one page scans, and rows that one query reads.
-SCAN_LIMIT = 5_000
-WINDOW = 1_000
-PAGE_MS = 5_000  # for one WINDOW: a JSON path may contain a regular expression of any cost
-# Rows that are read from the index of words and sorted. Words with more matches are searched by a scan.
-WORDS_ROWS = 2_000
+SCAN_LIMIT = 5_000  # rows that one page scans
+WINDOW = 1_000  # rows that one query of a scan reads
+WINDOW_MS = 5_000  # time limit of this query: a JSON path may contain a regular expression of any cost
+# Matches that are read from the index of words and sorted. If there are more, the page is read by a scan.
+MAX_WORD_MATCHES = 2_000
 WORDS_MS = 1_000
 # Up to this number of tenants, the rows of each are read from its own part of the index.
 MAX_TENANTS = 100
 
-CANCELLED = "57014"  # SQLSTATE of a statement that statement_timeout has ended
+QUERY_CANCELED = "57014"  # SQLSTATE of a statement that statement_timeout has ended
 TOO_LONG = "The search takes too long. Use a simpler filter."
 INVALID_CURSOR = "cursor: not valid. Use the cursor of the previous page."
 WORDS_CHARS = 300
@@ -154,7 +153,7 @@ def statement_timeout(milliseconds: int, **settings: str) -> Iterator[None]:
             # Restore the settings of an outer transaction.
             _apply_settings(cursor, before)
     except OperationalError as error:
-        if getattr(error.__cause__, "sqlstate", None) != CANCELLED:
+        if getattr(error.__cause__, "sqlstate", None) != QUERY_CANCELED:
             raise
         raise StatementTimeoutError from error
 
@@ -178,11 +177,11 @@ def _read_by_words(row_filter: RowFilter, after: PageKey | None, limit: int) -> 
     try:
         # Otherwise the LIMIT can make the planner choose a scan of the table.
         with statement_timeout(WORDS_MS, enable_seqscan="off"), connection.cursor() as cursor:
-            cursor.execute(sql, [*others.params, *words.params, WORDS_ROWS + 1])
+            cursor.execute(sql, [*others.params, *words.params, MAX_WORD_MATCHES + 1])
             rows = cursor.fetchall()
     except StatementTimeoutError:
         return None
-    if len(rows) > WORDS_ROWS:
+    if len(rows) > MAX_WORD_MATCHES:
         return None
     keys = sorted((PageKey(ended_at, task_id) for ended_at, task_id, is_match in rows if is_match), reverse=True)
     return _cut_page([key for key in keys if after is None or key < after], limit)
@@ -193,13 +192,14 @@ def _scan_page(row_filter: RowFilter, after: PageKey | None, limit: int, *, asce
     if row_filter.words:
         row_filter = msgspec.structs.replace(row_filter, scanned=(*row_filter.scanned, _has_words(row_filter)))
     try:
-        with statement_timeout(PAGE_MS):
+        with statement_timeout(WINDOW_MS):
             return _scan(row_filter, after, limit, ascending)
     except StatementTimeoutError:
         raise InvalidRequest(TOO_LONG) from None
 
 
 def _scan(row_filter: RowFilter, after: PageKey | None, limit: int, ascending: bool) -> PageKeys:
+    """Read windows until the page is full, SCAN_LIMIT is reached, or all rows are read."""
     keys: list[PageKey] = []
     scanned, last = 0, after
     match = all_of(row_filter.scanned)
@@ -270,9 +270,9 @@ def _has_words(row_filter: RowFilter) -> Condition:
 
 
 def _has_tenant_word(row_filter: RowFilter) -> list[Condition]:
-    """Return the condition that keeps the index scan from reading other tenants' rows.
+    """Return the condition that excludes other tenants' rows from the index scan.
 
-    The index has each row's tenant as a word.
+    The index contains each row's tenant as a word.
     """
     if row_filter.tids is None:
         return []
@@ -291,7 +291,7 @@ def all_of(conditions: Sequence[Condition]) -> Condition:
 
 
 # A cursor as text: microseconds since 1970 and the task's id.
-_cursor = re.compile(r"([0-9]{1,17})-([0-9a-f]{32})")
+_CURSOR_PATTERN = re.compile(r"([0-9]{1,17})-([0-9a-f]{32})")
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
@@ -303,7 +303,7 @@ def encode_cursor(key: PageKey) -> str:
 
 def decode_cursor(text: str) -> PageKey:
     """Return the key of a client's cursor. Raises InvalidRequest if it is not valid."""
-    match = _cursor.fullmatch(text)
+    match = _CURSOR_PATTERN.fullmatch(text)
     try:
         if match is None:
             raise ValueError(text)

@@ -2,7 +2,7 @@
 
 Ended tasks are read from the audit, whose index of words covers all tenants. Live tasks are read tenant by tenant, with
 many calls in one round trip: by idempotency key, and by the worker that holds them. The constants below limit the work,
-regardless of the number of tenants. A page reports if it left out live tasks because of these limits.
+regardless of the number of tenants. A page reports whether a limit left out live tasks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants.domain import TenantSnapshot
 
-# Tenants whose live tasks are searched, queues of these tenants, leases of one queue, and leases of all queues.
-MAX_TENANTS = 5_000
-MAX_QUEUES = 20_000
+MAX_TENANTS = 5_000  # tenants whose live tasks are searched
+MAX_QUEUES = 20_000  # queues of all these tenants
 MAX_LEASES_PER_QUEUE = 500
-MAX_LEASES = 20_000
+MAX_LEASES = 20_000  # leases of all these queues
 # Calls in one round trip. Each script is short, and Redis serves other clients between them.
 CALLS_PER_ROUND_TRIP = 200
 
@@ -53,21 +52,21 @@ class PlatformSearchPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(
     tids: Sequence[str] | None,
-    live: Sequence[str],
+    live_tids: Sequence[str],
     query: TaskQuery,
     *,
     cursor: str | None = None,
     limit: int = pagination.PAGE,
 ) -> PlatformSearchPage:
-    """Return tasks that match `query.q`: live tasks of `live`, then ended tasks of `tids`.
+    """Return tasks that match `query.q`: live tasks of `live_tids`, then ended tasks of `tids`.
 
-    At most MAX_TENANTS of `live` are searched. If `tids` is None, ended tasks of all tenants are included.
+    At most MAX_TENANTS of `live_tids` are searched. If `tids` is None, ended tasks of all tenants are included.
     """
     assert query.q is not None
     tenant_search.check(query)
     results: list[PlatformSearchResult] = []
-    reachable = reachable_tenants(live[:MAX_TENANTS])
-    is_cut = len(live) > len(reachable)
+    reachable = reachable_tenants(live_tids[:MAX_TENANTS])
+    is_cut = len(live_tids) > len(reachable)
     if cursor is None:
         results = _find_by_key(reachable, query)
         held, is_held_cut = _find_held(reachable, query)
@@ -80,13 +79,13 @@ def page(
     keys, following = pagination.read_keys(tenant_search.ended_row_filter(tids, query), after, limit)
     rows = {row.pk: row for row in AuditedResult.objects.filter(pk__in=[key.task_id for key in keys])}
     ended = [rows[key.task_id] for key in keys if key.task_id in rows]
-    live_again = _find_live_again(ended)
+    replayed_ids = _find_replayed(ended)
     results += [
         PlatformSearchResult(
             str(row.tenant_id), audit_reader.to_task(row, TenantSnapshot(tid=str(row.tenant_id), slug=""))
         )
         for row in ended
-        if str(row.pk) not in seen | live_again
+        if str(row.pk) not in seen | replayed_ids
     ]
     return PlatformSearchPage(
         results=results, cursor=pagination.encode_cursor(following) if following else None, is_cut=is_cut
@@ -135,8 +134,8 @@ def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSear
     return [result for result in _read_tasks(ids) if query.matches(result.task)], is_cut
 
 
-def _find_live_again(ended: Sequence[AuditedResult]) -> set[str]:
-    """Return the ids of dead letters that are live again because they were replayed."""
+def _find_replayed(ended: Sequence[AuditedResult]) -> set[str]:
+    """Return the ids of tasks that are live again because they were replayed."""
     maybe_replayed = defaultdict[str, list[str]](list)
     for row in ended:
         if row.outcome != row.status and not row.is_dead:

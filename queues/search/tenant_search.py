@@ -32,15 +32,15 @@ from tenants.domain import TenantSnapshot
 # The indexes of a queue, in the order in which they are read.
 WAITING: Final = ("delayed", *(f"ready:{priority}" for priority in reversed(PRIORITIES)))
 INDEXES: Final = {None: ("inprog", *WAITING), TaskStatus.PENDING: WAITING, TaskStatus.IN_PROGRESS: ("inprog",)}
-# Queues and ids that one page reads, and that one call reads.
-MAX_QUEUES = 200
+MAX_QUEUES = 200  # queues that one page reads
 QUEUES_PER_CALL = 20
-MAX_IDS = 5_000
+MAX_IDS = 5_000  # ids that one page reads
 IDS_PER_CALL = 500
 # A task's id has the time of the web process that created it; `created_ms` has the time of Redis.
 MAX_CLOCK_SKEW_MS = 300_000
-_cursor = re.compile(
-    rf"(?:(?P<command>{COMMAND.pattern}):(?P<index>delayed|inprog|ready:[0-9]):(?P<at>[0-9]{{1,16}}):(?P<after>[0-9a-f-]{{36}})?"
+_CURSOR_PATTERN = re.compile(
+    rf"(?:(?P<command>{COMMAND.pattern}):(?P<index>delayed|inprog|ready:[0-9]):"
+    r"(?P<position>[0-9]{1,16}):(?P<id>[0-9a-f-]{36})?"
     r"|ended:(?P<ended>[0-9a-f-]*))",
     re.ASCII,
 )
@@ -82,12 +82,12 @@ class SearchResultPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchCursor(NamedTuple):
-    """The position where a page of live tasks begins: after a task in one index of a queue."""
+    """The position after which a page of live tasks begins: a task in one index of a queue."""
 
     command: str = ""
     index_name: str = ""
-    at: str = "0"
-    after: str = ""
+    last_position: str = "0"
+    last_id: str = ""
 
 
 def page(
@@ -133,11 +133,11 @@ def _decode_cursor(cursor: str | None) -> tuple[SearchCursor | None, pagination.
     """Return the position among the live tasks, or the last ended task of the previous page."""
     if cursor is None:
         return SearchCursor(), None
-    match = _cursor.fullmatch(cursor)
+    match = _CURSOR_PATTERN.fullmatch(cursor)
     if match is None:
         raise errors.InvalidRequest(pagination.INVALID_CURSOR)
     if match["command"] is not None:
-        return SearchCursor(match["command"], match["index"], match["at"], match["after"] or ""), None
+        return SearchCursor(match["command"], match["index"], match["position"], match["id"] or ""), None
     return None, pagination.decode_cursor(match["ended"]) if match["ended"] else None
 
 
@@ -188,10 +188,10 @@ def _read_live(
             if not entries:
                 break
             candidates: list[str] = []
-            for task_id, at, worker in entries:
+            for task_id, index_position, worker in entries:
                 if len(candidates) == limit - len(tasks):
                     break
-                position = position._replace(at=at, after=task_id)
+                position = position._replace(last_position=index_position, last_id=task_id)
                 scanned += 1
                 if query.q in (None, worker) and _created_ms(task_id) >= since_ms:
                     candidates.append(task_id)
@@ -208,7 +208,7 @@ def _list_positions(
 ) -> Iterator[SearchCursor]:
     """Yield the beginning of each index that is not empty, from `start` on.
 
-    After MAX_QUEUES queues, the last position has no index: there the next page begins.
+    After MAX_QUEUES queues, yield a position without an index, at which the next page begins.
     """
     names = [query.command] if query.command is not None else queries.list_queues(engine(), tenant.tid).run_sync()
     names = [name for name in names if name >= start.command]
@@ -247,7 +247,7 @@ def ended_row_filter(tids: Sequence[str] | None, query: TaskQuery) -> RowFilter:
     indexed: list[Condition] = []
     scanned: list[Condition] = []
     if query.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
-        # An index has the few rows that are not completed.
+        # There is an index of the few rows that are not completed.
         indexed.append(Condition("status <> 'COMPLETED'"))
     if query.status is not None:
         scanned.append(Condition("status = %s", (query.status.value,)))

@@ -31,7 +31,7 @@ class QueueRates(NamedTuple):
 
     arrivals_per_second: float
     endings_per_second: float
-    failure_share: float | None  # of the attempts that ended within the last hour; None: there were none
+    failure_share: float | None  # of the attempts that ended within the last hour; None without attempts
     ready: list[int]  # one value for each minute of the last hour, oldest first
 
 
@@ -137,9 +137,9 @@ def time_series(tid: str, command: str, span: str, now: datetime) -> TimeSeries:
 
 
 def _carry_forward(samples: list[tuple[datetime, int]], start: datetime, step: timedelta, count: int) -> list[int]:
-    """Return the value at the end of each step: the last sample's, or 0 if that is too old.
+    """Return the value of the last sample before the end of each step, or 0 if it is too old.
 
-    An unchanged queue has only a sample every half hour, and an empty queue has no samples.
+    A queue that does not change has a sample only every half hour, and an empty queue has no samples.
     """
     values, value, sampled_at, index = [], 0, start, 0
     for number in range(1, count + 1):

@@ -126,13 +126,13 @@ def read_latest(at: datetime, tids: Iterable[str] | None = None) -> dict[QueueKe
 
 def count_ended(since: datetime, until: datetime) -> dict[QueueKey, EndedCounts]:
     """Count the attempts that ended in each queue from `since` on and before `until`."""
-    kinds: dict[QueueKey, Counter[str]] = defaultdict(Counter)
+    counts_by_queue: dict[QueueKey, Counter[str]] = defaultdict(Counter)
     waits: dict[QueueKey, Counter[int]] = defaultdict(Counter)
     runs: dict[QueueKey, Counter[int]] = defaultdict(Counter)
     with connection.cursor() as cursor:
         cursor.execute(ENDED_SQL, [since, until])
         for tid, command, outcome, status, wait, run, count in cursor:
-            kinds[tid, command][_kind(outcome, status)] += count
+            counts_by_queue[tid, command][_find_column(outcome, status)] += count
             if wait is not None:
                 waits[tid, command][wait] += count
                 runs[tid, command][run] += count
@@ -143,10 +143,10 @@ def count_ended(since: datetime, until: datetime) -> dict[QueueKey, EndedCounts]
         .annotate(count=Count("pk"))
     )
     for tid, command, count in cancelled_tasks:
-        kinds[tid, command]["cancelled"] += count
+        counts_by_queue[tid, command]["cancelled"] += count
     return {
         queue: EndedCounts(**counts, waits=tuple(histogram.pack(waits[queue])), runs=tuple(histogram.pack(runs[queue])))
-        for queue, counts in kinds.items()
+        for queue, counts in counts_by_queue.items()
     }
 
 
@@ -170,8 +170,8 @@ def prune(before: datetime, may_continue: MayContinue) -> int:
     return deleted
 
 
-def _kind(outcome: str, status: str) -> str:
-    """Return the column of QueueSample that counts such an attempt."""
+def _find_column(outcome: str, status: str) -> str:
+    """Return the column of QueueSample that counts an attempt with this outcome and status."""
     if outcome == Outcome.COMPLETED:
         return "completed"
     if outcome == Outcome.CANCELLED:

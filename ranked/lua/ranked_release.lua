@@ -1,8 +1,8 @@
---! ranked_release: remove a finished entry and its lock; or break a lock, and make the entry ready again.
+--! ranked_release: remove a finished entry and its lock; for holder '', break any lock and make the entry ready again.
 --! KEYS    queue
 --! ARGV    id holder clock
 --! RETURNS 1 | 0;
---! RETURNS 0: another holder has the lock, or it has expired; holder '' breaks any lock
+--! RETURNS 0: another holder has the lock, or it has expired
 --! EFFECTS lock deleted; held -1; ready +1 if broken; an entry that was enqueued again since stays ready
 --! COST    O(log entries)
 --! FLAGS   allow-oom

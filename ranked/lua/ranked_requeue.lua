@@ -1,4 +1,4 @@
---! ranked_requeue: release an entry, to be ready at its rank again after a delay.
+--! ranked_requeue: release a lock; the entry is ready at its rank again after a delay.
 --! KEYS    queue
 --! ARGV    id holder delay_ms clock
 --! RETURNS 1 | 0;

@@ -27,8 +27,8 @@ def bearer(header: str | None) -> str:
 class BearerAuthentication(BaseAuthentication):
     """Authenticate by `Authorization: Bearer <jwt>`.
 
-    `is_finishing` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). Only these are open to
-    a suspended tenant.
+    `is_finishing` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). A suspended tenant may
+    use only these.
     """
 
     def __init__(self, *, is_finishing: bool = False) -> None:

@@ -31,7 +31,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims in codeQ's terms, with the tenant's name."""
+    """The validated claims in codeQ's terms. `slug` is the tenant's name."""
 
     slug: str
     subject: str

@@ -36,7 +36,7 @@ def sign(claims: Mapping[str, object]) -> str:
 
 
 def document() -> dict[str, list[dict[str, Any]]]:
-    """Return the JWKS document: the public keys whose tokens are accepted, newest first."""
+    """Return the JWKS document: the public keys, newest first. Create a key if there is none."""
     _newest()
     return {"keys": [row.public for row in InstallationKey.objects.all()]}
 

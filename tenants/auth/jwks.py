@@ -219,13 +219,10 @@ class KeyCache:
 
 def keys_unavailable() -> Unavailable:
     """Return the error of a token that cannot be verified without a fetch of keys."""
-    return Unavailable("The keys that verify tokens cannot be fetched.", retry_after_seconds=5)
+    return Unavailable(
+        "The keys that verify tokens cannot be fetched. Try again in a few seconds.", retry_after_seconds=5
+    )
 
 
 def _run_in_thread(job: Callable[[], None]) -> None:
     threading.Thread(target=job, name="jwks", daemon=True).start()
-
-
-def run_inline(job: Callable[[], None]) -> None:
-    """Run in the calling thread: a `start` for tests."""
-    job()

@@ -42,7 +42,7 @@ class _Header(msgspec.Struct):
     crit: msgspec.UnsetType | Any = msgspec.UNSET
 
 
-class Unverified(msgspec.Struct, frozen=True):
+class UnverifiedToken(msgspec.Struct, frozen=True):
     """The unverified header and claims of a token. Use them only to choose the key."""
 
     algorithm: str
@@ -51,13 +51,14 @@ class Unverified(msgspec.Struct, frozen=True):
     claims: dict[str, Any]
 
 
-def decode_unverified(token: str) -> Unverified | None:
+def decode_unverified(token: str) -> UnverifiedToken | None:
     """Decode a token without verifying it.
 
     Returns None if it is not a signed JWT of an accepted algorithm.
     """
     parts = token.split(".")
-    # The library tolerates padding. A padded token would be a second spelling of it, with a rate limit of its own.
+    # Refuse padding, which the library tolerates: a padded token would be a second spelling of the same token, and have
+    # its own rate limit.
     if len(parts) != 3 or not all(parts) or "=" in token:
         return None
     try:
@@ -69,16 +70,16 @@ def decode_unverified(token: str) -> Unverified | None:
     # `crit` names extensions that a verifier must support (RFC 7515 §4.1.11). This one supports no extension.
     if header.alg not in jwks.ALGORITHMS or header.crit is not msgspec.UNSET or not isinstance(issuer, str):
         return None
-    return Unverified(header.alg, header.kid, issuer, claims)
+    return UnverifiedToken(header.alg, header.kid, issuer, claims)
 
 
-def verify_signature(token: str, unverified: Unverified, key: jwks.Key | None) -> dict[str, Any]:
+def verify_signature(token: str, unverified: UnverifiedToken, key: jwks.Key | None) -> dict[str, Any]:
     """Return the claims of a token that `key` has signed. Raises Unauthenticated."""
     if key is None or key.algorithm != unverified.algorithm:
         raise Unauthenticated("The token is signed with an unknown key.")
     try:
         signed = _JWS.decode_complete(token, key.material, algorithms=[key.algorithm])
-        # Decode the signed bytes, not the text that `decode_unverified` has read.
+        # Return the claims in the signed bytes, not those that `decode_unverified` has read from the text.
         return msgspec.json.decode(signed["payload"], type=dict[str, Any])
     except (jwt.PyJWTError, ValueError) as error:
         raise Unauthenticated("The token's signature is invalid.") from error

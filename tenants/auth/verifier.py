@@ -28,7 +28,7 @@ TOKEN_LENGTH = 16 * 2**10
 CACHE_LIMIT = 10_000
 _THREADS = 8
 _FETCH_WAIT_SECONDS = http_fetch.DEADLINE_SECONDS + 1
-_MAX_FETCHES = 3  # a token needs one fetch of keys; the bound ends the loop if there is a defect
+_MAX_FETCHES = 3  # a token needs one fetch of keys; the limit prevents an endless loop after a programming error
 
 
 class _CachedToken(msgspec.Struct):
@@ -77,8 +77,8 @@ class Verifier:
     def verify(self, token: str, *, is_finishing: bool = False) -> Caller:
         """Return the caller of a token. May block.
 
-        Raises Unauthenticated, Forbidden, Unavailable, or TenantSuspended unless `is_finishing` is set, as for the
-        operations on claimed tasks.
+        Raises Unauthenticated, Forbidden or Unavailable. Also raises TenantSuspended, unless `is_finishing` is set, as
+        it is for the operations on claimed tasks.
         """
         caller = self.get_cached(token, is_finishing=is_finishing)
         if caller is not None:

@@ -1,1 +1,1 @@
-"""How the tables of `tenants` came to be."""
+"""Migrations of the tables of `tenants`."""

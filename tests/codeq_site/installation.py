@@ -69,7 +69,7 @@ class Installation:
         except AssertionError as error:
             raise AssertionError(f"`up` did not start. Its output:\n{self.out}\n{self.err}") from error
 
-    def refuse(self, **environment: str) -> str:
+    def fail_to_start(self, **environment: str) -> str:
         """Launch an `up` that cannot start, and return its message.
 
         It must be one line without a traceback, with exit code 1.

@@ -26,7 +26,7 @@ from tests.conftest import free_port
 from tests.queues.api.conftest import TASKS
 from tests.waiting import until
 
-CANARY = f"kanarie{uuid.uuid4().hex}"
+CANARY = f"canary{uuid.uuid4().hex}"
 MINT = """
 from tenants import secret_encryption, services
 for role in ("producer", "worker", "admin"):
@@ -88,7 +88,7 @@ def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installat
     with psycopg.connect(urls["database_url"]) as database:
         kept = database.execute("SELECT count(*) FROM queues_auditedresult WHERE payload LIKE %s", (f"%{CANARY}%",))
         assert kept.fetchone() != (0,), "the audit does not contain the canary"
-    # Messages of web processes, Celery and the servers: proves that their logs are read.
+    # These messages of web processes, Celery and the servers prove that the logs of all of them are read.
     messages = (
         "too many login attempts from",
         "is in quarantine",
@@ -156,7 +156,7 @@ def send_refused_requests(client: HttpClient, producer: str, worker: str) -> Non
     assert client.send(f"{TASKS}/{CANARY}?{CANARY}={CANARY}", producer)[0] in (400, 404)
     assert client.send(f"/{CANARY}")[0] == 404
     assert client.send(TASKS, producer, b"\x1f\x8b" + CANARY.encode(), **{"Content-Encoding": "gzip"})[0] == 415
-    # Eleven, because a new window of five minutes may begin between the attempts.
+    # Five attempts are allowed in a window of five minutes. Eleven are enough if a new window begins in between.
     assert 429 in [client.log_in(f"somebody-{CANARY}", CANARY) for _ in range(11)]
 
 

@@ -29,13 +29,13 @@ def conf_with(**changes: Any) -> Conf:
     return build({**GOOD, **changes})
 
 
-def ids(conf: Conf) -> list[str | None]:
-    return [problem.id for problem in [*checks.everywhere(conf), *checks.deployed(conf)]]
+def problem_ids(conf: Conf) -> list[str | None]:
+    return [problem.id for problem in [*checks.general_problems(conf), *checks.deployment_problems(conf)]]
 
 
 def test_correct_deployment_has_no_problem() -> None:
-    assert ids(conf_with()) == []
-    assert ids(conf_with(**CLUSTER)) == []
+    assert problem_ids(conf_with()) == []
+    assert problem_ids(conf_with(**CLUSTER)) == []
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_correct_deployment_has_no_problem() -> None:
 )
 def test_wrong_setting_is_reported(changes: Mapping[str, Any], expected: str) -> None:
     conf = conf_with(**changes)
-    assert ids(conf) == [expected]
-    assert all(problem.hint for problem in [*checks.everywhere(conf), *checks.deployed(conf)])
+    assert problem_ids(conf) == [expected]
+    assert all(problem.hint for problem in [*checks.general_problems(conf), *checks.deployment_problems(conf)])
 
 
 def test_public_network_may_be_allowed() -> None:
-    assert ids(conf_with(webhooks={"allow_hosts": ["8.8.8.0/24"]})) == []
+    assert problem_ids(conf_with(webhooks={"allow_hosts": ["8.8.8.0/24"]})) == []
 
 
 def run_check(environment: Mapping[str, str], home: Path) -> subprocess.CompletedProcess[str]:

@@ -99,7 +99,7 @@ class Page:
             spawn(argv, log=log, env=self.variables, cwd=settings.BASE_DIR, death_signal=signal.SIGKILL)
         )
 
-    def ask(self, method: str, path: str, token: str = "", body: object = None) -> tuple[int, Any]:
+    def send(self, method: str, path: str, token: str = "", body: object = None) -> tuple[int, Any]:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             method=method,
@@ -149,38 +149,39 @@ def test_commands_of_the_page_start_an_installation(page: Page) -> None:
         tokens = list(pool.map(page.run, (producer, worker, operator)))
 
     tasks = "/v1/codeq/tasks"
-    status, task = page.ask("POST", tasks, tokens[0], {"command": "greet", "payload": {"whom": "world"}})
+    status, task = page.send("POST", tasks, tokens[0], {"command": "greet", "payload": {"whom": "world"}})
     assert status == 202
-    status, claimed = page.ask("POST", f"{tasks}/claim", tokens[1], {"commands": ["greet"], "waitSeconds": 5})
+    status, claimed = page.send("POST", f"{tasks}/claim", tokens[1], {"commands": ["greet"], "waitSeconds": 5})
     assert (status, claimed["id"]) == (200, task["id"])
-    page.ask("POST", f"{tasks}/{task['id']}/result", tokens[1], {"status": "COMPLETED", "result": {"text": "Hello"}})
-    _, read = page.ask("GET", f"{tasks}/{task['id']}/result?waitSeconds=5", tokens[0])
+    page.send("POST", f"{tasks}/{task['id']}/result", tokens[1], {"status": "COMPLETED", "result": {"text": "Hello"}})
+    _, read = page.send("GET", f"{tasks}/{task['id']}/result?waitSeconds=5", tokens[0])
     assert read["result"]["result"] == {"text": "Hello"}
 
     def is_audited() -> bool:
         # Beat has run, a worker has counted the stored row, and this web process exports the count.
-        _, shown = page.ask("GET", "/metrics", tokens[2])
+        _, shown = page.send("GET", "/metrics", tokens[2])
         wanted = ('codeq_task_completed_total{command="greet",status="COMPLETED"} 1.0', "codeq_audit_lag 0.0")
         return all(line in shown for line in wanted) and 'codeq_beat_late_seconds{name="drain"}' in shown
 
     until(is_audited, 60, every=0.2)
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        page.ask("GET", "/metrics")
+        page.send("GET", "/metrics")
     # The proxy must forward the host and X-Forwarded-Proto, or the console redirects or refuses.
-    assert console(page, "codeq.example.com", "https") == 200
-    assert console(page, "codeq.example.com", "http") == 301
-    assert console(page, "elsewhere.example.com", "https") == 400
+    assert console_status(page, "codeq.example.com", "https") == 200
+    assert console_status(page, "codeq.example.com", "http") == 301
+    assert console_status(page, "elsewhere.example.com", "https") == 400
 
     web, *celery = page.started
     page.end(*celery)
     page.broker.kill()
-    assert page.ask("POST", tasks, tokens[0], {"command": "greet", "payload": {}})[0] == 202
+    assert page.send("POST", tasks, tokens[0], {"command": "greet", "payload": {}})[0] == 202
     page.end(web)
     # A regular stop: after its shutdown uvicorn ends with the signal that it received.
     assert [process.returncode for process in page.started] == [-signal.SIGTERM, 0, 0]
 
 
-def console(page: Page, host: str, scheme: str) -> int:
+def console_status(page: Page, host: str, scheme: str) -> int:
+    """Return the status of the console's login page, requested as by a proxy."""
     link = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
     with closing(link):
         link.request("GET", "/admin/login/", headers={"Host": host, "X-Forwarded-Proto": scheme})

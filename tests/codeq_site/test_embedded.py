@@ -17,6 +17,7 @@ from kombu import Connection
 
 from codeq_site.celery import kombu_url
 from codeq_site.devserver.embedded import PostgreSQL, Valkey
+from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
 from codeq_site.devserver.embedded.files import LONGEST_SOCKET, SOCKET_PATH_BYTES, socket_directory
 from codeq_site.devserver.embedded.postgresql import _wheel
 from codeq_site.devserver.supervisor import StartError, spawn
@@ -38,33 +39,50 @@ def test_tests_use_a_real_postgresql() -> None:
     assert connection.vendor == "postgresql"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="an allocator is preloaded only on Linux")
+def test_valkey_runs_with_an_allocator_that_does_not_fragment(valkey_server: ValkeyFactory) -> None:
+    server = valkey_server()
+    assert server.allocator is not None
+    mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert all(str(library.resolve()) in mapped for library in server.allocator.libraries)
+
+
+def test_system_allocator_is_preferred(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "x86_64-linux-gnu" / "libjemalloc.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert find_allocator(tmp_path) == Allocator("jemalloc", (library,))
+    library.unlink()
+    assert find_allocator(tmp_path) == find_tbb()
+
+
 def test_start_stops_a_leftover_valkey(valkey_server: ValkeyFactory) -> None:
     first = valkey_server()
-    left = psutil.Process(first.pid)
+    leftover = psutil.Process(first.pid)
     second = Valkey(first.data, first.log, first.socket, first.config)
     second.start()
-    assert second.pid != left.pid
-    assert not left.is_running()
+    assert second.pid != leftover.pid
+    assert not leftover.is_running()
     second.stop()
 
 
 def test_start_leaves_other_programs_in_the_data_directory_alone(valkey_server: ValkeyFactory, tmp_path: Path) -> None:
     server = valkey_server()
     server.kill()
-    stranger = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
+    other_program = spawn(["sleep", "600"], log=tmp_path / "log", cwd=server.data)
     server.start()
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait(5)
+    assert other_program.poll() is None
+    other_program.kill()
+    other_program.wait(5)
 
 
 def test_start_stops_a_leftover_postgresql(postgres_server: Callable[..., PostgreSQL]) -> None:
     first = postgres_server()
-    left = psutil.Process(first.pid)
+    leftover = psutil.Process(first.pid)
     second = PostgreSQL(first.data, first.log, first.sockets, first.settings)
     second.start()
-    assert second.pid != left.pid
-    assert not left.is_running()
+    assert second.pid != leftover.pid
+    assert not leftover.is_running()
     second.stop()
 
 
@@ -79,13 +97,13 @@ def test_postgresql_recovers_from_a_kill(postgres_server: Callable[..., PostgreS
 
 
 def test_incomplete_database_cluster_is_replaced(postgres_server: Callable[..., PostgreSQL], tmp_path: Path) -> None:
-    half = tmp_path / "pg.new"
-    half.mkdir()
-    (half / "PG_VERSION").write_text("18\n")
+    incomplete = tmp_path / "pg.new"
+    incomplete.mkdir()
+    (incomplete / "PG_VERSION").write_text("18\n")
     server = PostgreSQL(tmp_path / "pg", tmp_path / "pg.log", tmp_path / "s", {"fsync": "off"})
     server.start()
     server.stop()
-    assert not half.exists()
+    assert not incomplete.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")

@@ -149,7 +149,7 @@ def test_former_name_sets_the_setting_with_a_warning(
 ) -> None:
     values = env.read({"CODEQ_HOME": str(tmp_path), name: text})
     assert attrgetter(setting)(build(values)) == value
-    (warning,) = checks.former_names(values)
+    (warning,) = checks.former_name_warnings(values)
     assert warning.id == "codeq.W021"
     assert warning.msg == f"{name} is now {variable(setting)}. The former name will not work in the next release."
     assert name not in env.names()
@@ -188,7 +188,7 @@ def test_former_paths_of_validators_work_with_a_warning(tmp_path: Path) -> None:
         "own.Validator",
         "tenants.auth.validators.TenantKeyValidator",
     ]
-    assert [warning.msg for warning in checks.former_names(values)] == [
+    assert [warning.msg for warning in checks.former_name_warnings(values)] == [
         f"CODEQ_AUTH_VALIDATORS: tenants.tokens.{name} is now tenants.auth.validators.{name}. "
         "The former path will not work in the next release."
         for name in ("JwksValidator", "TenantKeyValidator")

@@ -9,7 +9,7 @@ import pytest
 
 from core.redis.connections import client
 from core.redis.partitions import PARTITIONS_KEY
-from tests.faults.deployment import Deployment, Process, own_database
+from tests.faults.deployment import Deployment, Process, get_database_url
 from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -24,7 +24,7 @@ def deployed(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
     def make(**environment: str) -> Deployment:
         directory = tmp_path / f"{len(deployments)}"
         directory.mkdir()
-        deployments.append(Deployment(directory, own_database(), **environment))
+        deployments.append(Deployment(directory, get_database_url(), **environment))
         return deployments[-1]
 
     yield make

@@ -53,7 +53,7 @@ def ended(child: Child) -> bool:
 
 def test_crash_loop_is_restarted_with_backoff(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
     child = supervisor.start(shell("echo out of luck; exit 3", tmp_path / "log"))
-    now = child.started
+    now = child.started_at
     delays = []
     for _ in range(len(BACKOFF_SECONDS) + 2):
         until(lambda: ended(child))
@@ -75,7 +75,7 @@ def test_backoff_is_reset_after_a_steady_run(supervisor: Supervisor, tmp_path: P
     child = supervisor.start(shell("exit 1", tmp_path / "log"))
     child.crashes = 4
     until(lambda: ended(child))
-    now = child.started + STABLE_SECONDS + 1
+    now = child.started_at + STABLE_SECONDS + 1
     supervisor.restart_ended(now)
     assert child.restart_at == pytest.approx(now + BACKOFF_SECONDS[0])
 
@@ -83,7 +83,7 @@ def test_backoff_is_reset_after_a_steady_run(supervisor: Supervisor, tmp_path: P
 def test_failed_restart_is_retried(supervisor: Supervisor, messages: list[str], tmp_path: Path) -> None:
     child = supervisor.start(shell("exit 1", tmp_path / "log"))
     until(lambda: ended(child))
-    supervisor.restart_ended(child.started)
+    supervisor.restart_ended(child.started_at)
     child.program = CommandLineProgram("it", ["/does/not/exist"], {}, tmp_path, tmp_path / "log")
     assert child.restart_at is not None
     supervisor.restart_ended(child.restart_at)
@@ -96,7 +96,7 @@ def test_processes_of_a_crashed_child_are_stopped(supervisor: Supervisor, tmp_pa
     grandchild = psutil.Process(int(until(lambda: (tmp_path / "log").read_text().strip())))
     child.process.kill()
     until(lambda: ended(child))
-    supervisor.restart_ended(child.started)
+    supervisor.restart_ended(child.started_at)
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -128,7 +128,7 @@ def test_end_of_a_child_ends_a_pause(supervisor: Supervisor, tmp_path: Path) -> 
 def test_child_that_ends_before_it_is_ready_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start(shell("exit 1", tmp_path / "log"))
     with pytest.raises(StartError, match="because"):
-        supervisor.until_ready(child, lambda: False, lambda: "because")
+        supervisor.wait_until_ready(child, lambda: False, lambda: "because")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent death signal exists only on Linux")

@@ -20,11 +20,11 @@ from tests.conftest import free_port
 from tests.waiting import until
 
 PAGE = Path(settings.BASE_DIR) / "docs" / "tutorial.md"
-IN_THE_CONSOLE = "<!-- the test sends the browser's form here -->"
+CONSOLE_STEP = "<!-- the test sends the browser's form here -->"
 END = "--end of block--"
 
 
-class Reader:
+class TutorialShell:
     """A shell into which the blocks are pasted one after the other."""
 
     def __init__(self, installation: Installation, directory: Path) -> None:
@@ -68,10 +68,10 @@ class Reader:
 
 
 @pytest.fixture
-def reader(running: Installation, tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(running, tmp_path / "tutorial")
-    yield reader
-    reader.close()
+def shell(running: Installation, tmp_path: Path) -> Iterator[TutorialShell]:
+    shell = TutorialShell(running, tmp_path / "tutorial")
+    yield shell
+    shell.close()
 
 
 def edit_and_replay(installation: Installation, task_id: str) -> None:
@@ -107,10 +107,10 @@ def find_csrf_token(page: str) -> str:
 
 
 @pytest.mark.spec("DOC-2", "The tutorial's commands, run in order, print the output that the page shows")
-def test_tutorial_commands_print_the_documented_output(running: Installation, reader: Reader) -> None:
+def test_tutorial_commands_print_the_documented_output(running: Installation, shell: TutorialShell) -> None:
     assert shutil.which("curl"), "the tutorial needs curl"
     parts = re.findall(
-        rf"^```(sh|text)\n(.*?)^```$|^({re.escape(IN_THE_CONSOLE)})$",
+        rf"^```(sh|text)\n(.*?)^```$|^({re.escape(CONSOLE_STEP)})$",
         PAGE.read_text(encoding="utf-8"),
         flags=re.M | re.S,
     )
@@ -120,9 +120,9 @@ def test_tutorial_commands_print_the_documented_output(running: Installation, re
         if is_console:
             edit_and_replay(running, dead_task_id)
         elif kind == "sh":
-            output = reader.paste(block)
+            output = shell.paste(block)
             dead_task_id = output.partition(" ")[0] if "FAILED" in output else dead_task_id
         else:
             expected = ".*".join(re.escape(piece) for piece in block.strip().split("…"))
             assert re.fullmatch(expected, output, flags=re.S), f"expected\n{block}\ngot\n{output}"
-    reader.paste("wait")  # until the worker and the receiver have stopped
+    shell.paste("wait")  # until the worker and the receiver have stopped

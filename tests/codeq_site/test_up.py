@@ -90,11 +90,11 @@ def test_second_start_on_the_same_home_is_refused(running: Installation) -> None
     second = Installation(running.home)
     second.out_path, second.err_path = second.out_path.with_suffix(".2"), second.err_path.with_suffix(".2")
     assert running.process is not None
-    assert f"codeQ already runs with {running.home} (pid {running.process.pid})" in second.refuse()
+    assert f"codeQ already runs with {running.home} (pid {running.process.pid})" in second.fail_to_start()
 
 
 def test_port_in_use_is_reported(running: Installation, tmp_path: Path) -> None:
-    message = Installation(tmp_path / "home", running.port).refuse()
+    message = Installation(tmp_path / "home", running.port).fail_to_start()
     assert (
         message == f"Port {running.port} is in use: stop the program that uses it, or set another port with --port or "
         "CODEQ_PORT."

@@ -20,13 +20,13 @@ Make = Callable[[], Installation]
 def test_port_of_another_program_is_reported(installation: Make) -> None:
     own = installation()
     with socket.create_server(("127.0.0.1", own.port)):
-        assert own.refuse() == (
+        assert own.fail_to_start() == (
             f"Port {own.port} is in use: stop the program that uses it, or set another port with --port or CODEQ_PORT."
         )
 
 
 def test_address_of_another_machine_is_reported(installation: Make) -> None:
-    assert "CODEQ_WEB_HOST" in installation().refuse(CODEQ_WEB_HOST="192.0.2.1")
+    assert "CODEQ_WEB_HOST" in installation().fail_to_start(CODEQ_WEB_HOST="192.0.2.1")
 
 
 def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     own = Installation(tmp_path / "home")
     own.home = tmp_path / "file" / "home"
-    message = own.refuse()
+    message = own.fail_to_start()
     assert message.startswith(f"Cannot write to {own.home} (Not a directory): set another CODEQ_HOME")
 
 
@@ -42,7 +42,7 @@ def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
 def test_home_without_write_permission_is_reported(tmp_path: Path) -> None:
     own = Installation(tmp_path / "home")
     own.home = Path("/proc/sys/codeq")
-    assert own.refuse().startswith("Cannot write to /proc/sys/codeq (")
+    assert own.fail_to_start().startswith("Cannot write to /proc/sys/codeq (")
 
 
 def test_damaged_append_only_file_is_reported_and_kept(installation: Make) -> None:
@@ -60,7 +60,7 @@ def test_damaged_append_only_file_is_reported_and_kept(installation: Make) -> No
     content[middle : middle + 200] = os.urandom(200)
     file.write_bytes(content)
 
-    message = own.refuse()
+    message = own.fail_to_start()
     assert message.startswith(f"Valkey cannot start from {directory}: Bad file format reading the append only file")
     assert "restore the directory from a backup, or move it away" in message
     assert file.read_bytes() == content, "the damaged file must not be changed"
@@ -98,7 +98,7 @@ def test_damaged_postgresql_is_reported(installation: Make, file: str, content: 
         (directory / file).unlink()
     else:
         (directory / file).write_bytes(content)
-    message = own.refuse()
+    message = own.fail_to_start()
     assert str(directory) in message
     assert reason in message
     assert "move it away" in message
@@ -106,19 +106,19 @@ def test_damaged_postgresql_is_reported(installation: Make, file: str, content: 
 
 def test_unreachable_redis_is_reported(installation: Make) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    assert "The database cannot be prepared" in installation().refuse(REDIS_URL=url)
+    assert "The database cannot be prepared" in installation().fail_to_start(REDIS_URL=url)
 
 
 def test_unreachable_database_is_reported(installation: Make) -> None:
     own = installation()
-    message = own.refuse(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
+    message = own.fail_to_start(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
     assert "The database cannot be prepared" in message
     assert "onnection" in message
     assert not (own.home / "postgresql").exists(), "DATABASE_URL replaces the embedded server"
 
 
 def test_production_requires_servers_and_secret(installation: Make) -> None:
-    message = installation().refuse(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
+    message = installation().fail_to_start(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
     assert message == (
         "Production mode does not start embedded servers or create secrets: "
         "set DATABASE_URL, CELERY_BROKER_URL, SECRET_KEY."
@@ -126,10 +126,10 @@ def test_production_requires_servers_and_secret(installation: Make) -> None:
 
 
 def test_unknown_setting_is_reported(installation: Make) -> None:
-    message = installation().refuse(CODEQ_QUEUE_LEASE_SECONDS="60")
+    message = installation().fail_to_start(CODEQ_QUEUE_LEASE_SECONDS="60")
     assert message == "CODEQ_QUEUE_LEASE_SECONDS is not a setting. Did you mean CODEQ_QUEUES_LEASE_SECONDS?"
 
 
 def test_wrong_value_is_reported(installation: Make) -> None:
-    message = installation().refuse(CODEQ_QUEUES_LEASE_SECONDS="soon")
+    message = installation().fail_to_start(CODEQ_QUEUES_LEASE_SECONDS="soon")
     assert "queues.lease_seconds" in message

@@ -50,23 +50,23 @@ def now_ms() -> float:
 
 
 def find_violations(histories: Iterable[History], events: dict[str, list[Event]]) -> list[str]:
-    """Find contradictions to the rules: one lease at a time, and one end for each task."""
+    """Return the violations of these rules: a task has one lease at a time, and ends once."""
     by_task: dict[str, list[RecordedCall]] = defaultdict(list)
     for history in histories:
         for call in history.calls:
             by_task[call.task_id].append(call)
-    wrong: list[str] = []
+    violations: list[str] = []
     for task_id, calls in by_task.items():
-        wrong += _find_overlapping_leases(task_id, calls)
-        wrong += _find_late_calls(task_id, calls)
-        wrong += _compare_endings(task_id, calls, events.get(task_id, []))
+        violations += _find_overlapping_leases(task_id, calls)
+        violations += _find_late_calls(task_id, calls)
+        violations += _compare_endings(task_id, calls, events.get(task_id, []))
     for task_id, entries in events.items():
-        wrong += _find_overlapping_attempts(task_id, entries)
-    return wrong
+        violations += _find_overlapping_attempts(task_id, entries)
+    return violations
 
 
 def _find_overlapping_leases(task_id: str, calls: list[RecordedCall]) -> list[str]:
-    wrong = []
+    violations = []
     leases = sorted(
         (call for call in calls if call.operation == "claim"), key=lambda call: (call.attempts, call.from_ms)
     )
@@ -81,44 +81,44 @@ def _find_overlapping_leases(task_id: str, calls: list[RecordedCall]) -> list[st
         # A heartbeat may also shorten the lease. One client holds the lease, so its calls are in order.
         deadline = [lease.until_ms, *(call.until_ms for call in same_lease if call.operation == "heartbeat")][-1]
         if not released and not cancelled and deadline > next_lease.from_ms:
-            wrong.append(f"{task_id}: a lease until {deadline} overlaps one from {next_lease.from_ms}")
+            violations.append(f"{task_id}: a lease until {deadline} overlaps one from {next_lease.from_ms}")
         late = [call for call in same_lease if call.began_ms > next_lease.ended_ms]
-        wrong += [f"{task_id}: {call.operation} accepted after its lease ended" for call in late]
-    return wrong
+        violations += [f"{task_id}: {call.operation} accepted after its lease ended" for call in late]
+    return violations
 
 
 def _find_late_calls(task_id: str, calls: list[RecordedCall]) -> list[str]:
     """Find calls that were accepted after the deadline of their lease."""
-    wrong = []
+    violations = []
     deadlines: dict[str, int] = {}
     for call in calls:
         if call.token and call.operation != "claim" and call.began_ms > deadlines[call.token] + 1:
-            wrong.append(
+            violations.append(
                 f"{task_id}: {call.operation} accepted at {call.began_ms:.0f}, "
                 f"but the lease expired at {deadlines[call.token]}"
             )
         if call.until_ms:
             deadlines[call.token] = call.until_ms
-    return wrong
+    return violations
 
 
 def _compare_endings(task_id: str, calls: list[RecordedCall], entries: list[Event]) -> list[str]:
-    """Compare the accepted endings with the entries of the outbox, except for expired leases."""
+    """Compare the accepted endings with the events stream, except for expired leases."""
     accepted = Counter(call.operation for call in calls if call.operation not in ("claim", "heartbeat"))
     written = Counter(entry["outcome"] for entry in entries if entry["outcome"] != "EXPIRED")
     if accepted == written:
         return []
-    return [f"{task_id}: accepted by clients: {dict(accepted)}, in the outbox: {dict(written)}"]
+    return [f"{task_id}: accepted by clients: {dict(accepted)}, in the events stream: {dict(written)}"]
 
 
 def _find_overlapping_attempts(task_id: str, entries: list[Event]) -> list[str]:
-    wrong = []
+    violations = []
     attempts = [entry for entry in entries if entry["attempt"] != "0"]
     for first, second in pairwise(attempts):
         if int(second["claimed"]) < int(first["ended"]):
-            wrong.append(
+            violations.append(
                 f"{task_id}: claimed at {second['claimed']}, but the previous attempt ended at {first['ended']}"
             )
     if sum(entry["status"] in ("COMPLETED", "FAILED", "CANCELLED") for entry in entries) > 1:
-        wrong.append(f"{task_id}: ended more than once")
-    return wrong
+        violations.append(f"{task_id}: ended more than once")
+    return violations

@@ -14,8 +14,8 @@ from codeq_site.devserver.embedded import Valkey
 from core import errors
 from queues.domain import NewResult, Result, Task, TaskStatus
 from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
-from tests.concurrency.crowd import crowd, outcome
 from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
+from tests.concurrency.threads import result_or_error, run_together
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, build_task
 
 SEEDS = range(300 if LONG else 12)
@@ -67,7 +67,7 @@ class UnreliableWorker:
         began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
-            lease = outcome(
+            lease = result_or_error(
                 worker_commands.heartbeat(world.engine, TID, task.id, self.name, extend_ms=20, token=token, progress="")
             )
             if not isinstance(lease, Exception):
@@ -114,7 +114,7 @@ class UnreliableWorker:
                 call = worker_commands.abandon(
                     world.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
                 )
-            if not isinstance(outcome(call), Exception):
+            if not isinstance(result_or_error(call), Exception):
                 self.history.record(outcome_name, task.id, token, began)
 
     def cancel(self, world: World) -> None:
@@ -124,7 +124,7 @@ class UnreliableWorker:
         """
         began, task = now_ms(), self._choose_task()
         if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not TaskStatus.CANCELLED:
-            result = outcome(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
+            result = result_or_error(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
             if not isinstance(result, Exception):
                 self.history.record("CANCELLED", task.id, "", began)
 
@@ -147,7 +147,7 @@ def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: Worl
         world.engine, TID, "acme", [build_task(max_attempts=100_000)] * 5, retention_ms=DAY_MS
     ).run_sync()
     workers = [UnreliableWorker(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
-    histories = crowd(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
+    histories = run_together(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
     snapshot = world.check()
     assert find_violations(histories, snapshot.events) == []
@@ -155,7 +155,7 @@ def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: Worl
 
 
 def test_history_check_detects_violations() -> None:
-    """The check must find the find_violations in impossible histories."""
+    """Check that violations are found in impossible histories."""
 
     def build_event(attempt: int, outcome: str, claimed: int, ended: int, status: str = "PENDING") -> dict[str, str]:
         return {
@@ -248,7 +248,7 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
         return history
 
     actions = [partial(work, name=f"w{n}") for n in range(64)]
-    histories = crowd(valkey.url, actions, partitions=1, backoff="fixed", backoff_base_ms=10)
+    histories = run_together(valkey.url, actions, partitions=1, backoff="fixed", backoff_base_ms=10)
     snapshot = world.check()
     assert find_violations(histories, snapshot.events) == []
     assert [snapshot.status(task_id) for task_id in snapshot.tasks] == ["COMPLETED"] * task_count

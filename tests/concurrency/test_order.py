@@ -12,7 +12,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from queues.engine import producer_commands, queries, worker_commands
-from tests.concurrency.crowd import crowd
+from tests.concurrency.threads import run_together
 from tests.queues.engine.world import DAY_MS, LONG, TID, World, build_task
 
 TASKS = 10_000 if LONG else 2_000
@@ -38,7 +38,7 @@ def test_queue_is_served_in_order(valkey: Valkey, world: World, claimers: int) -
     for first in range(0, TASKS, 500):
         tasks = [build_task(payload=f"{n}") for n in range(first, first + 500)]
         producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
-    results = crowd(valkey.url, [partial(claim_all, commands=["send"])] * claimers, partitions=1)
+    results = run_together(valkey.url, [partial(claim_all, commands=["send"])] * claimers, partitions=1)
     assert sorted(number for numbers in results for number in numbers) == list(range(TASKS))
     for numbers in results:
         assert all(first < second for first, second in pairwise(numbers))
@@ -51,7 +51,7 @@ def test_every_worker_gets_priorities_in_descending_order(valkey: Valkey, world:
         for command in ("send", "mail"):
             tasks = [build_task(command, payload=f"{priority}", priority=priority) for _ in range(20)]
             producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
-    results = crowd(valkey.url, [partial(claim_all, commands=["mail", "send"])] * 4, partitions=1)
+    results = run_together(valkey.url, [partial(claim_all, commands=["mail", "send"])] * 4, partitions=1)
     assert sum(map(len, results)) == 400
     for priorities in results:
         assert priorities == sorted(priorities, reverse=True)
@@ -76,6 +76,6 @@ def test_delayed_task_is_not_claimed_early(valkey: Valkey, world: World) -> None
                 break
         return results
 
-    results = [claim for claims in crowd(valkey.url, [claim_until_empty] * 8, partitions=1) for claim in claims]
+    results = [claim for claims in run_together(valkey.url, [claim_until_empty] * 8, partitions=1) for claim in claims]
     assert len(results) == task_count
     assert [task_id for task_id, at_ms in results if at_ms < visible[task_id]] == []

@@ -1,4 +1,4 @@
-"""Races: each is shown to happen without a guard, then to be decided by a script."""
+"""Show races that happen without a guard, then show that the scripts prevent them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from core import errors
 from core.redis.script_call import ScriptCall
 from queues.domain import Enqueued, NewResult, Result, Task, TaskStatus
 from queues.engine import Engine, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
-from tests.concurrency.crowd import crowd, dawdle, outcome
+from tests.concurrency.threads import result_or_error, run_together, wait_randomly
 from tests.fixtures.queues import NOON_MS
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, build_task
 
@@ -72,7 +72,7 @@ def test_separate_read_and_write_create_two_tasks(valkey: Valkey) -> None:
         world.client.set("idem:key", item.task.id)
         return item.task.id
 
-    assert len(set(crowd(valkey.url, [enqueue_naively, enqueue_naively], **OPTIONS))) == 2
+    assert len(set(run_together(valkey.url, [enqueue_naively, enqueue_naively], **OPTIONS))) == 2
 
 
 @pytest.mark.spec("IDM-1", "A hundred concurrent identical requests create one task, for each of two hundred keys")
@@ -92,7 +92,7 @@ def test_hundred_identical_requests_create_one_task(valkey: Valkey, world: World
             items.append((item.task.id, item.is_replayed))
         return items
 
-    results = crowd(valkey.url, [enqueue_all] * clients, **OPTIONS)
+    results = run_together(valkey.url, [enqueue_all] * clients, **OPTIONS)
     for key in range(number_of_keys):
         assert len({items[key][0] for items in results}) == 1
         assert sum(not items[key][1] for items in results) == 1
@@ -147,21 +147,21 @@ def _race_with_expiry(
     dice = [random.Random(3 * seed + n) for n in range(3)]
 
     def worker(w: World) -> bool:
-        dawdle(dice[0])
-        result = outcome(action(w, task))
+        wait_randomly(dice[0])
+        result = result_or_error(action(w, task))
         assert has_won(result) or isinstance(result, errors.LeaseLost)
         return has_won(result)
 
     def reaper(w: World) -> int:
-        dawdle(dice[1])
+        wait_randomly(dice[1])
         return maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()[0]
 
     def claimer(w: World) -> int:
-        dawdle(dice[2])
+        wait_randomly(dice[2])
         return worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
 
     clocks = [lambda: DEADLINE_MS - 1, lambda: DEADLINE_MS, lambda: DEADLINE_MS]
-    has_worker_won, reaped, repaired = crowd(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
+    has_worker_won, reaped, repaired = run_together(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
     assert has_worker_won + reaped + repaired == 1
     world.check()
     return "worker" if has_worker_won else "reaper"
@@ -184,8 +184,8 @@ ENDINGS: dict[str, Callable[[Engine, Task], ScriptCall[Any]]] = {
 
 
 def end_task(world: World, *, by: str, task: Task, dice: random.Random) -> bool:
-    dawdle(dice)
-    result = outcome(ENDINGS[by](world.engine, task))
+    wait_randomly(dice)
+    result = result_or_error(ENDINGS[by](world.engine, task))
     return result[0] == 1 if isinstance(result, tuple) else not isinstance(result, Exception)
 
 
@@ -197,7 +197,7 @@ def test_exactly_one_ending_wins(valkey: Valkey, world: World) -> None:
         world.client.flushall()
         task = claim_one(world)
         actions = [partial(end_task, by=by, task=task, dice=random.Random(f"{seed} {by}")) for by in ENDINGS]
-        results = crowd(valkey.url, actions, clocks=clocks, **OPTIONS)
+        results = run_together(valkey.url, actions, clocks=clocks, **OPTIONS)
         winners = [by for by, has_won in zip(ENDINGS, results, strict=True) if has_won]
         assert len(winners) == 1
         won[winners[0]] += 1
@@ -209,7 +209,7 @@ def test_exactly_one_ending_wins(valkey: Valkey, world: World) -> None:
 @pytest.mark.spec("ACK-3", "Fifty concurrent identical results count as one")
 def test_fifty_identical_results_count_as_one(valkey: Valkey, world: World) -> None:
     task = claim_one(world)
-    results = crowd(
+    results = run_together(
         valkey.url,
         [lambda w: submit(w.engine, build_result(task)).run_sync()] * 50,
         clocks=[lambda: DEADLINE_MS - 1] * 50,
@@ -226,7 +226,7 @@ def test_dead_letter_is_replayed_once(valkey: Valkey, world: World) -> None:
     worker_commands.nack(
         world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
     ).run_sync()
-    results = crowd(
+    results = run_together(
         valkey.url,
         [lambda w: dead_letter_commands.replay(w.engine, TID, [task.id]).run_sync()[0]] * 50,
         clocks=[Clock()] * 50,
@@ -259,7 +259,9 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, world: Worl
             total += expired
         return total
 
-    counts = crowd(valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, repair_limit=29)
+    counts = run_together(
+        valkey.url, [reap_all, claim_all] * 4, clocks=[lambda: DEADLINE_MS] * 8, **OPTIONS, repair_limit=29
+    )
     assert sum(counts) == task_count
     snapshot = world.check()
     assert {int(task["attempts"]) for task in snapshot.tasks.values()} == {1}
@@ -278,5 +280,5 @@ def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
             total += moved
         return total
 
-    assert sum(crowd(valkey.url, [promote_all] * 8, clocks=[lambda: NOON_MS + 10] * 8, **OPTIONS)) == task_count
+    assert sum(run_together(valkey.url, [promote_all] * 8, clocks=[lambda: NOON_MS + 10] * 8, **OPTIONS)) == task_count
     assert sum(map(len, world.check().ready.values())) == task_count

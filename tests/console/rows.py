@@ -1,7 +1,4 @@
-"""A row of every model in the admin.
-
-A new model needs no code here, because it has a factory.
-"""
+"""A row of every model in the admin. A new model needs a factory and no code here."""
 
 from __future__ import annotations
 

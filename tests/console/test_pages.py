@@ -243,7 +243,7 @@ def test_an_unknown_task_id_is_not_found(root: Client, acme: Queue, task_id: str
         ("{", "not JSON"),
         ("null", "got `null`"),
         ("[" * 101 + "]" * 101, "Nested deeper"),
-        ('"' + "x" * 300_000 + '"', "this tenant may send"),
+        ('"' + "x" * 300_000 + '"', "the limit of this tenant"),
     ],
     ids=["no JSON", "null", "too deep", "too long"],
 )
@@ -410,7 +410,7 @@ def test_a_replay_cannot_be_undone_after_a_day(root: Client, acme: Queue) -> Non
     create_dead_letters(acme)
     job = bulk_jobs.start(acme.tenant, "replay", Filter(), actor="x")
     bulk_runner.run(lambda: True)
-    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.RECALL_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["can_undo"]
     assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()

@@ -14,11 +14,11 @@ from core.redis.error_replies import CLASSES, parse_error_reply
 
 
 @pytest.fixture
-def raise_with_redis_py() -> Iterator[Callable[[str], Exception]]:
-    """Send an error reply to redis-py and return what it raises."""
+def redis_py_error() -> Iterator[Callable[[str], Exception]]:
+    """Return the exception that redis-py raises for an error reply."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def error_of(reply: str) -> Exception:
+        def raise_error(reply: str) -> Exception:
             def answer() -> None:
                 connection, _ = listener.accept()
                 with connection:
@@ -37,7 +37,7 @@ def raise_with_redis_py() -> Iterator[Callable[[str], Exception]]:
                 server.join(5)
             return raised.value
 
-        yield error_of
+        yield raise_error
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def raise_with_redis_py() -> Iterator[Callable[[str], Exception]]:
     ],
     ids=lambda reply: reply.split()[0],
 )
-def test_error_reply_is_the_exception_of_redis_py(raise_with_redis_py: Callable[[str], Exception], reply: str) -> None:
-    expected, error = raise_with_redis_py(reply), parse_error_reply(reply)
+def test_error_reply_is_the_exception_of_redis_py(redis_py_error: Callable[[str], Exception], reply: str) -> None:
+    expected, error = redis_py_error(reply), parse_error_reply(reply)
     assert type(error) is type(expected)
     assert str(error) == str(expected)
     assert {name: getattr(error, name) for name in ("slot_id", "host", "port") if hasattr(expected, name)} == {

@@ -26,9 +26,9 @@ class Served:
 
     def __init__(self) -> None:
         self.connections: list[BoundedHttpProtocol] = []
-        self.is_held = asyncio.Event()
-        self.is_held.set()
-        self.has_seen_leave = asyncio.Event()
+        self.is_released = asyncio.Event()
+        self.is_released.set()
+        self.has_seen_disconnect = asyncio.Event()
         self.port = 0
         self.most_waiting = 0
 
@@ -43,9 +43,9 @@ class Served:
                 break
         if scope["path"] == "/wait":
             assert (await receive())["type"] == "http.disconnect"
-            self.has_seen_leave.set()
+            self.has_seen_disconnect.set()
             return
-        await self.is_held.wait()
+        await self.is_released.wait()
         self.most_waiting = max(self.most_waiting, *(len(connection.pipeline) for connection in self.connections))
         names = sorted(name.decode() for name, _ in scope["headers"])
         answer = json.dumps({"method": scope["method"], "body": body.decode(), "names": names}).encode()
@@ -168,12 +168,12 @@ async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
 
 
 async def test_reading_stops_while_pipelined_requests_wait(served: Served) -> None:
-    served.is_held.clear()
+    served.is_released.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     large = b"GET / HTTP/1.1\r\nX: %b\r\n\r\n" % (b"a" * 1000)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(flood(writer, large * 100, 64 * 2**20), 0.5)
-    served.is_held.set()
+    served.is_released.set()
     received = b""
     while received.count(b"HTTP/1.1 200") < 3000:
         received += await reader.read(2**20)
@@ -188,11 +188,11 @@ async def test_waiting_request_sees_a_disconnect_behind_pipelined_requests(serve
     writer.write(b"GET /wait HTTP/1.1\r\n\r\n" + GET * 3)
     await writer.drain()
     writer.close()
-    await asyncio.wait_for(served.has_seen_leave.wait(), 10)
+    await asyncio.wait_for(served.has_seen_disconnect.wait(), 10)
 
 
 async def test_too_many_pipelined_requests_are_refused(served: Served) -> None:
-    served.is_held.clear()
+    served.is_released.clear()
     answer = await served.talk(b"GET / HTTP/1.1\r\n\r\n" * (MAX_PIPELINED + 100))
     assert answer.startswith(b"HTTP/1.1 400 ")
 

@@ -23,7 +23,7 @@ THROTTLED = pytest.mark.spec("AUT-3", "Attempts to log in are limited by name an
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands still, ten seconds into a window."""
+    """A clock that only the test moves, ten seconds after the start of a window."""
     now = [1_700_000_100.0 // WINDOW_SECONDS * WINDOW_SECONDS + 10]
     monkeypatch.setattr(login_throttle, "_now", lambda: now[0])
     return now

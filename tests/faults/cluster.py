@@ -20,7 +20,7 @@ SLOTS = 16_384
 NODES = 3
 
 
-class Client(clusters.ClusterClient):
+class FlushableClient(clusters.ClusterClient):
     """The engine's cluster client with a `flushall` that empties all nodes."""
 
     def flushall(self, **_: object) -> bool:
@@ -36,16 +36,16 @@ class Cluster:
         Writes are not durable by default, because the three servers share one disk.
         """
         self.ports = [free_port() for _ in range(NODES)]
-        self.servers = [self._server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]
+        self.servers = [self._build_server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]
         for server in self.servers:
             server.start()
         self.nodes = [redis.Redis.from_url(server.url) for server in self.servers]
         self.ids = [node.execute_command("CLUSTER", "MYID").decode() for node in self.nodes]
         self.replicas: list[Valkey] = []
-        self._form()
+        self._connect_nodes()
 
     @staticmethod
-    def _server(directory: Path, port: int, config: Mapping[str, str]) -> Valkey:
+    def _build_server(directory: Path, port: int, config: Mapping[str, str]) -> Valkey:
         directory.mkdir()
         settings = {
             "port": str(port),
@@ -60,7 +60,7 @@ class Cluster:
         }
         return Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, **settings})
 
-    def _form(self) -> None:
+    def _connect_nodes(self) -> None:
         share = SLOTS // NODES
         for n, node in enumerate(self.nodes):
             last = SLOTS - 1 if n == NODES - 1 else (n + 1) * share - 1
@@ -68,33 +68,33 @@ class Cluster:
             node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for server in self.servers[1:]:
             self._meet(server)
-        until(lambda: all(self._is_whole(node) for node in self.nodes), 30)
+        until(lambda: all(self.is_complete(node) for node in self.nodes), 30)
 
     def _meet(self, server: Valkey) -> None:
         ports = server.config["port"], server.config["cluster-port"]
         self.nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", *ports)
 
-    def _is_whole(self, node: redis.Redis) -> bool:
+    def is_complete(self, node: redis.Redis) -> bool:
         info = node.execute_command("CLUSTER", "INFO")
         node_count = len(self.servers) + len(self.replicas)
         return b"cluster_state:ok" in info and f"cluster_known_nodes:{node_count}".encode() in info
 
     def add_replicas(self, directory: Path, **config: str) -> list[redis.Redis]:
         """Add a replica of each primary, and wait until they are in sync."""
-        self.replicas = [self._server(directory / f"r{n}", free_port(), config) for n in range(NODES)]
+        self.replicas = [self._build_server(directory / f"r{n}", free_port(), config) for n in range(NODES)]
         for server in self.replicas:
             server.start()
             self._meet(server)
         replicas = [redis.Redis.from_url(server.url) for server in self.replicas]
-        until(lambda: all(self._is_whole(node) for node in (*self.nodes, *replicas)), 30)
+        until(lambda: all(self.is_complete(node) for node in (*self.nodes, *replicas)), 30)
         for replica, node_id in zip(replicas, self.ids, strict=True):
             replica.execute_command("CLUSTER", "REPLICATE", node_id)
         until(lambda: all(replica.info("replication").get("master_link_status") == "up" for replica in replicas), 30)
         return replicas
 
     @contextmanager
-    def client(self, patience_seconds: float = 0.2) -> Iterator[Client]:
-        client = Client(self.servers[0].url, patience_seconds=patience_seconds)
+    def client(self, redirect_timeout_seconds: float = 0.2) -> Iterator[FlushableClient]:
+        client = FlushableClient(self.servers[0].url, redirect_timeout_seconds=redirect_timeout_seconds)
         try:
             yield client
         finally:

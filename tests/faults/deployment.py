@@ -37,7 +37,7 @@ def database_at(url: str) -> Iterator[None]:
         connection.settings_dict = before
 
 
-def own_database() -> str:
+def get_database_url() -> str:
     """Return the URL of this test's database."""
     database = connection.settings_dict
     return f"postgresql://postgres@/{database['NAME']}?host={database['OPTIONS'].get('host') or database['HOST']}"

@@ -21,7 +21,7 @@ from queues.models import Attempt, AuditedResult, BeatJob
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.factories import SubscriptionFactory, TenantFactory
-from tests.faults.deployment import Deployment, freeze, own_database, thaw
+from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
@@ -33,7 +33,7 @@ PAST_LOCKS_SECONDS = 12  # longer than the locks of drain, repair and deliver; t
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path, own_database())
+    deployment = Deployment(tmp_path, get_database_url())
     yield deployment
     deployment.close()
 
@@ -67,7 +67,7 @@ class PeriodicWork:
         self.woken_commands: list[str] = []
         SubscriptionFactory(tenant_id=tenant.tid, callback_url=receiver.url("/wake"))
 
-    def create_some(self) -> None:
+    def create_batch(self) -> None:
         number = len(self.woken_commands)
         # Leases that expire: only beat detects them, and adds one attempt.
         command = f"expire-{number}"
@@ -89,7 +89,7 @@ class PeriodicWork:
     def create_for(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self.create_some()
+            self.create_batch()
             time.sleep(0.5)
 
     def is_done(self) -> bool:
@@ -217,7 +217,7 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(
         for _ in range(count // 500):
             new = NewTask(command=command, payload="1", max_attempts=9)
             services.enqueue(tenant, [new] * 500).run_sync()
-            assert len(services.claim(tenant, [command], "gone", count=500, lease_seconds=1).run_sync().tasks) == 500
+            assert len(services.claim(tenant, [command], "lost", count=500, lease_seconds=1).run_sync().tasks) == 500
         for _ in range(count // 500):
             services.enqueue(tenant, [NewTask(command=command, payload="1", delay_ms=1000)] * 500).run_sync()
 

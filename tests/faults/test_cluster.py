@@ -20,7 +20,7 @@ from core.redis.runners import AsyncRunner, ClusterRunner, with_slot_guard
 from queues.domain import NewResult, Result, TaskStatus
 from queues.engine import Engine, maintenance_commands, producer_commands, queries, worker_commands
 from queues.engine.options import Options
-from tests.faults.cluster import Client, Cluster, find_slot
+from tests.faults.cluster import Cluster, FlushableClient, find_slot
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.machine import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Snapshot, World, build_task, dump
@@ -41,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[Client]:
+def client(cluster: Cluster) -> Iterator[FlushableClient]:
     with cluster.client() as client:
         client.flushall()
         for node in cluster.nodes:
@@ -58,7 +58,7 @@ def partition_of(tid: str) -> int:
 @pytest.mark.spec(
     "QUE-5", "On a Redis Cluster, all keys of a tenant are in one slot, and every operation works as on one node"
 )
-def test_every_operation_works_on_a_cluster(cluster: Cluster, client: Client) -> None:
+def test_every_operation_works_on_a_cluster(cluster: Cluster, client: FlushableClient) -> None:
     for tid in TIDS:
         clock = Clock()
         world = World(client, clock=clock, partitions=PARTITIONS, **OPTIONS)
@@ -71,13 +71,13 @@ def test_every_operation_works_on_a_cluster(cluster: Cluster, client: Client) ->
 
 @pytest.mark.timeout(900)
 @pytest.mark.spec("QUE-5", "The model also holds on a Redis Cluster")
-def test_model_holds_on_a_cluster(client: Client) -> None:
-    met = run_machine(client, 500 if LONG else 25, 40)
-    assert met["claimed"] > 0
+def test_model_holds_on_a_cluster(client: FlushableClient) -> None:
+    covered = run_machine(client, 500 if LONG else 25, 40)
+    assert covered["claimed"] > 0
 
 
 @pytest.mark.spec("QUE-5", "While a slot moves, no script starts with only part of its keys")
-def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> None:
+def test_script_waits_while_its_slot_moves(cluster: Cluster, client: FlushableClient) -> None:
     world = World(client, partitions=PARTITIONS, **OPTIONS)
     engine = world.engine
     producer_commands.enqueue(
@@ -91,7 +91,7 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: Client) -> 
     slot = find_slot(partition_of(TID))
     to = (cluster.find_owner(slot) + 1) % 3
     source = cluster.begin_move(slot, to)
-    # Move the records but not the indexes: to a script, every task would look removed.
+    # Move the tasks but not the indexes: a script on the source would find the ids, but no task.
     names = cluster.nodes[source].execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
     cluster.migrate_keys(source, to, [name for name in names if b":task:" in name])
 
@@ -148,7 +148,7 @@ class Replies:
         ]
 
 
-def run_client(client: Client, stop: threading.Event, replies: Replies, number: int) -> None:
+def run_client(client: FlushableClient, stop: threading.Event, replies: Replies, number: int) -> None:
     """Enqueue and complete tasks of all tenants, retrying like a client of the API."""
     dice, engine = random.Random(number), World(client, partitions=PARTITIONS, **OPTIONS).engine
 
@@ -207,7 +207,7 @@ def run_under_load(cluster: Cluster, act: Callable[[], None]) -> tuple[Replies, 
 
 @pytest.mark.real_time
 @pytest.mark.spec("QUE-5", "A slot of a Redis Cluster that is moved key by key under load loses and duplicates nothing")
-def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: Client) -> None:
+def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client: FlushableClient) -> None:
     slot, moved = find_slot(partition_of(TIDS[0])), []
     backlog = [build_task("backlog")] * 200
     producer_commands.enqueue(
@@ -229,7 +229,7 @@ def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client
 
 @pytest.mark.real_time
 @pytest.mark.spec("QUE-5", "A slot that is moved atomically under load does not affect clients")
-def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client: Client) -> None:
+def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client: FlushableClient) -> None:
     slot = find_slot(partition_of(TIDS[0]))
 
     def move_round() -> None:
@@ -244,16 +244,18 @@ def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client:
     assert len(snapshot.tasks) == len(replies.created)
 
 
-async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluster: Cluster, client: Client) -> None:
+async def test_nodes_without_an_announced_name_are_on_the_configured_host(
+    cluster: Cluster, client: FlushableClient
+) -> None:
     for node in cluster.nodes:
         node.config_set("cluster-preferred-endpoint-type", "unknown-endpoint")
     tid = TIDS[0]
     slot = find_slot(partition_of(tid))
-    pipes = MultiplexedCluster(client.topology)
+    multiplexed = MultiplexedCluster(client.topology)
     try:
         with cluster.client() as other:
             world = World(other, partitions=PARTITIONS)
-            async_engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
+            async_engine = Engine(AsyncRunner(multiplexed.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
             await producer_commands.enqueue(async_engine, tid, "acme", [build_task()], retention_ms=DAY_MS)
             for _ in range(3):
                 cluster.move(slot, (cluster.find_owner(slot) + 1) % 3)
@@ -262,7 +264,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
                 producer_commands.enqueue(world.engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
             assert len(world.check().tasks) == 7
     finally:
-        await pipes.close()
+        await multiplexed.close()
         for node in cluster.nodes:
             node.config_set("cluster-preferred-endpoint-type", "ip")
 
@@ -272,7 +274,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(cluste
     "ENQ-2",
     "Requests to an unreachable node fail as unavailable; other partitions continue, and it recovers completely",
 )
-def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Client) -> None:
+def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: FlushableClient) -> None:
     engine = World(client, partitions=PARTITIONS).engine
     for tid in TIDS:
         producer_commands.enqueue(engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
@@ -291,7 +293,7 @@ def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Clien
             unavailable.add(tid)
     assert unavailable == affected
     cluster.servers[failed].start()
-    until(lambda: all(cluster._is_whole(node) for node in cluster.nodes), 30)
+    until(lambda: all(cluster.is_complete(node) for node in cluster.nodes), 30)
     for tid in TIDS:
         until(lambda tid=tid: _can_claim(engine, tid), 15)
     World(client, partitions=PARTITIONS).check()
@@ -305,10 +307,10 @@ def _can_claim(engine: Engine, tid: str) -> bool:
 
 
 @pytest.mark.spec("ENQ-3", "The connections to a cluster send related commands in order, and load missing scripts")
-async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, client: Client) -> None:
-    pipes = MultiplexedCluster(client.topology)
+async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, client: FlushableClient) -> None:
+    multiplexed = MultiplexedCluster(client.topology)
     try:
-        engine = Engine(AsyncRunner(pipes.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
+        engine = Engine(AsyncRunner(multiplexed.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
         for tid in TIDS:
             tasks = [
                 build_task(priority=1),
@@ -324,7 +326,7 @@ async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, clien
                 await worker_commands.heartbeat(engine, "nobody", task.id, "w1", extend_ms=1, token="", progress="")
         World(client, partitions=PARTITIONS).check()
     finally:
-        await pipes.close()
+        await multiplexed.close()
 
 
 def test_guard_key_is_added_after_the_other_keys() -> None:

@@ -35,9 +35,8 @@ from tenants.cache import tenant_cache
 from tenants.domain import CallerRole
 from tests.conftest import free_port
 from tests.factories import UserFactory
-from tests.faults.cluster import Client as Store
-from tests.faults.cluster import Cluster, find_slot
-from tests.faults.deployment import Deployment, freeze, own_database, thaw
+from tests.faults.cluster import Cluster, FlushableClient, find_slot
+from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
 from tests.faults.load import TASKS, Client, Load, RequestRecord
 from tests.queues.engine.world import LONG
 from tests.waiting import until
@@ -68,7 +67,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
+def store(cluster: Cluster) -> Iterator[FlushableClient]:
     with cluster.client() as client:
         yield client
 
@@ -95,7 +94,7 @@ def deployment(cluster: Cluster, tenants: Mapping[int, NodeTenant], tmp_path: Pa
     ports = ",".join(f"127.0.0.1:{port}" for port in cluster.ports)
     deployment = Deployment(
         tmp_path,
-        own_database(),
+        get_database_url(),
         REDIS_URL=f"redis://{ports}/0",
         CODEQ_REDIS_CLUSTER="true",
         CODEQ_PARTITIONS=str(PARTITIONS),
@@ -150,12 +149,12 @@ def fetch(deployment: Deployment, path: str, cookie: str = "") -> tuple[int, str
         return error.code, error.read().decode()
 
 
-def is_waiting(store: Store, tenant: NodeTenant) -> Callable[[], bool]:
+def is_waiting(store: FlushableClient, tenant: NodeTenant) -> Callable[[], bool]:
     partition_keys = keys.of_partition(partition_of(tenant.tid, PARTITIONS))
     return lambda: store.zscore(partition_keys.waiting, f"{tenant.tid}:render") is not None
 
 
-def list_remaining(store: Store, tenants: Mapping[int, NodeTenant]) -> list[QueueStats]:
+def list_remaining(store: FlushableClient, tenants: Mapping[int, NodeTenant]) -> list[QueueStats]:
     """Return the queues that are not empty."""
     engine = Engine(ClusterRunner(store), Options(partitions=PARTITIONS))
     results = merge_calls(engine.runner, [queries.stats(engine, tenant.tid) for tenant in tenants.values()]).run_sync()
@@ -176,7 +175,7 @@ def create_console_cookie() -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.spec("QUE-5", "The service on a Redis Cluster: the whole life cycle of a task, on every primary")
 def test_life_cycle_of_a_task_on_every_primary(
-    deployment: Deployment, cluster: Cluster, store: Store, tenants: Mapping[int, NodeTenant]
+    deployment: Deployment, cluster: Cluster, store: FlushableClient, tenants: Mapping[int, NodeTenant]
 ) -> None:
     until(lambda: fetch(deployment, "/readyz") == (200, '{"status":"ok","durability":"fsync"}'), 30)
     completed = []
@@ -248,7 +247,7 @@ def move_under_load(
 )
 @pytest.mark.parametrize("ending", ["killed", "frozen"] if LONG else ["killed"])
 def test_failed_primary_affects_only_its_tenants(
-    deployment: Deployment, cluster: Cluster, store: Store, tenants: Mapping[int, NodeTenant], ending: str
+    deployment: Deployment, cluster: Cluster, store: FlushableClient, tenants: Mapping[int, NodeTenant], ending: str
 ) -> None:
     # The node that has the locks of all periodic tasks.
     failed = cluster.find_owner(find_slot(0))
@@ -369,14 +368,14 @@ def claim_or_none(client: TenantClient) -> dict[str, Any] | None:
 def test_every_primary_must_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
         monkeypatch.setattr(readiness, "client", lambda: store)
-        assert readiness.redis_problem() is None
+        assert readiness.find_redis_problem() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, problem in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = readiness.redis_problem() or ""
+                missing = readiness.find_redis_problem() or ""
                 assert missing.startswith(problem)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)
@@ -396,7 +395,7 @@ def test_wrong_cluster_setting_is_rejected(cluster: Cluster, valkey: Valkey, tmp
     with pytest.raises(ConfigError, match="REDIS_URL has no host of a cluster node"):
         clusters.ClusterClient(valkey.url)
     environment = {"REDIS_URL": node, "CODEQ_REDIS_CLUSTER": "true", "CELERY_BROKER_URL": node}
-    with closing(Deployment(tmp_path, own_database(), **environment)) as deployment:
+    with closing(Deployment(tmp_path, get_database_url(), **environment)) as deployment:
         assert deployment.worker().wait(60) != 0
         assert "CELERY_BROKER_URL names a node of a Redis Cluster" in deployment.log("worker").read_text()
 

@@ -34,15 +34,15 @@ class Replies:
     returned: dict[str, int] = field(default_factory=dict)
 
     def list_violations(self, snapshot: Snapshot) -> list[str]:
-        wrong = [f"{task_id} was acknowledged and is missing" for task_id in self.created - snapshot.tasks.keys()]
+        violations = [f"{task_id} was acknowledged and is missing" for task_id in self.created - snapshot.tasks.keys()]
         for task_id, worker in self.completed.items():
             lease = snapshot.tasks[task_id]["lease"].decode()
             if snapshot.status(task_id) != "COMPLETED" or lease.split()[2] != worker:
-                wrong.append(f"{task_id} was completed by {worker} and is {snapshot.status(task_id)} ({lease})")
+                violations.append(f"{task_id} was completed by {worker} and is {snapshot.status(task_id)} ({lease})")
         for task_id, times in self.returned.items():
             if int(snapshot.tasks[task_id].get("attempts", 0)) < times:
-                wrong.append(f"{task_id} was returned {times} times: {snapshot.tasks[task_id]}")
-        return wrong
+                violations.append(f"{task_id} was returned {times} times: {snapshot.tasks[task_id]}")
+        return violations
 
 
 def connect_without_retries(server: Valkey) -> World:

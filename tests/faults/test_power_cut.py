@@ -61,7 +61,7 @@ def test_crash_at_any_point_loses_and_duplicates_nothing(recording: Recording, t
     for cut in cuts:
         with start_from_prefix(recording.server, cut, tmp_path / "cut") as client:
             step = recording.find_step(cut)
-            # Not only must the state be consistent: it must be the last acknowledged one, without any write of the
+            # The state must not only be consistent: it must equal the last acknowledged one, without any write of the
             # interrupted script.
             location = f"cut at {cut} of {len(recording.data)}, after {recording.names[step]!r}"
             assert dump(client) == recording.states[step], location

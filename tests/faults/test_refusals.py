@@ -1,4 +1,4 @@
-"""Error replies of Redis, such as full, read-only or busy, and their translation."""
+"""Translation of Redis' error replies, for example of a full, read-only or busy server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queues.engine import (
     queries,
     worker_commands,
 )
-from tests.concurrency.crowd import outcome
+from tests.concurrency.threads import result_or_error
 from tests.conftest import ValkeyFactory
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump
 from tests.waiting import until
@@ -171,12 +171,13 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
     for thread in threads:
         thread.start()
 
-    def have_scripts_been_missing() -> bool:
+    def flush_scripts() -> bool:
+        """Flush the scripts, and return whether calls have often found none."""
         time.sleep(0.05)
         client.script_flush()
         return bool(client.info("errorstats").get("errorstat_NOSCRIPT", {}).get("count", 0) > 80)
 
-    until(have_scripts_been_missing, 60)
+    until(flush_scripts, 60)
     stop.set()
     for thread in threads:
         thread.join(30)
@@ -211,7 +212,7 @@ def test_full_server_drains(client: redis.Redis) -> None:
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 200_000)
 
     results = [
-        outcome(
+        result_or_error(
             producer_commands.enqueue(
                 engine,
                 TID,

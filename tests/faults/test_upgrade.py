@@ -174,8 +174,10 @@ def test_installation_of_the_former_release_upgrades_in_place(
     nacked = former.claim("dead")
     former.request("worker", "POST", f"{TASKS}/{dead}/nack", {"leaseToken": nacked["leaseToken"], "reason": "broken"})
     retried = former.enqueue("retried")
-    once = former.claim("retried")
-    former.request("worker", "POST", f"{TASKS}/{retried}/nack", {"leaseToken": once["leaseToken"], "delaySeconds": 1})
+    first_attempt = former.claim("retried")
+    former.request(
+        "worker", "POST", f"{TASKS}/{retried}/nack", {"leaseToken": first_attempt["leaseToken"], "delaySeconds": 1}
+    )
     completed = former.enqueue("completed", webhook=webhook)
     former.submit(former.claim("completed"))
     former.request("admin", "PUT", "/v1/codeq/admin/topics/limited", {"maxAttempts": 2}, expected=201)

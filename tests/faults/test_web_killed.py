@@ -23,7 +23,7 @@ from tenants import services
 from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
 from tenants.domain import CallerRole, TenantSnapshot
-from tests.faults.deployment import Deployment, kill, own_database
+from tests.faults.deployment import Deployment, get_database_url, kill
 from tests.faults.load import TASKS, Client
 from tests.queues.engine.world import LONG
 
@@ -47,7 +47,7 @@ class RetryingClient(Client):
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     signing.own_keys.forget()
-    deployment = Deployment(tmp_path, own_database())
+    deployment = Deployment(tmp_path, get_database_url())
     yield deployment
     deployment.close()
     signing.own_keys.forget()

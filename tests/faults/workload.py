@@ -82,7 +82,7 @@ class Workload:
         yield "enqueue a key again"
         self.enqueue(*[build_task("mail", priority=4, max_attempts=1) for _ in range(4)])
         yield "enqueue for another queue"
-        [late] = self.enqueue(build_task(delay_ms=60_000))
+        [delayed] = self.enqueue(build_task(delay_ms=60_000))
         yield "enqueue delayed"
         held = self.claim(3)
         assert [task.id for task in held] == [task.id for task in first[:3]]
@@ -100,7 +100,7 @@ class Workload:
         worker_commands.abandon(engine, tid, held[2].id, "w1", token="", dead_retention_ms=DAY_MS).run_sync()
         yield "abandon"
         mails = self.claim(3, "send", "mail")
-        yield "claim of two queues"
+        yield "claim from two queues"
         assert self.nack(mails[0]).run_sync().is_dead
         yield "nack to a dead letter"
         self.submit(mails[1], status=TaskStatus.FAILED)
@@ -109,7 +109,7 @@ class Workload:
         yield "watch"
         producer_commands.cancel(engine, tid, first[3].id, retention_ms=DAY_MS).run_sync()
         yield "cancel a ready task"
-        producer_commands.cancel(engine, tid, late.id, retention_ms=DAY_MS).run_sync()
+        producer_commands.cancel(engine, tid, delayed.id, retention_ms=DAY_MS).run_sync()
         yield "cancel delayed"
         self.clock.advance(2)
         assert maintenance_commands.promote(engine, tid, "send").run_sync()[0] == 1
@@ -124,7 +124,7 @@ class Workload:
         admin_commands.pause(engine, tid, "mail").run_sync()
         yield "pause"
         assert not worker_commands.claim(engine, tid, ["mail"], "w2", lease_ms=1_000, limit=1).run_sync().tasks
-        yield "claim of a paused queue"
+        yield "claim from a paused queue"
         admin_commands.resume(engine, tid, "mail").run_sync()
         yield "resume"
         again = self.claim(4, "mail", "send", lease_s=1)
@@ -138,15 +138,15 @@ class Workload:
         yield "submit two"
         self.clock.advance(120)
         more = self.claim(3, "mail", "send")
-        yield "claim of two queues again"
+        yield "claim from two queues again"
         self.submit(*more)
-        yield "submit of two queues"
+        yield "submit to two queues"
         self.enqueue(*[build_task("late", priority=9, delay_ms=1_000 * n) for n in range(4)])
         yield "enqueue for a third queue"
         self.clock.advance(DAY_MS / 1000)
-        _, over = maintenance_commands.expired(engine, tid, limit=2).run_sync()
-        assert len(over) == 2
-        assert all(maintenance_commands.purge(engine, tid, over, before_ms=self.clock.now_ms).run_sync())
+        _, expired_ids = maintenance_commands.expired(engine, tid, limit=2).run_sync()
+        assert len(expired_ids) == 2
+        assert all(maintenance_commands.purge(engine, tid, expired_ids, before_ms=self.clock.now_ms).run_sync())
         yield "clean up"
         assert maintenance_commands.purge(engine, tid, [more[0].id, more[1].id]).run_sync() == [True, True]
         yield "purge"

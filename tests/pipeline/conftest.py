@@ -18,9 +18,10 @@ from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
 # The queries read a few rows, so compiling them would take longer than interpreting them.
+FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FAST_CONF = {
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": FAST_JAVA,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

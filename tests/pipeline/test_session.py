@@ -15,7 +15,7 @@ import pytest
 from pipeline.spark import java, sources
 from pipeline.spark.lake import Lake
 from tests.conftest import free_port
-from tests.pipeline.conftest import FAST_CONF
+from tests.pipeline.conftest import FAST_CONF, FAST_JAVA
 from tests.pipeline.history import Audit, build_attempt, count_rows, read_digests
 from tests.waiting import until
 
@@ -73,9 +73,9 @@ def test_spark_starts_on_the_wheels_java_without_an_installed_one(tmp_path: Path
         if path:
             (tmp_path / "bin" / tool).symlink_to(path)
     script = (
-        "from pathlib import Path; from pipeline.spark import java, session\n"
+        "from pipeline.spark import java, session\n"
         "java._list_installed = lambda environ: iter(())\n"
-        "spark = session.start('local[1]')\n"
+        f"spark = session.start('local[1]', conf={FAST_CONF})\n"
         "home = spark.sparkContext._jvm.System.getProperty('java.home')\n"
         "print(home, spark.range(10).selectExpr('sum(id) AS s').collect()[0].s)"
     )
@@ -117,7 +117,8 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": FAST_JAVA,
+        "SPARK_LAUNCHER_OPTS": FAST_JAVA,
     }
     environment.pop("SPARK_MASTER", None)
     master = f"spark://127.0.0.1:{port}"
@@ -160,8 +161,8 @@ def test_cluster_of_two_workers_gives_the_same_result_as_one_machine(
         "import sys; from pipeline.spark.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
     arguments = ["--dsn-file", "-", "--lake", cluster_lake.url, "--conf", "spark.executor.memory=600m"]
-    for key, value in FAST_CONF.items():
-        arguments += ["--conf", f"{key.replace('driver', 'executor')}={value}"]
+    for key, value in {**FAST_CONF, "spark.executor.extraJavaOptions": FAST_JAVA}.items():
+        arguments += ["--conf", f"{key}={value}"]
     # The workers have neither this code on their path nor this working directory: the code is sent with the job.
     process = subprocess.run(
         [sys.executable, "-c", script, *arguments, "run", *JOBS],

@@ -87,7 +87,8 @@ def test_claims_are_limited(limited: Queue) -> None:
 def test_tokens_share_their_tenants_rate(limited: Queue, other_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     new = [NewTask(command="send", payload="1")]
     taken = sum(
-        isinstance(services.enqueue(limited.tenant, new, by=f"{n:x}").run_sync()[0], Enqueued) for n in range(100)
+        isinstance(services.enqueue(limited.tenant, new, token_fingerprint=f"{n:x}").run_sync()[0], Enqueued)
+        for n in range(100)
     )
     assert taken == 20
     assert stored(other_queue, 100) == 100

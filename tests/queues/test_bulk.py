@@ -589,7 +589,7 @@ def test_only_a_tenants_own_ended_replay_is_recalled(tenant: TenantSnapshot, oth
     with pytest.raises(errors.Conflict):
         bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
     run_to_end(running)
-    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.UNDO_PERIOD)
+    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.RECALL_PERIOD)
     with pytest.raises(errors.Conflict, match="more than 24 hours"):
         bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
     with pytest.raises(errors.NotFound):
@@ -615,7 +615,7 @@ def test_failed_job_records_its_error_and_does_not_stop_the_others(
                 cursor.execute("SELECT pg_sleep(5)")
         return real(row_filter, *args)
 
-    monkeypatch.setattr(pagination, "PAGE_MS", 500)
+    monkeypatch.setattr(pagination, "WINDOW_MS", 500)
     monkeypatch.setattr(pagination, "_read_window", read_slowly)
     assert bulk_runner.run(lambda: True) == 3
     assert run_to_end(other_job).state == "done"

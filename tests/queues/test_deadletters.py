@@ -163,7 +163,7 @@ def test_invalid_filter_is_refused(tenant: TenantSnapshot, letter_filter: Filter
 def test_search_that_takes_too_long_is_ended(
     tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagination, "PAGE_MS", 50)
+    monkeypatch.setattr(pagination, "WINDOW_MS", 50)
     create_rows(5)
     # Each row takes as long as an expensive regular expression in a JSON path.
     slow = pagination.Condition("pg_sleep(10) IS NOT NULL")
@@ -301,12 +301,12 @@ def test_page_scans_a_limited_number_of_rows(
     assert pages == [[], [], [needle]]
 
 
-@pytest.mark.parametrize("limit", [10, pagination.WORDS_ROWS])
+@pytest.mark.parametrize("limit", [10, pagination.MAX_WORD_MATCHES])
 def test_very_common_words_are_found(
     tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """The index of words finds them or, with too many rows to sort, a scan of the rows."""
-    monkeypatch.setattr(pagination, "WORDS_ROWS", limit)
+    monkeypatch.setattr(pagination, "MAX_WORD_MATCHES", limit)
     expected = create_rows(40, error="everywhere")
     create_rows(5, error="elsewhere")
     assert [

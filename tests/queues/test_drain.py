@@ -19,9 +19,8 @@ from django.db import connection, connections
 from codeq_site.devserver.embedded import PostgreSQL
 from core import metrics
 from core.conf import conf
-from core.periodic_lock import PeriodicTaskLock
+from core.periodic_lock import PeriodicTaskLock, lock_key
 from core.redis.connections import client
-from core.redis.locks import lock_key
 from queues import metrics as _queue_metrics  # noqa: F401 - registers its gauges
 from queues import periodic_tasks, services
 from queues.audit import drain, events, stream

@@ -19,10 +19,10 @@ def test_peek_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Cl
     before = selectors.queue_stats(queue.tenant, "send").run_sync()
     seen = selectors.peek(queue.tenant, "send").run_sync()
     assert [task.id for task in seen.ready] == [high.id, low.id, low_too.id]
-    assert [(task.id, task.worker, task.moment_ms) for task in seen.in_progress] == [
+    assert [(task.id, task.worker, task.due_ms) for task in seen.in_progress] == [
         (held.id, "w7", clock.now_ms + 60_000)
     ]
-    assert [(task.id, task.moment_ms) for task in seen.delayed] == [(later.id, clock.now_ms + 9000)]
+    assert [(task.id, task.due_ms) for task in seen.delayed] == [(later.id, clock.now_ms + 9000)]
     assert selectors.queue_stats(queue.tenant, "send").run_sync() == before
     assert [queue.claim().id for _ in range(3)] == [high.id, low.id, low_too.id]
 

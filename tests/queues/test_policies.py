@@ -145,7 +145,7 @@ def test_producers_feel_the_policy(tenant: TenantSnapshot) -> None:
     queue = Queue(tenant)
     assert queue.enqueue().max_attempts == 2
     assert queue.enqueue(max_attempts=7, priority=5).max_attempts == 7
-    with pytest.raises(errors.InvalidRequest, match="send accepts 0, 5"):
+    with pytest.raises(errors.InvalidRequest, match="send accepts only 0, 5"):
         queue.enqueue(priority=4)
     assert Queue(tenant, "other").enqueue(priority=4).max_attempts == 5
     assert stats(tenant) == (2, 0, 0)
@@ -160,7 +160,7 @@ def test_a_task_that_says_no_priority_gets_the_lowest_there_is(tenant: TenantSna
     lowest_tier, default, invalid = services.enqueue(tenant, [unsaid, other, refused]).run_sync()
     assert (lowest_tier.task.priority, default.task.priority) == (3, 0)
     assert isinstance(invalid, errors.InvalidRequest)
-    assert "send accepts 3, 5, 9" in invalid.detail
+    assert "send accepts only 3, 5, 9" in invalid.detail
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"priority_tiers": (4, 5)}], ids=str)

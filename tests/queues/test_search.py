@@ -277,7 +277,7 @@ def test_ended_tasks_are_found_by_an_index(tenant: TenantSnapshot, subtests: pyt
 def test_common_words_are_found_by_a_scan_and_rare_ones_by_index(
     tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagination, "WORDS_ROWS", 20)
+    monkeypatch.setattr(pagination, "MAX_WORD_MATCHES", 20)
     monkeypatch.setattr(pagination, "SCAN_LIMIT", 30)
     monkeypatch.setattr(pagination, "WINDOW", 10)
     queue = Queue(tenant, "render")

@@ -1,6 +1,6 @@
 """Ranked queues in Redis: order, locks and delays.
 
-test_ranked_outbox.py tests the way into Redis.
+`test_ranked_outbox.py` tests the table from which entries move to Redis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from queues.engine.options import CHUNK
 from ranked import engine as ranked_engine
 from ranked.services import Rank, RankedQueue
 from tenants.domain import TenantSnapshot
-from tests.concurrency.crowd import crowd
+from tests.concurrency.threads import run_together
 from tests.fixtures.queues import NOON_MS, Clock
 from tests.queues.engine.world import LONG, TID, World
 from tests.waiting import until
@@ -413,7 +413,7 @@ def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) ->
         return task_id.decode() if is_free else None
 
     client().zadd("naive", {"t1": 1})
-    assert crowd(valkey.url, [read_then_lock] * 2) == ["t1", "t1"]
+    assert run_together(valkey.url, [read_then_lock] * 2) == ["t1", "t1"]
 
     enqueue_entries(queue, "t1")
 
@@ -423,7 +423,7 @@ def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) ->
             world.engine, TID, "reviews", f"h:{threading.get_ident()}", lock_seconds=300
         ).run_sync()
 
-    assert sorted(crowd(valkey.url, [dequeue] * 2), key=str) == [None, "t1"]
+    assert sorted(run_together(valkey.url, [dequeue] * 2), key=str) == [None, "t1"]
 
 
 @pytest.mark.spec("RNK-9", "64 workers share a queue; no task is served twice or lost")
@@ -442,7 +442,7 @@ def test_many_workers_share_a_queue(queue: RankedQueue, valkey: Valkey) -> None:
                 assert ranked_engine.release(world.engine, TID, "reviews", task_id, holder).run_sync()
         return task_ids
 
-    ids_by_worker = crowd(valkey.url, [work] * 64)
+    ids_by_worker = run_together(valkey.url, [work] * 64)
     assert sorted(task_id for task_ids in ids_by_worker for task_id in task_ids) == sorted(ids)
     for task_ids in ids_by_worker:
         are_normal = [int(task_id[1:]) % 3 != 0 for task_id in task_ids]
@@ -473,15 +473,16 @@ class Model:
     held: dict[str, tuple[int, int]] = field(default_factory=dict)  # until, 100 - rank
     locks: dict[str, tuple[int, int]] = field(default_factory=dict)  # worker, until
 
-    def make_ready(self, task_id: str, low: int, ms: int) -> None:
-        self.ready[task_id] = (low, max([ms, *(at + 1 for other_low, at in self.ready.values() if other_low == low)]))
+    def make_ready(self, task_id: str, reversed_rank: int, ms: int) -> None:
+        after_others = (at + 1 for other_rank, at in self.ready.values() if other_rank == reversed_rank)
+        self.ready[task_id] = (reversed_rank, max([ms, *after_others]))
 
     def make_due_ready(self) -> None:
         for entries in (self.delayed, self.held):
-            for (at, low), task_id in sorted((at, task_id) for task_id, at in entries.items()):
+            for (at, reversed_rank), task_id in sorted((at, task_id) for task_id, at in entries.items()):
                 if at <= self.now:
                     del entries[task_id]
-                    self.make_ready(task_id, low, at)
+                    self.make_ready(task_id, reversed_rank, at)
 
     def advance(self, seconds: int) -> list[str]:
         """Return the tasks whose locks expire."""
@@ -505,9 +506,9 @@ class Model:
         free = [(at, task_id) for task_id, at in self.ready.items() if task_id not in self.locks]
         if not free:
             return None
-        (low, _), task_id = min(free)
+        (reversed_rank, _), task_id = min(free)
         del self.ready[task_id]
-        self.held[task_id] = (self.now + 300_000, low)
+        self.held[task_id] = (self.now + 300_000, reversed_rank)
         self.locks[task_id] = (worker, self.now + 300_000)
         return task_id
 
@@ -516,11 +517,11 @@ class Model:
             return False
         del self.locks[task_id]
         if task_id in self.held:
-            _, low = self.held.pop(task_id)
+            _, reversed_rank = self.held.pop(task_id)
             if worker is None:
-                self.make_ready(task_id, low, self.now)
+                self.make_ready(task_id, reversed_rank, self.now)
             elif delay is not None:
-                self.delayed[task_id] = (self.now + delay * 1000, low)
+                self.delayed[task_id] = (self.now + delay * 1000, reversed_rank)
         return True
 
     def renew(self, task_id: str, worker: int) -> bool:

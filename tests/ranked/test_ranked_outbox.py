@@ -1,4 +1,4 @@
-"""The way from a transaction into a ranked queue.
+"""Ranked queues and transactions: the outbox table from which entries move to Redis.
 
 A task is enqueued if its transaction commits, and not otherwise.
 """
@@ -32,7 +32,7 @@ from ranked.models import RankedEntry
 from ranked.services import Rank, RankedQueue
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
-from tests.concurrency.crowd import crowd
+from tests.concurrency.threads import run_together
 from tests.conftest import ValkeyFactory
 from tests.factories import RankedEntryFactory
 
@@ -47,7 +47,7 @@ def queue(tenant: TenantSnapshot) -> RankedQueue:
 
 @pytest.fixture
 def server(valkey_server: ValkeyFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
-    """A Valkey with the ranked queues, which a test can stop."""
+    """The Valkey of the ranked queues, which a test can stop."""
     server = valkey_server()
     with redis.Redis.from_url(server.url, socket_timeout=2) as store:
         monkeypatch.setattr(services, "engine", lambda: Engine(SyncRunner(store)))
@@ -177,7 +177,7 @@ def test_concurrent_processes_move_each_row_once(queue: RankedQueue, valkey: Val
         finally:
             connection.close()
 
-    assert sum(crowd(valkey.url, [move_all] * 8)) == 50
+    assert sum(run_together(valkey.url, [move_all] * 8)) == 50
     assert {queue.dequeue() for _ in range(50)} == {row.task_id for row in rows}
     assert queue.dequeue() is None
     assert not RankedEntry.objects.exists()

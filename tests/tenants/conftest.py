@@ -12,7 +12,7 @@ import pytest
 
 from core.conf import conf
 from tenants import models, services
-from tenants.auth import installation_keys, jwks
+from tenants.auth import installation_keys
 from tenants.auth.verifier import Verifier, verifier
 from tenants.cache import tenant_cache
 from tests.tenants.minting import ISSUER, Signer
@@ -20,11 +20,16 @@ from tests.tenants.minting import ISSUER, Signer
 Configure = Callable[..., None]
 
 
+def run_inline(job: Callable[[], None]) -> None:
+    """Run in the calling thread: the `start` of a KeyCache without threads."""
+    job()
+
+
 @pytest.fixture(autouse=True)
 def _empty_caches() -> Iterator[None]:
     """Empty the caches, and end threads with connections to the test database."""
-    # Fetch keys in the test's thread, which sees its uncommitted rows.
-    installation_keys.own_keys._start, start = jwks.run_inline, installation_keys.own_keys._start
+    # Fetch keys in the test's thread, whose connection sees the uncommitted rows of the test.
+    installation_keys.own_keys._start, start = run_inline, installation_keys.own_keys._start
     yield
     installation_keys.own_keys._start = start
     verifier.stop()

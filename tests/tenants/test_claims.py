@@ -17,8 +17,8 @@ from tenants.domain import WORKER_SCOPES, Caller, CallerRole
 from tenants.permissions import (
     HasScope,
     IsAdmin,
-    IsEither,
     IsProducer,
+    IsProducerOrWorker,
     IsWorker,
     commands_for,
 )
@@ -311,11 +311,11 @@ def test_worker_is_never_an_administrator(changes: dict[str, Any], signer: Signe
 
 
 ALLOWED: dict[str, tuple[dict[str, Any], set[type[BasePermission]]]] = {
-    "producer": ({}, {IsProducer, IsEither}),
-    "worker": ({"aud": WORKER}, {IsWorker, IsEither}),
-    "admin": ({"role": "ADMIN"}, {IsProducer, IsEither, IsAdmin}),
-    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsEither, IsAdmin}),
-    "both": ({"aud": [PRODUCER, WORKER]}, {IsProducer, IsWorker, IsEither}),
+    "producer": ({}, {IsProducer, IsProducerOrWorker}),
+    "worker": ({"aud": WORKER}, {IsWorker, IsProducerOrWorker}),
+    "admin": ({"role": "ADMIN"}, {IsProducer, IsProducerOrWorker, IsAdmin}),
+    "operator": ({"scope": "codeq:operator"}, {IsProducer, IsProducerOrWorker, IsAdmin}),
+    "both": ({"aud": [PRODUCER, WORKER]}, {IsProducer, IsWorker, IsProducerOrWorker}),
 }
 
 
@@ -326,7 +326,7 @@ ALLOWED: dict[str, tuple[dict[str, Any], set[type[BasePermission]]]] = {
 def test_permission_classes(name: str, signer: Signer, verifier: Verifier) -> None:
     changes, allowed = ALLOWED[name]
     caller = caller_of(verifier, signer, **changes)
-    classes = {IsProducer, IsWorker, IsEither, IsAdmin}
+    classes = {IsProducer, IsWorker, IsProducerOrWorker, IsAdmin}
     assert {permission_class for permission_class in classes if is_permitted(permission_class, caller)} == allowed
 
 

@@ -16,7 +16,7 @@ from tenants.auth import jwks
 from tenants.auth.validators import JwksValidator
 from tenants.auth.verifier import Verifier
 from tests.tenants.bad_responses import BAD_RESPONSES
-from tests.tenants.conftest import Clock, Configure, JwksServer
+from tests.tenants.conftest import Clock, Configure, JwksServer, run_inline
 from tests.tenants.minting import ISSUER, Signer
 from tests.waiting import until, until_async
 
@@ -31,7 +31,7 @@ class Source:
         self.clock = Clock(1000.0)
         self.answer: dict[str, jwks.Key] | Exception = {"k1": K1}
         self.fetched = 0
-        self.keys = jwks.KeyCache("the test's issuer", self.fetch, start=jwks.run_inline, clock=self.clock)
+        self.keys = jwks.KeyCache("the test's issuer", self.fetch, start=run_inline, clock=self.clock)
 
     def fetch(self) -> Mapping[str, jwks.Key]:
         self.fetched += 1

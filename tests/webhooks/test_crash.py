@@ -19,7 +19,7 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.models import AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
-from tests.faults.deployment import Deployment, kill, own_database
+from tests.faults.deployment import Deployment, get_database_url, kill
 from tests.queues.engine.world import LONG
 from tests.waiting import until
 from tests.webhooks.conftest import MakeDelivery, MakeReceiver
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path, own_database())
+    deployment = Deployment(tmp_path, get_database_url())
     yield deployment
     deployment.close()
 
@@ -122,7 +122,7 @@ def test_killed_workers_lose_no_delivery(
             unrecorded[delivery_id] = accepted[delivery_id]
 
     deployment = Deployment(
-        tmp_path, own_database(), **{f"CODEQ_WEBHOOKS_{name}": value for name, value in settings.items()}
+        tmp_path, get_database_url(), **{f"CODEQ_WEBHOOKS_{name}": value for name, value in settings.items()}
     )
     try:
         deployment.beat()

@@ -28,7 +28,7 @@ class SubscriptionsView(ApiView):
         "subscribe",
         tag="Worker",
         summary="Subscribe to notifications of new work",
-        may=CAN_SUBSCRIBE,
+        permission_classes=CAN_SUBSCRIBE,
         body=schemas.NewSubscription,
         answers={200: schemas.Subscribed},
     )
@@ -53,7 +53,7 @@ class SubscriptionsView(ApiView):
         "list_subscriptions",
         tag="Worker",
         summary="List the worker's subscriptions",
-        may=CAN_SUBSCRIBE,
+        permission_classes=CAN_SUBSCRIBE,
         answers={200: schemas.Subscriptions},
     )
     async def get(self, caller: Caller) -> HttpResponse:
@@ -69,7 +69,7 @@ class SubscriptionView(ApiView):
         "unsubscribe",
         tag="Worker",
         summary="Delete a subscription",
-        may=CAN_SUBSCRIBE,
+        permission_classes=CAN_SUBSCRIBE,
         answers={200: schemas.Unsubscribed},
         errors=(errors.NotFound,),
     )
@@ -88,7 +88,7 @@ class RenewView(ApiView):
         "renew_subscription",
         tag="Worker",
         summary="Renew a subscription",
-        may=CAN_SUBSCRIBE,
+        permission_classes=CAN_SUBSCRIBE,
         body=schemas.Renewal,
         is_body_optional=True,
         answers={200: schemas.Subscribed},

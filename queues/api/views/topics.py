@@ -21,7 +21,7 @@ class TopicsView(ApiView):
         "list_topics",
         tag="Admin",
         summary="List the queues that have a policy",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.Topics},
     )
@@ -36,20 +36,20 @@ class TopicView(ApiView):
         "get_topic",
         tag="Admin",
         summary="Read a queue's policy",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.Topic},
         errors=(errors.NotFound,),
     )
     async def get(self, caller: Caller, name: str) -> HttpResponse:
-        """Read the policy of a queue. A queue without a policy: 404."""
+        """Read the policy of a queue. Answers 404 if the queue has no policy."""
         return json_response(_topic(await threadpool.run_db(policies.find, caller.tenant, name)))
 
     @Operation(
         "put_topic",
         tag="Admin",
         summary="Set a queue's policy",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         body=wire.NewTopic,
         answers={200: wire.Topic, 201: wire.Topic},
@@ -58,7 +58,7 @@ class TopicView(ApiView):
     async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
         """Replace the policy of a queue.
 
-        It takes effect within seconds. If the queue had no policy: 201.
+        It takes effect within seconds. Answers 201 if the queue had no policy.
         """
         tiers = body.priority_tiers
         policy = Policy(
@@ -78,14 +78,14 @@ class TopicView(ApiView):
         "delete_topic",
         tag="Admin",
         summary="Delete a queue's policy",
-        may=(IsAdmin,),
+        permission_classes=(IsAdmin,),
         rate="admin",
         query=wire.DeletionQuery,
         answers={204: None},
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, name: str, query: wire.DeletionQuery) -> HttpResponse:
-        """Delete the policy of a queue. The defaults apply again, and its tasks stay."""
+        """Delete the policy of a queue. The defaults apply again; the tasks of the queue stay."""
         await threadpool.run_db(policies.delete, caller.tenant, name)
         return no_content()
 

@@ -1,4 +1,4 @@
---! abandon: give a leased task back without a delay; it is ready at once, behind the others of its priority.
+--! abandon: end an attempt without a result; the task is ready at once, behind the others of its priority, or is dead.
 --! KEYS    due waiting woken events expiry
 --! ARGV    root tid id worker token default_backoff dead_retention_ms clock
 --! RETURNS PENDING | FAILED 0 | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
@@ -9,8 +9,8 @@
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
-local refused, deadline = check_lease(id, queue, status, lease, token, now)
-if refused then return { refused } end
+local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+if refusal then return { refusal } end
 -- All checks are done; only writes follow.
 local new_status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)
 write_changes(now)

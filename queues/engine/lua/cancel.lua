@@ -3,7 +3,7 @@
 --! ARGV    root tid id retention_ms clock
 --! RETURNS OK | SAME | NOT_FOUND | ENDED, with the task
 --! EFFECTS task -> CANCELLED; delayed -1 or inprog -1; an id in a ready list stays as a ghost and is counted; events +1
---! COST    O(log n); the id is not searched in the ready list, which would cost the length of the list
+--! COST    O(log n); no search for the id in the ready list, whose cost would be the length of the list
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, events, task, retention
 local now = now_ms()
@@ -23,7 +23,7 @@ hash_set(key, { 'status', 'ended', 'updated' }, task, 'status', 'CANCELLED', 'en
 if score then
   zset_remove(index, { score, id })
 else
-  count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
+  counter_add(ghosts, command_of(queue) .. ':' .. priority, 1)
 end
 zset_add(expiry, { now + (tonumber(retention_ms) or retention_of(queue)), id })
 record_event(id, queue, attempt, 'CANCELLED', 'CANCELLED', attempts, priority, attempt > 0 and lease, created, visible, now)

@@ -7,10 +7,11 @@
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, rate_limit, consumers
 --@ lazy maintenance(promote_due, reap_expired, refresh_due): due, wake, events, end_attempt, promote, reap
--- The ids of ended tasks that one claim removes; further ones are left to the next claim.
+-- The most ids of ended tasks that one claim removes. The next claim removes further ones.
 local MAX_GHOSTS = 200
 local WRITTEN_FIELDS = { 'status', 'lease' }
--- How soon a queue at its limit of tasks in progress is read again: the end of one of its tasks is not announced.
+-- When a waiting claim reads a queue at its limit of tasks in progress again. A task that ends frees a slot, but is not
+-- announced.
 local BUSY_RETRY_MS = 500
 local now = now_ms()
 if limits ~= '' then
@@ -22,12 +23,12 @@ end
 local states = call('HMGET', queues, unpack(ARGV, args_from))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
 local budget = tonumber(repair_limit)
-local slots
+local free_slots
 for n = 1, #states do
   local state, queue = states[n], tid .. ':' .. ARGV[args_from + n - 1]
   names[n] = queue
   if state and state ~= 'active' and state ~= 'paused' then
-    slots = slots or {}
+    free_slots = free_slots or {}
     if string.sub(state, 1, 6) == 'active' then states[n] = 'active' end
   end
   if states[n] == 'active' then
@@ -42,9 +43,9 @@ for n = 1, #states do
       due_at = refresh_due(queue)
     end
     due_times[queue] = due_at
-    if slots then
-      slots[queue] = free_slots(state, queue)
-      if slots[queue] == 0 then
+    if free_slots then
+      free_slots[queue] = count_free_slots(state, queue)
+      if free_slots[queue] == 0 then
         states[n] = 'busy'
         due_at = math.min(due_at or now + BUSY_RETRY_MS, now + BUSY_RETRY_MS)
       end
@@ -71,11 +72,11 @@ local reply = { now, deadline, 0, expired, dead, 0 }
 local remaining, examined = tonumber(limit), 0
 local lease, lease_entries = format_lease(now, token, worker), {}
 while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
-  lists[count + 3] = slots and cap_to_free_slots(slots, remaining) or remaining
+  lists[count + 3] = free_slots and cap_to_free_slots(free_slots, remaining) or remaining
   local list, ids = pop(count, lists)
   if not list then break end
   examined = examined + #ids
-  -- The parts of the list's key, which `ready_key` has built.
+  -- Parse the list's key, which `ready_key` has built.
   local queue, priority = string.sub(list, #root + 3, -9), string.sub(list, -1)
   local entries = lease_entries[queue] or {}
   lease_entries[queue] = entries
@@ -94,15 +95,15 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
       reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = attempts or 0, created, visible or created, error_text or ''
     else -- a ghost: the task was cancelled or deleted, and its id stayed in the list
       local field = command_of(queue) .. ':' .. priority
-      if tonumber(call('HGET', ghosts, field) or 0) > 0 then count_up(ghosts, field, -1) end
-      if status == 'FAILED' then -- recalled: its id is no longer in a ready list
+      if tonumber(call('HGET', ghosts, field) or 0) > 0 then counter_add(ghosts, field, -1) end
+      if status == 'FAILED' then -- a recalled task, whose ghost is removed now
         hash_remove(key, 'ghost', call('HGET', key, 'ghost'))
       end
     end
   end
-  if slots and slots[queue] then
-    slots[queue] = slots[queue] - (#entries - before) / 2
-    if slots[queue] == 0 then
+  if free_slots and free_slots[queue] then
+    free_slots[queue] = free_slots[queue] - (#entries - before) / 2
+    if free_slots[queue] == 0 then
       for at = count, 1, -1 do
         if string.sub(lists[at], #root + 3, -9) == queue then table.remove(lists, at) end
       end

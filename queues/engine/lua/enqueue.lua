@@ -41,16 +41,16 @@ for i = args_from, #ARGV, 7 do
     end
   end
 end
-local buckets, refused
+local buckets, refusal
 if limits ~= '' and #new > 0 then
   buckets, reply[2] = check_limits(limits, now)
-  if not buckets then refused = 'LIMITED' end
+  if not buckets then refusal = 'LIMITED' end
 end
-if max_depth ~= '' and depth_counter()() + #new > tonumber(max_depth) then refused = 'FULL' end
-if refused then
+if max_depth ~= '' and depth_counter()() + #new > tonumber(max_depth) then refusal = 'FULL' end
+if refusal then
   for _, task in ipairs(new) do
     local position = task[4]
-    reply[position] = refused
+    reply[position] = refusal
   end
   return reply
 end
@@ -76,7 +76,7 @@ end
 if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
   call('SADD', tenants, tid) -- not rolled back: a tenant without queues is harmless here
-  -- A long poll on all queues of the tenant did not register for this one, which did not exist.
+  -- Announce the new queue: long polls on all queues of the tenant began before it existed.
   call('PUBLISH', root .. 'wake', 'queue ' .. queue)
 end
 if first_due then

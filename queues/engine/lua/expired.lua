@@ -1,8 +1,8 @@
 --! expired: list the ended tasks of a tenant whose retention has expired, oldest first.
 --! KEYS    expiry
 --! ARGV    before_ms limit clock
---! RETURNS now_ms {id}*
---! EFFECTS none; before_ms is at most now, and '' means now
+--! RETURNS now_ms {id}*; before_ms limits the expiry times, and '' means now
+--! EFFECTS none
 --! COST    O(log n + limit)
 --! FLAGS   no-writes
 --@ include now

@@ -1,7 +1,7 @@
 --! find_tenant: find the tenant of a task in this partition, for an operator who has only the task's id.
 --! KEYS    due
 --! ARGV    root id
---! RETURNS "<tid>:<command>" | nothing
+--! RETURNS "<tid>:<command>" | ""
 --! EFFECTS none
 --! COST    O(1)
 --! FLAGS   no-writes

@@ -10,8 +10,8 @@ local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
 local queue, status, lease = task[2], task[3], task[4]
-local refused, deadline = check_lease(id, queue, status, lease, token, now)
-if refused then return { refused } end
+local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+if refusal then return { refusal } end
 local extended = now + tonumber(extend_ms)
 -- All checks are done; only writes follow.
 zset_move(queue_key(queue, 'inprog'), id, deadline, extended)

@@ -1,4 +1,4 @@
---! nack: end an attempt as failed; the task is retried after its backoff, or is dead.
+--! nack: end an attempt as failed; the task is retried after delay_ms or else its backoff, or is dead.
 --! KEYS    due waiting woken events expiry
 --! ARGV    root tid id worker token delay_ms reason seed default_backoff dead_retention_ms clock
 --! RETURNS PENDING | FAILED delay_ms | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
@@ -9,8 +9,8 @@
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
-local refused, deadline = check_lease(id, queue, status, lease, token, now)
-if refused then return { refused } end
+local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+if refusal then return { refusal } end
 math.randomseed(tonumber(seed))
 -- All checks are done; only writes follow.
 local new_status, delay = end_attempt(id, task, deadline, now, 'NACKED', reason, tonumber(delay_ms))

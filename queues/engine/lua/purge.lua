@@ -2,14 +2,14 @@
 --! KEYS    events expiry
 --! ARGV    root tid before_ms only_dead clock {id}*
 --! RETURNS {1 | 0 | -1}*    1: deleted; 0: not ended, not expired, or not dead with only_dead; -1: not found
---! EFFECTS task and mapping deleted; expiry -n, dlq -n; events +1 for each dead letter;
+--! EFFECTS task and mapping deleted; expiry -n, dlq -n; events +1 for each dead letter; expiry -1 for a missing task;
 --! EFFECTS before_ms '': every ended task, also before its retention has expired
 --! COST    O(n · log expiry)
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, events
 local now = now_ms()
 local reply = {}
-local vanished, removed = {}, {}
+local missing, removed = {}, {} -- missing: entries of `expiry` without a task
 for i = args_from, #ARGV do
   local id = ARGV[i]
   local task = call('HMGET', task_key(id), 'queue', 'status', 'idem', 'attempts', 'priority', 'created')
@@ -19,7 +19,7 @@ for i = args_from, #ARGV do
   local is_own = queue and string.sub(queue, 1, #tid + 1) == tid .. ':'
   local is_expired = before_ms == '' or (expires and tonumber(expires) <= tonumber(before_ms))
   local dead_since = is_own and status == 'FAILED' and call('ZSCORE', queue_key(queue, 'dlq'), id)
-  if not queue and expires then vanished[#vanished + 1] = { expires, id } end
+  if not queue and expires then missing[#missing + 1] = { expires, id } end
   if is_own and is_ended and is_expired and (dead_since or only_dead ~= '1') and not removed[id] then
     removed[id] = true
     local mapping = digest and idem_key(tid, digest)
@@ -31,7 +31,7 @@ for i = args_from, #ARGV do
 end
 -- All checks are done; only writes follow.
 local keys = {}
-for _, entry in ipairs(vanished) do zset_remove(expiry, entry) end
+for _, entry in ipairs(missing) do zset_remove(expiry, entry) end
 for _, item in ipairs(removed) do
   local id, expires, dead_since, mapping, task = unpack(item, 1, 5)
   if expires then zset_remove(expiry, { expires, id }) end

@@ -1,4 +1,4 @@
---! recall: make the replayed tasks of a bulk job dead letters again, without attempts left, unless claimed since.
+--! recall: turn tasks that a bulk job replayed into dead letters again, unless a worker has claimed them since.
 --! KEYS    ghosts events expiry
 --! ARGV    root tid job dead_retention_ms clock {id}*
 --! RETURNS {OK | NOT_FOUND | CONFLICT}*    OK also if recalled before; CONFLICT: claimed, or not replayed by that job
@@ -8,7 +8,8 @@
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, events, task
 local WRITTEN_FIELDS = { 'status', 'attempts', 'past', 'updated', 'job', 'ghost' }
-local now, recalled_job = now_ms(), 'not ' .. job
+-- The field `job` of a recalled task has this value, so that the recall can be repeated.
+local now, recalled_mark = now_ms(), 'not ' .. job
 local reply, accepted, seen = {}, {}, {}
 for i = args_from, #ARGV do
   local id = ARGV[i]
@@ -18,7 +19,7 @@ for i = args_from, #ARGV do
   local answer = 'CONFLICT'
   if not belongs_to_tenant(queue) then
     answer = 'NOT_FOUND'
-  elseif replayed_by == recalled_job or seen[id] then
+  elseif replayed_by == recalled_mark or seen[id] then
     answer = 'OK'
   elseif replayed_by == job and status == 'PENDING' and attempts == 0 then
     answer, seen[id] = 'OK', true
@@ -31,9 +32,10 @@ local dead_entries, expiries = {}, {}
 for _, item in ipairs(accepted) do
   local id, task = unpack(item)
   local past, queue, priority, max_attempts, created = task[3] or 0, task[7], task[8], tonumber(task[9]), task[10]
+  -- The task has no attempts left. They move from `past`, to which the replay added them.
   hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', 'FAILED', 'attempts', max_attempts,
-    'past', past - max_attempts, 'updated', now, 'job', recalled_job, 'ghost', 1)
-  count_up(ghosts, command_of(queue) .. ':' .. priority, 1)
+    'past', past - max_attempts, 'updated', now, 'job', recalled_mark, 'ghost', 1)
+  counter_add(ghosts, command_of(queue) .. ':' .. priority, 1)
   record_event(id, queue, 0, 'RECALLED', 'DEAD', max_attempts, priority, nil, created, now, now)
   local entries = dead_entries[queue] or {}
   dead_entries[queue] = entries

@@ -47,9 +47,9 @@ for _, item in ipairs(accepted) do
   entries[#entries + 1], entries[#entries + 2] = dead_since, id
   if expires then expiries[#expiries + 1], expiries[#expiries + 2] = expires, id end
   list[priority] = list[priority] or {}
-  if is_ghost then -- recalled before, so its id is still in the list: twice, it could be claimed too early
+  if is_ghost then -- recalled before: its id is still in the list, and a second id could be claimed during a delay
     call('HDEL', key, 'ghost')
-    count_up(ghosts, command_of(queue) .. ':' .. priority, -1)
+    counter_add(ghosts, command_of(queue) .. ':' .. priority, -1)
   else
     table.insert(list[priority], id)
   end
@@ -61,7 +61,8 @@ for queue, entries in pairs(dead_entries) do
     if #ids == 0 or push(ready_key(queue, priority), ids) == #ids then wake_waiters(queue, now) end
   end
 end
-for n, answer in ipairs(reply) do
-  if answer[2] then reply[n] = { 'OK', unpack(read_task(answer[2])) } end
+for n, item in ipairs(reply) do
+  local id = item[2]
+  if id then reply[n] = { 'OK', unpack(read_task(id)) } end
 end
 return reply

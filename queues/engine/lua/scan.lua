@@ -1,4 +1,4 @@
---! scan: read a page of the ids in one index of a queue, behind the last id of the page before.
+--! scan: read a page of the ids in one index of a queue, after the last id of the previous page.
 --! KEYS    queues
 --! ARGV    root tid command index last_position last_id limit
 --! RETURNS {id position lease}*    position: its offset in a list, or its score in a set; lease: '' unless in progress
@@ -7,7 +7,7 @@
 --! FLAGS   no-writes
 --@ include keys
 local _ = queues -- routes the call to the tenant's slot
--- How far from the left end, where new ids are pushed, the last id is searched.
+-- The most ids among which the last id is searched, from the left end, where new ids are pushed.
 local MAX_SCANNED = 10000
 local key = queue_key(tid .. ':' .. command, index)
 local is_list = string.sub(index, 1, 6) == 'ready:'

@@ -14,22 +14,22 @@ for i = args_from, #ARGV, 5 do
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'error', 'ended', 'answer', 'queue', 'lease', 'priority',
     'created', 'visible', 'past', 'awaited')
   local status_before, queue, lease = task[1], task[6], task[7]
-  local refused, deadline = check_lease(id, queue, status_before, lease, token, now)
+  local refusal, deadline = check_lease(id, queue, status_before, lease, token, now)
   local attempts, ended = tonumber(task[2] or 0), now
   local first = first_of[id]
-  if refused == 'ENDED' and status_before == status and worker_of(lease) == worker and task[5] == answer then
-    refused, ended = 'SAME', task[4]
-  elseif first and not refused then -- the task occurs twice in this batch
-    refused = ARGV[first + 1] == status and ARGV[first + 3] == answer and 'SAME' or 'ENDED'
+  if refusal == 'ENDED' and status_before == status and worker_of(lease) == worker and task[5] == answer then
+    refusal, ended = 'SAME', task[4]
+  elseif first and not refusal then -- the task occurs twice in this batch
+    refusal = ARGV[first + 1] == status and ARGV[first + 3] == answer and 'SAME' or 'ENDED'
   end
-  if not refused then
+  if not refusal then
     local n = #accepted
     accepted[n + 1], accepted[n + 2], accepted[n + 3] = i, task, deadline
     first_of[id] = i
   end
-  if status == 'FAILED' and (not refused or first) then attempts = attempts + 1 end
+  if status == 'FAILED' and (not refusal or first) then attempts = attempts + 1 end
   local r = #reply
-  reply[r + 1], reply[r + 2], reply[r + 3] = refused or 'OK', ended, attempts
+  reply[r + 1], reply[r + 2], reply[r + 3] = refusal or 'OK', ended, attempts
 end
 -- All checks are done; only writes follow.
 local lease_entries, expiries, common_retention = {}, {}, tonumber(retention_ms)

@@ -13,6 +13,7 @@ local function format_exact(number) return string.format('%.0f', number) end
 
 local function rank_of_ready(score) return math.max(0, math.min(100, 100 - math.floor(score / 1e13))) end
 
+-- The score of an entry that a dequeue does not read. `band` is DELAYED or HELD.
 local function hidden_score(band, ms, rank) return band + ms * 101 + 100 - rank end
 local function rank_of_hidden(band, score) return 100 - (score - band) % 101 end
 

@@ -247,7 +247,7 @@ async def test_cleanup_continues_while_the_storage_is_unavailable(
 async def test_storage_outage_does_not_fill_redis(
     producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "MAX_HELD", 1)
+    monkeypatch.setattr(maintenance, "MAX_POSTPONED", 1)
     configure_tenant(retention_ms=0)
     for _ in range(3):
         path = await in_progress(producer, worker)

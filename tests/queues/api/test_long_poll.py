@@ -236,7 +236,7 @@ class DisconnectingClaim:
     async def undo(self) -> None:
         self.has_undone = True
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         await self._is_disconnected.wait()
 
 

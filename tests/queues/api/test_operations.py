@@ -13,12 +13,13 @@ import pytest
 import redis
 
 from codeq_site import views as site_views
+from codeq_site.checks import check_redis
 from core import errors, threadpool
 from core.conf import conf
 from core.http import health
 from core.redis.connections import client as redis_client
 from core.redis.partitions import PARTITIONS_KEY
-from queues import periodic_tasks
+from queues import health_checks, periodic_tasks
 from queues import readiness as redis_readiness
 from tenants.domain import TenantSnapshot
 from tests.conftest import ValkeyFactory
@@ -44,7 +45,7 @@ def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFac
     def use(**config: str) -> Any:
         server = valkey_server(**config)
         monkeypatch.setattr(redis_readiness, "client", lambda: redis.Redis.from_url(server.url, socket_timeout=1))
-        monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+        monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
         return server
 
     return use
@@ -76,6 +77,28 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
     assert answer.json["detail"] == "redis: does not answer"
 
 
+@pytest.mark.parametrize(("allocator", "warnings"), [("jemalloc", 0), ("", 1)], ids=["preloaded", "reported"])
+async def test_readyz_warns_of_an_allocator_that_fragments(
+    anonymous: Client,
+    redis_of_readiness: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    allocator: str,
+    warnings: int,
+) -> None:
+    """The wheel's Valkey reports libc, although another allocator is preloaded."""
+    redis_of_readiness()
+    configured = msgspec.structs.replace(conf(), redis_allocator=allocator)
+    monkeypatch.setattr(redis_readiness, "conf", lambda: configured)
+    answer = await anonymous.get("/readyz")
+    assert answer.status == 200
+    assert len(answer.json.get("warnings", [])) == warnings
+    deployment = check_redis(databases=["default"])
+    assert [message.id for message in deployment] == ["codeq.W023"] * warnings
+    assert check_redis() == []
+    checks = {check.name for check in health_checks.redis_servers()}
+    assert ("Allocator" in checks) == bool(warnings)
+
+
 async def test_relaxed_durability_is_reported(
     anonymous: Client, redis_of_readiness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +118,7 @@ async def test_a_database_that_is_down_is_named(
     def down() -> str:
         return "database: does not answer"
 
-    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.redis_problem, down))
+    monkeypatch.setattr(health, "readiness", health.Readiness(redis_readiness.find_redis_problem, down))
     assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
 
 
@@ -127,8 +150,8 @@ async def test_hanging_check_occupies_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Test a frozen PostgreSQL and a load balancer that checks every second: threads are few."""
-    monkeypatch.setattr(health, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(health, "ANSWER_SECONDS", -1.0)
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
     begun, thawed = [], threading.Event()
 
     def frozen() -> None:

@@ -307,10 +307,10 @@ def test_path_is_resolved_once_and_no_id_is_cached() -> None:
     assert resolved(f"{TASKS}/{first}{second}") == {"task_id": first + second}
     assert resolved("/v1/codeq/admin/queues/A") == {"command": "A"}
     assert resolved("/v1/codeq/admin/queues/B") == {"command": "B"}
-    assert len(handler._views_by_shape) == 2
-    assert not handler._views_by_path
+    assert len(handler.match_by_parts) == 2
+    assert not handler.match_by_path
     assert resolved(TASKS) == resolved(TASKS) == {}
-    assert len(handler._views_by_path) == 1
+    assert len(handler.match_by_path) == 1
 
 
 async def test_large_form_is_not_written_to_a_file(anonymous: Client) -> None:

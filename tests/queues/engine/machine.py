@@ -58,7 +58,7 @@ OPTIONS = {
 # The cases that a run must cover.
 REQUIRED_CASES = {
     *("enqueued", "delayed", "replayed key", "mismatched key", "too far", "key twice in a batch", "call repeated"),
-    *("claimed", "claimed of several queues", "claimed nothing", "skipped a ghost", "expired in a claim"),
+    *("claimed", "claimed from several queues", "claimed nothing", "skipped a ghost", "expired in a claim"),
     *("heartbeat", "submitted", "submitted again", "nacked", "abandoned"),
     *("cancelled", "cancelled while ready", "cancelled in progress"),
     *("dead by nack", "dead by abandon", "dead by expiry", "promoted", "reaped", "replayed", "purged", "not purged"),
@@ -72,9 +72,10 @@ tenants = st.sampled_from([TID, TID, TID, OTHER_TID])
 commands = st.sampled_from(["send", "send", "mail.v2"])
 workers = st.sampled_from(["w1", "w2"])
 tokens = st.sampled_from(["mine", "mine", "", "forged"])
-# How often a call is sent. The second time, the reply was lost and the client sends the same bytes again.
+# How often a call is sent. A second time stands for a client that lost the reply and sends the same bytes again.
 times = st.sampled_from([1, 1, 1, 2])
-# Selects a task or a lease, usually a live one: most operations refuse all others in the same way.
+# Selects a task or a lease: whether it must be in a state that the operation accepts, and a number. It usually must,
+# because operations reject all other tasks in the same way.
 choice = st.tuples(st.sampled_from([True, True, True, False]), st.integers(0, 50))
 choices = st.lists(choice, min_size=1, max_size=3)
 Choice = tuple[bool, int]
@@ -108,10 +109,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Producers
 
-    @initialize(tasks=st.lists(new_tasks, min_size=3, max_size=8), is_circle=st.booleans())
-    def start(self, tasks: list[NewTask], is_circle: bool) -> None:
+    @initialize(tasks=st.lists(new_tasks, min_size=3, max_size=8), with_policy_cycle=st.booleans())
+    def start(self, tasks: list[NewTask], with_policy_cycle: bool) -> None:
         self.enqueue(TID, tasks, 1)
-        if is_circle:  # two queues are the dead letter queues of each other
+        if with_policy_cycle:  # two queues are the dead letter queues of each other
             self.set_policy(TID, "send", ("fixed", 0, 0), None, True)
             self.set_policy(TID, "mail.v2", ("fixed", 0, 0), None, True)
 
@@ -168,12 +169,12 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, chosen: Choice, times: int) -> None:
         task = self._choose_task(chosen, "ready", "delayed", "inprog")
         model_task = self.model.find(*task)
-        place = model_task.place if model_task else "gone"
+        place = model_task.place if model_task else "deleted"
         for answer in self._send(producer_commands.cancel(self.engine, *task, retention_ms=RETENTION_MS), times):
-            refused = self.model.cancel(*task, self.now)
-            if refused:
-                assert type(answer) is refused
-                self.cover_refusal(refused)
+            refusal = self.model.cancel(*task, self.now)
+            if refusal:
+                assert type(answer) is refusal
+                self.cover_refusal(refusal)
             else:
                 assert answer.status is TaskStatus.CANCELLED
                 self.cover(
@@ -232,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self._check_next_due(tid, names, claimed)
             self.cover("claimed" if expected else "claimed nothing")
             self.cover("claimed from a dead letter queue", any(model_task.was_forwarded for model_task in expected))
-            self.cover("claimed of several queues", len({model_task.command for model_task in expected}) > 1)
+            self.cover("claimed from several queues", len({model_task.command for model_task in expected}) > 1)
             self.cover("expired in a claim", claimed.expired > 0)
             self.cover("dead by expiry", claimed.dead > 0)
             self.cover(
@@ -397,15 +398,15 @@ class QueueMachine(RuleBasedStateMachine):
         ]
         for answers in self._send(dead_letter_commands.replay(self.engine, tid, ids, specs), times):
             expected = self.model.replay(tid, ids, self.now)
-            for answer, refused in zip(answers, expected, strict=True):
-                if refused:
-                    assert type(answer) is refused
-                    self.cover_refusal(refused)
+            for answer, refusal in zip(answers, expected, strict=True):
+                if refusal:
+                    assert type(answer) is refusal
+                    self.cover_refusal(refusal)
                 else:
                     assert isinstance(answer, Task)
                     assert (answer.status, answer.attempts) == (TaskStatus.PENDING, 0)
                     assert not edited or answer.spec.payload == '{"edited":1}'
-                self.cover("replayed", not refused)
+                self.cover("replayed", not refusal)
 
     @rule(chosen=choices, job=st.sampled_from(["job 1", "job 2"]), is_purge=st.booleans(), times=times)
     def run_bulk_job(self, chosen: list[Choice], job: str, is_purge: bool, times: int) -> None:
@@ -524,7 +525,7 @@ class QueueMachine(RuleBasedStateMachine):
     def redis_equals_the_model(self) -> None:
         snapshot = self.world.check()
         self.cover("step")
-        live = {model_task.id: model_task for model_task in self.model.tasks.values() if model_task.place != "gone"}
+        live = {model_task.id: model_task for model_task in self.model.tasks.values() if model_task.place != "deleted"}
         assert snapshot.tasks.keys() == live.keys()
         for model_task in live.values():
             _assert_stored_equals(snapshot, model_task)
@@ -552,16 +553,16 @@ class QueueMachine(RuleBasedStateMachine):
     def cover(self, case: str, is_covered: bool = True) -> None:
         self.covered[case] += is_covered
 
-    def cover_refusal(self, refused: type[errors.CodeqError]) -> None:
-        self.cover("task_cancelled" if refused is errors.TaskCancelled else refused.code)
+    def cover_refusal(self, refusal: type[errors.CodeqError]) -> None:
+        self.cover("task_cancelled" if refusal is errors.TaskCancelled else refusal.code)
 
     def _choose_task(self, chosen: Choice, *places: str) -> tuple[str, str]:
         """Select a task, in one of the places if requested and possible."""
-        is_picky, number = chosen
+        is_filtered, number = chosen
         tasks = list(self.model.tasks.values())
         if not tasks:
             return TID, "01890000-0000-7000-8000-000000000000"
-        candidates = [model_task for model_task in tasks if model_task.place in places] if is_picky else tasks
+        candidates = [model_task for model_task in tasks if model_task.place in places] if is_filtered else tasks
         model_task = (candidates or tasks)[number % len(candidates or tasks)]
         return model_task.tid, model_task.id
 
@@ -570,11 +571,11 @@ class QueueMachine(RuleBasedStateMachine):
         return tasks[0][0], [task_id for _, task_id in tasks]
 
     def _choose_lease(self, chosen: Choice) -> Lease:
-        is_picky, number = chosen
+        is_filtered, number = chosen
         live = [
             lease
             for lease in self.leases
-            if is_picky
+            if is_filtered
             and self.model.tasks[lease.id].token == lease.token
             and self.model.tasks[lease.id].place == "inprog"
         ]

@@ -17,7 +17,7 @@ Queue = tuple[str, str]
 
 @dataclass
 class ModelTask:
-    """A task of the model. `past` counts the attempts of its earlier lives, before a replay."""
+    """A task of the model. `past` counts the attempts before its last replay."""
 
     id: str
     tid: str
@@ -27,7 +27,7 @@ class ModelTask:
     request: NewTask
     created: int
     visible: int
-    place: str = "ready"  # delayed inprog dlq terminal gone
+    place: str = "ready"  # delayed inprog dlq terminal deleted
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
     past: int = 0
@@ -80,7 +80,7 @@ class Model:
 
     def find(self, tid: str, task_id: str) -> ModelTask | None:
         task = self.tasks.get(task_id)
-        return task if task and task.tid == tid and task.place != "gone" else None
+        return task if task and task.tid == tid and task.place != "deleted" else None
 
     def list_tasks(self, queue: Queue, place: str) -> list[ModelTask]:
         return [task for task in self.tasks.values() if task.queue == queue and task.place == place]
@@ -196,9 +196,9 @@ class Model:
         return None
 
     def heartbeat(self, lease: Lease, token: str, extend_ms: int, progress: str, now: int) -> Refusal | int:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        if refused:
-            return refused
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        if refusal:
+            return refusal
         task = self.tasks[lease.id]
         task.deadline = now + extend_ms
         task.progress = progress or task.progress
@@ -206,18 +206,18 @@ class Model:
 
     def submit(self, tid: str, worker: str, results: Sequence[NewResult], now: int) -> list[Any]:
         """Store results. All leases of the batch are checked before the first result is stored."""
-        refused = [self.find_refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
-        return [self._submit_one(worker, new, refusal, now) for new, refusal in zip(results, refused, strict=True)]
+        refusals = [self.find_refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
+        return [self._submit_one(worker, new, refusal, now) for new, refusal in zip(results, refusals, strict=True)]
 
-    def _submit_one(self, worker: str, new: NewResult, refused: Refusal | None, now: int) -> Any:
+    def _submit_one(self, worker: str, new: NewResult, refusal: Refusal | None, now: int) -> Any:
         task, answer = self.tasks.get(new.task_id), (new.status, new.result, new.error)
         if not task:
-            return refused
-        if task.answer and refused in (None, errors.AlreadyEnded):
+            return refusal
+        if task.answer and refusal in (None, errors.AlreadyEnded):
             is_same = task.worker == worker and task.answer == answer
             return (task.ended, task.attempts) if is_same else errors.AlreadyEnded
-        if refused:
-            return refused
+        if refusal:
+            return refusal
         attempt = task.past + task.attempts + 1
         task.attempts += new.status is TaskStatus.FAILED
         task.place, task.status, task.error, task.answer = "terminal", new.status, new.error or "", answer
@@ -226,12 +226,12 @@ class Model:
         return now, task.attempts
 
     def nack(self, lease: Lease, token: str, delay_ms: int | None, reason: str, now: int) -> Any:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._end_attempt(self.tasks[lease.id], "NACKED", reason, delay_ms, now)
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refusal or self._end_attempt(self.tasks[lease.id], "NACKED", reason, delay_ms, now)
 
     def abandon(self, lease: Lease, token: str, now: int) -> Any:
-        refused = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
-        return refused or self._end_attempt(self.tasks[lease.id], "ABANDONED", "", 0, now)
+        refusal = self.find_refusal(lease.tid, lease.id, lease.worker, token, now)
+        return refusal or self._end_attempt(self.tasks[lease.id], "ABANDONED", "", 0, now)
 
     def _end_attempt(
         self, task: ModelTask, outcome: str, reason: str, delay_ms: int | None, now: int
@@ -344,7 +344,7 @@ class Model:
             if task and is_deleted:
                 if task.place == "dlq":
                     task.events.append((0, "PURGED", "GONE", task.attempts, "", ""))
-                task.place = "gone"
+                task.place = "deleted"
                 key = task.request.idempotency_key
                 if key and self.idem.get((tid, key)) == task_id:
                     del self.idem[tid, key]

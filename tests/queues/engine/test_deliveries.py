@@ -104,8 +104,8 @@ def test_claim_past_ghosts_repairs_at_most_its_limit(valkey: Valkey, clock: Cloc
         world.check()
 
 
-Verb = Callable[[World, Task], object]
-LATE: dict[str, Verb] = {
+Operation = Callable[[World, Task], object]
+LATE_CALLS: dict[str, Operation] = {
     "heartbeat": lambda w, t: worker_commands.heartbeat(
         w.engine, TID, t.id, "w1", extend_ms=1, token=t.lease_token or "", progress=""
     ).run_sync(),
@@ -134,15 +134,15 @@ def claim_again(world: World, clock: Clock, worker: str) -> None:
     "CLM-7", "A late holder is refused, even if it has claimed the task again and sends the token of the lost lease"
 )
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
-@pytest.mark.parametrize("verb", LATE)
-def test_late_holder_is_refused(world: World, clock: Clock, verb: str, meanwhile: str) -> None:
+@pytest.mark.parametrize("operation", LATE_CALLS)
+def test_late_holder_is_refused(world: World, clock: Clock, operation: str, meanwhile: str) -> None:
     producer_commands.enqueue(world.engine, TID, "acme", [build_task(max_attempts=9)], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(10)  # to the millisecond at which the lease expires
     MEANWHILE[meanwhile](world, clock)
     before = world.check().keyspace
     with pytest.raises((errors.LeaseLost, errors.NotLeaseOwner)):
-        LATE[verb](world, task)
+        LATE_CALLS[operation](world, task)
     assert world.check().keyspace == before
 
 
@@ -150,4 +150,4 @@ def test_holder_is_accepted_one_millisecond_before_the_deadline(world: World, cl
     producer_commands.enqueue(world.engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(9.999)
-    LATE["heartbeat"](world, task)
+    LATE_CALLS["heartbeat"](world, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from queues.engine.script_header import REQUIRED_SECTIONS, ScriptError
 from queues.engine.script_loader import DIRECTORIES, Script, build
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
+import_module("ranked.engine")  # adds the scripts of ranked queues
 ALL = script_loader.load_all()
 BUILT_IN = {
     *("redis", "KEYS", "ARGV", "math", "string", "table"),
@@ -141,9 +143,9 @@ def test_script_contains_no_unused_function(script: Script) -> None:
 def test_every_library_function_is_used() -> None:
     shipped = {name for script in ALL for name in re.findall(r"local function (\w+)", script.source)}
     texts = [
-        key_scripts.read_text(encoding="utf-8")
+        library.read_text(encoding="utf-8")
         for directory in DIRECTORIES
-        for key_scripts in (directory / "lib").glob("*.lua")
+        for library in (directory / "lib").glob("*.lua")
     ]
     written = {name for text in [*texts, keys.LUA_LIBRARY] for name in re.findall(r"^local function (\w+)", text, re.M)}
     assert written <= shipped
@@ -209,7 +211,7 @@ def test_header_must_have_the_name_of_the_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(script_loader, "DIRECTORIES", [tmp_path])
     script_loader.load.cache_clear()
     try:
-        with pytest.raises(ScriptError, match="calls itself claim"):
+        with pytest.raises(ScriptError, match="header has the name claim"):
             script_loader.load("other")
     finally:
         script_loader.load.cache_clear()
@@ -233,9 +235,9 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         assert len(claimed) == CHUNK
         results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1") for task in claimed]
         assert not [
-            one
-            for one in worker_commands.submit(engine, TID, "w1", results, retention_ms=1).run_sync()
-            if isinstance(one, Exception)
+            item
+            for item in worker_commands.submit(engine, TID, "w1", results, retention_ms=1).run_sync()
+            if isinstance(item, Exception)
         ]
         assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
         world.check()
@@ -253,7 +255,7 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         )
         ids = [task.id for task in claimed]
         assert not [
-            one for one in dead_letter_commands.replay(engine, TID, ids).run_sync() if isinstance(one, Exception)
+            item for item in dead_letter_commands.replay(engine, TID, ids).run_sync() if isinstance(item, Exception)
         ]
         world.check()
         worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync()

@@ -296,7 +296,7 @@ def _select_counts(stats: QueueStats) -> tuple[Any, ...]:
 
 
 class World:
-    """An engine with a clock that the test moves."""
+    """An engine on a real server, with a clock that the test sets and a check of all keys."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ local function record_event(id, queue, attempt, outcome, status, attempts, prior
   log_inverse('entry', events, entry)
 end
 
--- Publishes the end of tasks. Callers do this only for tasks whose field `awaited` is set, which a request that waits
--- for the result sets, so that a busy queue publishes nothing.
+-- Publishes the end of tasks. Callers publish only tasks with the field `awaited`, which a request sets before it waits
+-- for the result. Tasks without such a request cost no PUBLISH.
 local function announce_ends(ids)
   for _, id in ipairs(ids) do call('PUBLISH', root .. 'wake', 'ended ' .. id) end
 end

@@ -1,4 +1,4 @@
--- Redis' time decides everything about a task, never a caller's. Only tests pass `clock`.
+-- Returns the time of Redis, the only clock for leases, delays and retention. Only tests pass `clock`.
 local function now_ms()
   if clock ~= '' then return tonumber(clock) end
   local time = call('TIME')

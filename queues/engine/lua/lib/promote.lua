@@ -6,7 +6,7 @@ local function promote_due(queue, now, limit)
   for i = 1, #entries, 2 do
     local id, priority = entries[i], call('HGET', task_key(entries[i]), 'priority')
     removed[i], removed[i + 1] = entries[i + 1], id
-    if priority then -- without one, the task was deleted by hand, and only its id is removed
+    if priority then -- otherwise the task was deleted by hand, and only its id is removed
       ready[priority] = ready[priority] or {}
       table.insert(ready[priority], id)
     end

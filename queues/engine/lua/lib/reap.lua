@@ -9,7 +9,7 @@ local function reap_expired(queue, now, limit)
     local status, queue_of_task = task[1], task[11]
     if status == 'IN_PROGRESS' and queue_of_task == queue then
       if end_attempt(id, task, deadline, now, 'EXPIRED', '') == 'FAILED' then dead = dead + 1 end
-    else -- only the id of a task that has ended or moved
+    else -- the task has ended or moved to another queue: remove only its id
       table.insert(changes_of(queue).ended, deadline)
       table.insert(changes_of(queue).ended, id)
     end

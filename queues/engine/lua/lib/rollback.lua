@@ -6,9 +6,9 @@ local function main()
 end
 local ok, reply = pcall(main)
 if ok then return reply end
-local function members_of(pairs)
+local function members_of(entries)
   local members = {}
-  for i = 2, #pairs, 2 do members[i / 2] = pairs[i] end
+  for i = 2, #entries, 2 do members[i / 2] = entries[i] end
   return unpack(members)
 end
 local inverses = {
@@ -26,8 +26,8 @@ local inverses = {
   popped = function(key, ids)
     for i = #ids, 1, -1 do call('RPUSH', key, ids[i]) end
   end,
-  added = function(key, pairs) call('ZREM', key, members_of(pairs)) end,
-  removed = function(key, pairs) call('ZADD', key, unpack(pairs)) end,
+  added = function(key, entries) call('ZREM', key, members_of(entries)) end,
+  removed = function(key, entries) call('ZADD', key, unpack(entries)) end,
   entry = function(key, id) call('XDEL', key, id) end,
 }
 for i = #undo - 3, 1, -4 do inverses[undo[i]](undo[i + 1], undo[i + 2], undo[i + 3]) end

@@ -2,9 +2,9 @@
 -- for it through the channel. Both are hints that may be wrong, so they are not rolled back.
 local function wake_waiters(queue, now)
   call('SADD', woken, queue)
-  local parked_until = call('ZSCORE', waiting, queue)
-  if not parked_until then return end
-  if tonumber(parked_until) > now then
+  local waiting_until = call('ZSCORE', waiting, queue)
+  if not waiting_until then return end
+  if tonumber(waiting_until) > now then
     call('PUBLISH', root .. 'wake', 'ready ' .. queue)
   else
     call('ZREM', waiting, queue)

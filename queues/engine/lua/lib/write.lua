@@ -1,5 +1,5 @@
 -- Each write takes four slots of `undo`: the name of its inverse and three arguments. A table per write would cost more
--- than all else here.
+-- than the rest of the function.
 local function log_inverse(inverse, key, first, second)
   local n = #undo
   undo[n + 1], undo[n + 2], undo[n + 3], undo[n + 4] = inverse, key, first, second or false
@@ -40,31 +40,32 @@ local function pop(count, options)
   return popped[1], popped[2]
 end
 
--- `pairs` is score, member, score, member, …; the set must not contain the members yet.
-local function zset_add(key, pairs)
-  call('ZADD', key, unpack(pairs))
-  log_inverse('added', key, pairs)
+-- `entries` is score, member, score, member, …; the set must not contain the members yet.
+local function zset_add(key, entries)
+  call('ZADD', key, unpack(entries))
+  log_inverse('added', key, entries)
 end
 
--- `pairs` is score, member, … as they are stored in the set.
-local function zset_remove(key, pairs)
-  if #pairs == 2 then
-    call('ZREM', key, pairs[2])
+-- `entries` is score, member, … as they are stored in the set.
+local function zset_remove(key, entries)
+  if #entries == 2 then
+    call('ZREM', key, entries[2])
   else
     local members = {}
-    for i = 2, #pairs, 2 do members[i / 2] = pairs[i] end
+    for i = 2, #entries, 2 do members[i / 2] = entries[i] end
     call('ZREM', key, unpack(members))
   end
-  log_inverse('removed', key, pairs)
+  log_inverse('removed', key, entries)
 end
 
+-- Sets the score of a member. `from` is its previous score, or false if the set does not contain it.
 local function zset_move(key, member, from, to)
   call('ZADD', key, to, member)
   log_inverse(from and 'removed' or 'added', key, { from or to, member })
 end
 
--- Adds to a counter in a hash, and removes its field at zero.
-local function count_up(key, field, by)
+-- Adds `by` to a counter in a hash, and removes the field at zero.
+local function counter_add(key, field, by)
   local count = call('HINCRBY', key, field, by)
   log_inverse('count', key, field, -by)
   if count == 0 then call('HDEL', key, field) end

@@ -17,7 +17,7 @@ from tests.queues.engine.world import World
 T = TypeVar("T")
 
 
-def crowd(
+def run_together(
     url: str,
     actions: Sequence[Callable[[World], T]],
     *,
@@ -54,14 +54,14 @@ def crowd(
     return results
 
 
-def outcome(call: ScriptCall[T]) -> T | errors.CodeqError:
+def result_or_error(call: ScriptCall[T]) -> T | errors.CodeqError:
     try:
         return call.run_sync()
     except errors.CodeqError as error:
         return error
 
 
-def dawdle(dice: random.Random, max_us: int = 300) -> None:
+def wait_randomly(dice: random.Random, max_us: int = 300) -> None:
     """Wait for a random time, so that the order of the threads varies."""
     deadline = time.perf_counter() + dice.randrange(max_us) / 1e6
     while time.perf_counter() < deadline:
