@@ -57,7 +57,7 @@ REFUSED_ON_PURPOSE = {
     "error: must contain a letter or digit": "a pattern of JSON Schema cannot name all letters of Unicode",
     "text: must contain a letter or digit": "the same",
     "q: must contain a letter or digit": "the same",
-    "filter.command: the path says another": "a schema cannot compare them",
+    "filter.command: must be the queue of the path": "a schema cannot compare them",
     "filter: ": "a filter with times or numbers that exclude each other matches nothing",
     "groupId: ": "the worker's token names its group",
     "artifacts: url is not an address": "a port above 65535, an invalid IPv6 address",

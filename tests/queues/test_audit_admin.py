@@ -189,6 +189,6 @@ def test_retry_of_the_quarantine_is_recorded(root: Client) -> None:
     assert not LogEntry.objects.exists()
     form["reason"] = "the column is wider now"
     shown = root.post(listed, form, follow=True).content.decode()
-    assert "0 stored, 1 still in quarantine." in shown
+    assert "Entries stored: 0. Still in quarantine: 1." in shown
     assert Quarantine.objects.filter(pk=row.pk).exists()
     assert LogEntry.objects.get().change_message == ("Retried 1 quarantined entries, 0 stored: the column is wider now")
