@@ -7,15 +7,19 @@ depends on the settings alone. An id is never reused for another problem.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import redis
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error
 
 from core.conf import Conf, conf, replace_former_names
+from core.errors import ConfigError
+from core.redis.connections import client, primaries
+from queues.readiness import allocator_warning
 
 SECRET_CHARACTERS = 50
 REDIS_SCHEMES = ("redis", "rediss", "unix")
@@ -189,3 +193,23 @@ def check_settings(**_: object) -> list[CheckMessage]:
 @checks.register("codeq", deploy=True)
 def check_deployment(**_: object) -> list[CheckMessage]:
     return list(deployment_problems(conf()))
+
+
+@checks.register("codeq", checks.Tags.database)
+def check_redis(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
+    """Check the running Redis. Only `manage.py check --database default` connects to servers."""
+    if not databases:
+        return []
+    try:
+        servers = primaries(client())
+        warnings = {allocator_warning(server.info("memory")) for server in servers.values()} - {None}
+    except (redis.RedisError, OSError, ConfigError) as error:
+        return [Error(f"Redis does not answer: {type(error).__name__}.", hint="Check REDIS_URL.", id="codeq.E022")]
+    return [
+        checks.Warning(
+            "Redis uses the memory allocator of the C library: it needs more CPU and memory from day to day.",
+            hint="Use a Valkey or Redis built with jemalloc, or preload jemalloc and set CODEQ_REDIS_ALLOCATOR.",
+            id="codeq.W023",
+        )
+        for _ in warnings
+    ]

@@ -525,6 +525,13 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "(docs/howto/production.md)."
         ),
     ] = False
+    redis_allocator: Annotated[
+        str,
+        Meta(
+            description="Memory allocator that is preloaded into Redis, such as `jemalloc`. Redis reports the one that "
+            "it was built with, and a warning appears if that is libc's. Empty: what Redis reports."
+        ),
+    ] = ""
     database_url: Annotated[
         str,
         Meta(description="URL of PostgreSQL (14 or newer). Empty: the one that `manage.py up` starts."),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from contextvars import ContextVar
+
+import uuid_utils
 
 HEADER = b"x-request-id"
 _current: ContextVar[str] = ContextVar("codeq_request_id", default="-")
@@ -19,7 +20,7 @@ def choose(header: bytes | None) -> str:
         text = header.decode("latin-1")
         if _is_safe(text):
             return text
-    return os.urandom(16).hex()
+    return str(uuid_utils.uuid4().hex)
 
 
 def current() -> str:

@@ -1,4 +1,4 @@
-"""The Django app."""
+"""The Django app. It registers the loader of policies and the readiness check of Redis."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class QueuesConfig(AppConfig):
     def ready(self) -> None:
         from core.http.health import readiness
         from queues import policies
-        from queues.readiness import redis_problem
+        from queues.readiness import find_redis_problem
         from tenants.cache import tenant_cache
 
         tenant_cache.register_loader("policies", policies.load)
-        readiness.register(redis_problem)
+        readiness.register(find_redis_problem)

@@ -1,7 +1,7 @@
 """Artifacts: files that workers submit with a result, kept in a Django storage.
 
-The name of a stored file is a digest of its content. A repeated submission therefore stores nothing new and returns
-the same. The name and the type that a worker gives are never part of a path.
+The name of a stored file is the digest of its content, so a repeated submission stores no second file. The name and
+the type that a worker gives are never part of a path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tenants.domain import TenantSnapshot
 
 log = logging.getLogger(__name__)
 
-ID = re.compile(r"[0-9a-f]{64}")
+ARTIFACT_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class NewArtifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class NewArtifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An artifact as the result names it."""
+    """An artifact in a stored result."""
 
     name: str
     url: str
@@ -52,11 +52,11 @@ class StoredArtifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def store(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[StoredArtifact], list[str]]:
-    """Store the artifacts that have a content.
+    """Store the files of the artifacts that were submitted with their content.
 
-    Returns all artifacts, and the paths of the files that are new. Call it before the result is submitted, and
-    `discard` if the submission fails. Raises TaskNotFound for a text that is not a task id, since the id becomes part
-    of a path.
+    Returns all artifacts as the result stores them, and the paths of the new files. Call it before the result is
+    submitted. If the submission fails, pass the paths to `discard`. Raises TaskNotFound for an invalid task id, because
+    the id becomes part of a path.
     """
     validation.check_id(task_id)
     stored, new_paths = [], []
@@ -88,19 +88,19 @@ def store(tid: str, task_id: str, new: Sequence[NewArtifact]) -> tuple[list[Stor
 def discard(paths: Iterable[str]) -> None:
     """Delete the new files of a submission that failed.
 
-    If the storage is unavailable they stay, and are deleted with the task's other files.
+    If the storage is unavailable, the files stay and are deleted later, with the other files of the task.
     """
     try:
         for path in paths:
             storage().delete(path)
     except storage_errors() as error:
-        log.warning("artifacts of a refused submission stay for now: %s", error)
+        log.warning("the artifacts of a failed submission could not be deleted: %s", error)
 
 
 class Remover:
     """Deletes the files of tasks before the cleanup deletes the tasks.
 
-    After the first error of the storage it does not try again: a cleanup uses one `Remover`.
+    After the first storage error it deletes no more files. Create one `Remover` for each cleanup.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Remover:
     def remove(self, tid: str, task_ids: Sequence[str]) -> set[str]:
         """Delete the files of these tasks. Returns the tasks that still have files.
 
-        The audit knows which tasks have any.
+        The audit rows show which tasks have artifacts.
         """
         rows = AuditedResult.objects.filter(pk__in=task_ids, tenant_id=tid).exclude(artifacts="")
         remaining = {str(pk) for pk, text in rows.values_list("pk", "artifacts") if f'"{_url(str(pk), "")}' in text}
@@ -127,7 +127,7 @@ class Remover:
 
 
 def _delete_directory(directory: str) -> None:
-    """Delete all files of one task, including those of submissions that were never answered."""
+    """Delete all files of one task, including those of interrupted submissions."""
     try:
         _, names = storage().listdir(directory)
     except FileNotFoundError:
@@ -146,17 +146,17 @@ def open_artifact(tenant: TenantSnapshot, task_id: str, artifact_id: str) -> tup
         _, result = audit_reader.audited_result(tenant, task_id)
     stored = msgspec.json.decode(result.artifacts, type=list[StoredArtifact]) if result.artifacts is not None else []
     for artifact in stored:
-        if ID.fullmatch(artifact_id) and artifact.url == _url(task_id, artifact_id):
+        if ARTIFACT_ID.fullmatch(artifact_id) and artifact.url == _url(task_id, artifact_id):
             try:
                 file = cast(BinaryIO, storage().open(_path(tenant.tid, task_id, artifact_id)))
-                # A remote storage fetches the file now, while an error can still be the answer.
+                # A remote storage fetches the file at the first access. Do it here, where an error becomes a 503.
                 file.seek(0)
                 return artifact, file
             except FileNotFoundError:
                 break
             except storage_errors() as error:
                 raise errors.Unavailable("Artifacts cannot be read right now.", retry_after_seconds=5) from error
-    raise errors.NotFound("No such artifact, or its retention has ended.")
+    raise errors.NotFound("The result has no such artifact, or the artifact has been deleted with its task.")
 
 
 def _url(task_id: str, digest: str) -> str:
@@ -171,8 +171,8 @@ def _path(tid: str, task_id: str, digest: str) -> str:
 def storage() -> Storage:
     """Return the storage that `CODEQ_ARTIFACTS` names, by default a directory under CODEQ_HOME.
 
-    The setting is file:///path or s3://bucket/prefix?endpoint_url=… The credentials of S3 are in the URL, or where
-    AWS's own programs look for them.
+    The setting is file:///path or s3://bucket/prefix?endpoint_url=… The credentials of S3 are in the URL, or in
+    the places where the AWS tools look for credentials.
     """
     address = conf().artifacts
     parts = urlsplit(address)
@@ -181,12 +181,12 @@ def storage() -> Storage:
         return FileSystemStorage(location=directory, file_permissions_mode=0o600, directory_permissions_mode=0o700)
     if parts.scheme == "s3" and parts.netloc:
         return _s3(parts.netloc, parts.path.strip("/"), dict(parse_qsl(parts.query)))
-    raise ConfigError("CODEQ_ARTIFACTS: file:///a/directory or s3://bucket/prefix")
+    raise ConfigError("CODEQ_ARTIFACTS is not valid. Use file:///directory or s3://bucket/prefix.")
 
 
 S3_OPTIONS = ("endpoint_url", "region_name", "addressing_style", "access_key", "secret_key", "session_profile")
 # A worker waits for the response to its result, and occupies one of the few storage threads meanwhile.
-S3_CONNECT_SECONDS, S3_READ_SECONDS, S3_TRIES = 3, 10, 2
+S3_CONNECT_SECONDS, S3_READ_SECONDS, S3_MAX_ATTEMPTS = 3, 10, 2
 
 
 def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
@@ -198,12 +198,14 @@ def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
     from botocore.config import Config
 
     if unknown := set(options) - set(S3_OPTIONS):
-        raise ConfigError(f"CODEQ_ARTIFACTS: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(S3_OPTIONS)}")
+        raise ConfigError(
+            f"CODEQ_ARTIFACTS: unknown options {', '.join(sorted(unknown))}. Allowed: {', '.join(S3_OPTIONS)}."
+        )
     config = Config(
         s3={"addressing_style": options.pop("addressing_style", "auto")},
         connect_timeout=S3_CONNECT_SECONDS,
         read_timeout=S3_READ_SECONDS,
-        retries={"mode": "standard", "max_attempts": S3_TRIES},
+        retries={"mode": "standard", "max_attempts": S3_MAX_ATTEMPTS},
     )
     return cast(
         Storage,
@@ -219,7 +221,7 @@ def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
 
 @cache
 def storage_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of an unavailable storage: OSError, and three more families for S3."""
+    """Return the exceptions that an unavailable storage raises."""
     if urlsplit(conf().artifacts).scheme != "s3":
         return (OSError,)
     from boto3.exceptions import Boto3Error

@@ -1,6 +1,6 @@
 """Batches of independent items.
 
-One bad item never costs the others, and answers keep the order of the items.
+An invalid item does not affect the others. Answers are in the order of the items.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def convert_each(items: Iterable[I], convert: Callable[[I], T]) -> tuple[list[T]
     return converted, refused
 
 
-def merge_in_order(by_position: Mapping[int, T], others: Sequence[R]) -> list[T | R]:
-    """Put some answers at their positions, and the others in their order between them."""
-    remaining = iter(others)
-    count = len(by_position) + len(others)
-    return [by_position[position] if position in by_position else next(remaining) for position in range(count)]
+def merge_in_order(by_position: Mapping[int, T], remaining_answers: Sequence[R]) -> list[T | R]:
+    """Merge answers with known positions and the ordered answers of all other positions."""
+    answers = iter(remaining_answers)
+    count = len(by_position) + len(remaining_answers)
+    return [by_position[position] if position in by_position else next(answers) for position in range(count)]

@@ -1,7 +1,7 @@
 """A Bloom filter that forgets old keys.
 
-It has two generations. At each rotation the older one is dropped, so a key is remembered for at least one rotation and
-at most two. A generation accepts no more keys than its capacity, so the rate of false positives never rises.
+It has two generations. At each rotation the older one is dropped, so a key is remembered for at least one rotation
+period and at most two. A generation accepts no more keys than its capacity, so the rate of false positives never rises.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ class RotatingFilter:
     """
 
     def __init__(
-        self, capacity: int, rate: float, rotate_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        capacity: int,
+        false_positive_rate: float,
+        rotate_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.capacity, self.rate, self.rotate_seconds = capacity, rate, rotate_seconds
+        self.capacity, self.false_positive_rate, self.rotate_seconds = capacity, false_positive_rate, rotate_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._rotates_at = clock() + rotate_seconds
@@ -32,7 +36,7 @@ class RotatingFilter:
     def add(self, key: str) -> None:
         """Remember the key, unless the generation is full.
 
-        A forgotten key costs one round trip; more keys than the capacity would cause false positives.
+        A key that is not remembered costs one round trip. Keys above the capacity would cause more false positives.
         """
         self._rotate_when_due()
         if self._free > 0 and key not in self._current:
@@ -44,7 +48,7 @@ class RotatingFilter:
         return key in self._current or key in self._previous
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """The memory of both generations."""
         return (self._current.size_in_bits + self._previous.size_in_bits) // 8
 
@@ -62,4 +66,4 @@ class RotatingFilter:
             self._rotates_at = now + self.rotate_seconds
 
     def _create(self) -> Bloom:
-        return Bloom(max(1, self.capacity), self.rate)  # rbloom has no empty filter
+        return Bloom(max(1, self.capacity), self.false_positive_rate)  # rbloom has no empty filter

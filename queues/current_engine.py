@@ -17,7 +17,7 @@ from queues.engine import Engine, Options
 def engine() -> Engine:
     """Return the engine of this process.
 
-    Only the event loop of its web server may await its calls.
+    Await its calls only on the event loop of the web server. Other threads use `run_sync()`.
     """
     store, timeout = client(), conf().web.redis_timeout_seconds
     if isinstance(store, ClusterClient):

@@ -1,6 +1,6 @@
 """Explanations of a task's state.
 
-The conditions that keep a task from running are named in the order in which a claim checks them.
+The reasons why a task is not running are in the order in which a claim checks them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tenants.domain import TenantSnapshot
 
 
 def explain(tenant: TenantSnapshot, task: Task, position: QueuePosition) -> list[str]:
-    """Return sentences that explain why the task is not running, or what has become of it."""
+    """Return sentences that explain why the task waits, where it runs, or how it ended."""
     if task.status is TaskStatus.IN_PROGRESS:
         return [_explain_lease(task, position)]
     if task.status is not TaskStatus.PENDING:
@@ -40,13 +40,13 @@ def _explain_lease(task: Task, position: QueuePosition) -> str:
     if deadline > position.now_ms:
         return (
             f"Running: {task.worker} works on it ({attempt}). "
-            f"The lease expires in {_span(deadline - position.now_ms)}, at {_moment(deadline)}."
+            f"The lease expires in {_format_duration(deadline - position.now_ms)}, at {_format_time(deadline)}."
         )
     is_last = task.attempts + 1 >= task.max_attempts
     next_step = "the task becomes a dead letter" if is_last else "the task retries"
     return (
-        f"The lease of {task.worker} ({attempt}) expired at {_moment(deadline)}. The next claim or repair of the queue "
-        f"ends the attempt, and {next_step}."
+        f"The lease of {task.worker} ({attempt}) expired at {_format_time(deadline)}. The next claim or repair of the "
+        f"queue ends the attempt, and {next_step}."
     )
 
 
@@ -64,7 +64,7 @@ def _explain_end(task: Task) -> str:
 def _explain_delay(task: Task, position: QueuePosition) -> str:
     if task.visible_ms <= position.now_ms:
         return "Due: the next claim makes it ready, or beat does within a second."
-    until = f"until {_moment(task.visible_ms)}, for {_span(task.visible_ms - position.now_ms)} more"
+    until = f"until {_format_time(task.visible_ms)}, for {_format_duration(task.visible_ms - position.now_ms)} more"
     if task.attempts:
         error = f" ({task.error})" if task.error else ""
         return f"{task.attempts} of {task.max_attempts} attempts failed{error}. It waits {until} before it retries."
@@ -74,11 +74,11 @@ def _explain_delay(task: Task, position: QueuePosition) -> str:
 def _explain_order(task: Task, position: QueuePosition) -> list[str]:
     reasons = []
     if position.higher:
-        reasons.append(f"{_tasks(position.higher)} of a higher priority than {task.priority} ahead of it.")
+        reasons.append(f"{_count_tasks(position.higher)} of a higher priority than {task.priority} ahead of it.")
     if position.ahead is None:
         reasons.append(f"More than 10,000 tasks of priority {task.priority} are ahead of it.")
     elif position.ahead:
-        reasons.append(f"{_tasks(position.ahead)} of the same priority ahead of it.")
+        reasons.append(f"{_count_tasks(position.ahead)} of the same priority ahead of it.")
     if not position.higher and position.ahead == 0:
         reasons.append("Next: the first worker that claims from this queue gets it.")
     if not position.is_awaited:
@@ -86,11 +86,11 @@ def _explain_order(task: Task, position: QueuePosition) -> list[str]:
     return reasons
 
 
-def _tasks(count: int) -> str:
+def _count_tasks(count: int) -> str:
     return "1 task is" if count == 1 else f"{count:,} tasks are"
 
 
-def _span(ms: int) -> str:
+def _format_duration(ms: int) -> str:
     seconds = ms // 1000
     for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
@@ -98,5 +98,5 @@ def _span(ms: int) -> str:
     return f"{seconds} s"
 
 
-def _moment(ms: int) -> str:
+def _format_time(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

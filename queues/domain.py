@@ -35,7 +35,7 @@ class Location(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The end of one attempt, or of a task that no worker held."""
+    """The outcome of an attempt, or of a task that ended while no worker held it."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -96,7 +96,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
-    """A new task, or the task that an earlier request created with the same idempotency key."""
+    """A new task, or the task that an earlier request created with the same idempotency key.
+
+    In the second case `is_replayed` is true. `is_mismatch` is true if the earlier request had a different body.
+    """
 
     task: Task
     is_replayed: bool = False
@@ -106,8 +109,8 @@ class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """The claimed tasks.
 
-    If there are none, `next_due_ms` is the time at which the first delayed task or lease of the queues is due, if any.
-    `expired` and `dead` count the leases that the claim ended and the tasks among them that became dead letters.
+    If there are none, `next_due_ms` is the time at which the next delayed task becomes due or the next lease expires.
+    `expired` is the number of leases that the claim ended, `dead` the number of their tasks that became dead letters.
     """
 
     tasks: list[Task]
@@ -147,7 +150,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of an ended task. Every read returns the same."""
+    """The result of an ended task. It never changes."""
 
     task_id: str
     status: TaskStatus
@@ -182,7 +185,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A task in a peek at its queue, without the payload.
 
-    `moment_ms` is the end of its lease, or the time at which it is due.
+    `due_ms` is the time at which the lease of a running task expires, or a delayed task becomes due.
     """
 
     id: str
@@ -191,7 +194,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     created_ms: int
     visible_ms: int
-    moment_ms: int | None = None
+    due_ms: int | None = None
     worker: str | None = None
     claimed_ms: int | None = None
     progress: str | None = None
@@ -208,8 +211,8 @@ class QueuePeek(msgspec.Struct, frozen=True, kw_only=True):
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a task in its queue.
 
-    `higher` tasks have a higher priority, `ahead` tasks the same priority and an earlier place. `ahead` is None if the
-    task is not ready, or is too far back to be counted.
+    `higher` is the number of ready tasks of a higher priority, `ahead` the number of tasks of the same priority that
+    come first. `ahead` is None if the task is not ready, or too many tasks come first to count them.
     """
 
     now_ms: int

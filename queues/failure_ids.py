@@ -1,4 +1,4 @@
-"""Failure ids: 64-bit numbers for the kinds of errors of dead letters."""
+"""Failure ids: 64-bit numbers that identify the kind of error of a dead letter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def to_text(number: int) -> str:
 
 
 def from_text(text: str) -> int:
-    """Return the id that `to_text` has written. Raises ValueError for any other text."""
+    """Parse the text that `to_text` returns. Raises ValueError for a text of another form."""
     if len(text) != 16:
         raise ValueError(text)
     number = int(text, 16)

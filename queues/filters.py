@@ -1,11 +1,13 @@
 """Three Bloom filters per process. Each saves a round trip or an upload.
 
-- idempotency: a key that may have been used is looked up first, so that a duplicate does not upload its payload again.
-- ghost: a request for a deleted task is answered `task not found` without asking Redis.
-- cleanup: a deleted task is not sent to the cleanup again.
+- idempotency: a key that may have been used is looked up first, so that the payload of a duplicate is not sent to Redis
+  again. A false positive costs one look-up.
+- deleted: a request for a deleted task gets `task not found` without a call to Redis. False positives are rarer than
+  1e-12.
+- cleanup: a deleted task is not sent to the cleanup script again. A false positive delays a deletion until the next
+  pass.
 
-Results are the same without them (`CODEQ_QUEUES_BLOOM=0`). A false positive of the first costs a look-up, one of the
-third delays a deletion until the next pass. Those of the second are rarer than 1e-12.
+Results are the same without the filters (`CODEQ_QUEUES_BLOOM=0`).
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ class Filters:
     """The filters of one process. Disabled filters have no capacity, so they contain nothing."""
 
     def __init__(self, *, is_enabled: bool = True) -> None:
-        self.idempotency = RotatingFilter(1_000_000 if is_enabled else 0, 0.01, 30 * 60)
-        self.ghost = RotatingFilter(2_000_000 if is_enabled else 0, 1e-12, 6 * 3600)
-        self.cleanup = RotatingFilter(2_000_000 if is_enabled else 0, 0.01, 6 * 3600)
+        self.idempotency = RotatingFilter(
+            1_000_000 if is_enabled else 0, false_positive_rate=0.01, rotate_seconds=30 * 60
+        )
+        self.deleted = RotatingFilter(
+            2_000_000 if is_enabled else 0, false_positive_rate=1e-12, rotate_seconds=6 * 3600
+        )
+        self.cleanup = RotatingFilter(2_000_000 if is_enabled else 0, false_positive_rate=0.01, rotate_seconds=6 * 3600)
         self._skipped: set[str] = set()
 
     def lookup_then_store(
@@ -67,24 +73,24 @@ class Filters:
         return lookup(tid, [tasks[position] for position in possible_duplicates]).and_then(store_new)
 
     def unless_deleted(self, tid: str, task_id: str, call: Callable[[], ScriptCall[R]]) -> ScriptCall[R]:
-        """Return the call, and remember its TaskNotFound.
+        """Return the call, unless this process knows that the task has been deleted.
 
-        Raises TaskNotFound for a task that has been deleted.
+        Raises TaskNotFound for such a task. If the call raises TaskNotFound, the task is remembered as deleted.
         """
         key = f"{tid} {task_id}"
-        if key in self.ghost:
+        if key in self.deleted:
             raise TaskNotFound
-        return call().on_error(TaskNotFound, lambda: self.ghost.add(key))
+        return call().on_error(TaskNotFound, lambda: self.deleted.add(key))
 
     def is_deleted(self, tid: str, task_id: str) -> bool:
         """Return whether the task has been deleted, as far as this process knows."""
-        return f"{tid} {task_id}" in self.ghost
+        return f"{tid} {task_id}" in self.deleted
 
     def skips_cleanup(self, tid: str, task_id: str) -> bool:
-        """Return whether the current cleanup pass leaves out the task because it has been deleted.
+        """Return whether this cleanup pass skips the task because it has probably been deleted.
 
-        A task is never left out of two passes in a row. A false positive therefore waits for one pass only, and false
-        positives do not fill the pass.
+        No task is skipped twice in a row. A false positive is therefore deleted in the next pass; otherwise false
+        positives would accumulate until they filled every pass.
         """
         key = f"{tid} {task_id}"
         if key not in self.cleanup:
@@ -101,7 +107,7 @@ class Filters:
         """Remember those of the tasks that have been deleted."""
         for task_id, is_deleted in zip(task_ids, are_deleted, strict=True):
             if is_deleted:
-                self.ghost.add(f"{tid} {task_id}")
+                self.deleted.add(f"{tid} {task_id}")
                 self.cleanup.add(f"{tid} {task_id}")
 
 

@@ -1,6 +1,6 @@
-"""Health checks of beat, the audit and Redis, for operators to read.
+"""Health checks of beat, the audit and Redis.
 
-No program decides by them.
+The console shows them to operators. No code depends on their outcome.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from django.conf import settings
 from core.redis.connections import client, primaries
 from queues.audit import stream
 from queues.models import BeatJob, Quarantine
+from queues.readiness import allocator_warning
 
-# A periodic task is late after this many of its periods, but not before this time: a run with much to do takes 20 s,
-# and only its end is recorded.
+# A periodic task is late if it has not ended a run for LATE_PERIODS of its periods and for at least MIN_LATE: a long
+# run takes 20 s, and only its end is recorded.
 LATE_PERIODS = 3
-LATE_AT_LEAST = timedelta(seconds=30)
+MIN_LATE = timedelta(seconds=30)
 LAG_ALARM = 10_000
-FULL = 0.9
+MAX_FILL_RATIO = 0.9
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,9 @@ def redis_servers() -> list[Check]:
             key=lambda check: check.is_well,
         ),
     ]
+    if any(allocator_warning(memory) for memory, _, _ in answers):
+        message = "libc: CPU and memory grow from day to day; use jemalloc"
+        checks.append(Check(name="Allocator", is_well=False, message=message))
     if len(states) > 1:
         silent = ", ".join(sorted(name for name, state in states.items() if not state))
         message = f"no answer from {silent}" if silent else f"{len(states)} primaries answer"
@@ -116,12 +120,12 @@ def _check_memory(memory: dict[str, Any]) -> Check:
     used, limit = int(memory["used_memory"]), int(memory.get("maxmemory") or 0)
     if not limit:
         return Check(name="Memory", is_well=True, message=f"{_bytes(used)}, no limit set")
-    return Check(name="Memory", is_well=used < FULL * limit, message=f"{_bytes(used)} of {_bytes(limit)}")
+    return Check(name="Memory", is_well=used < MAX_FILL_RATIO * limit, message=f"{_bytes(used)} of {_bytes(limit)}")
 
 
 def _check_durability(persistence: dict[str, Any], config: Any) -> Check:
     if not persistence.get("aof_enabled"):
-        return Check(name="Durability", is_well=False, message="no write is stored on disk")
+        return Check(name="Durability", is_well=False, message="writes are not stored on disk: appendonly is off")
     if persistence.get("aof_last_write_status", "ok") != "ok":
         return Check(name="Durability", is_well=False, message="the last write to disk failed")
     # A managed server may forbid CONFIG GET.
@@ -131,7 +135,7 @@ def _check_durability(persistence: dict[str, Any], config: Any) -> Check:
 
 
 def _is_late(job: BeatJob, every_seconds: float, now: datetime) -> bool:
-    return now - job.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), LATE_AT_LEAST)
+    return now - job.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), MIN_LATE)
 
 
 def _bytes(count: int) -> str:

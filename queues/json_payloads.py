@@ -14,10 +14,10 @@ MAX_DEPTH = 100
 
 
 def compact(raw: Raw, field: str) -> bytes:
-    """Return a decoded value as compact UTF-8 text.
+    """Return raw JSON of a request as compact UTF-8 text.
 
-    Raises InvalidRequest for JSON that some readers reject. The decoder has checked the syntax, including escapes and
-    surrogates. It checks neither the bytes of a string nor the depth.
+    Raises InvalidRequest for null, for invalid UTF-8, and for nesting that many JSON libraries cannot read. The decoder
+    of the request has already checked the syntax, including escapes and surrogates.
     """
     try:
         text = msgspec.json.format(raw, indent=-1)
@@ -31,8 +31,8 @@ def compact(raw: Raw, field: str) -> bytes:
     return text
 
 
-_not_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+').sub
-_to_square = bytes.maketrans(b"{}", b"[]")
+_remove_non_brackets = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+').sub
+_CURLY_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 
 
 def _is_deeper(text: bytes, levels: int) -> bool:
@@ -40,7 +40,7 @@ def _is_deeper(text: bytes, levels: int) -> bool:
 
     Each step removes the innermost brackets.
     """
-    brackets = _not_brackets(b"", text).translate(_to_square)
+    brackets = _remove_non_brackets(b"", text).translate(_CURLY_TO_SQUARE)
     for _ in range(levels):
         if not brackets:
             return False

@@ -27,19 +27,20 @@ from queues.engine import keys
 
 log = logging.getLogger("codeq.waiting")
 
-# Waiting for every queue of a tenant is waiting for this name.
+# Stands for all queues of a tenant in the name that a waiter waits for.
 ANY_QUEUE = "*"
-# A silent subscription is pinged, and replaced when it does not answer.
+# A subscription without messages for PING_SECONDS is pinged. It is replaced if no reply comes within PONG_SECONDS.
 PING_SECONDS = 10.0
 PONG_SECONDS = 5.0
-RECONNECT_SECONDS = (0.1, 2.0)
+RECONNECT_SECONDS = (0.1, 2.0)  # the first and the longest pause between two attempts to subscribe
 # After a lost subscription every waiter tries again, spread over time so that Redis gets no burst.
 RETRIES_PER_SECOND = 1000
-# A waiter whose attempt failed passes its wake-up on after this pause: a Redis in trouble gets no chain of requests.
+# A waiter whose attempt failed passes its wake-up on after this pause, so that an overloaded Redis does not get one
+# failing request after the other.
 FAILED_ATTEMPT_SECONDS = 1.0
-# No request waits longer, so no timer has to.
+# The longest wait of any request. A timer for a later time would wake no waiter.
 LONGEST_SECONDS = 60.0
-# Redis' clock counts milliseconds; a timer that fires slightly early would find nothing.
+# Redis' clock counts milliseconds. If a timer fired slightly early, the task would not be due yet.
 DUE_MARGIN_SECONDS = 0.002
 
 
@@ -62,23 +63,23 @@ class Poll(Protocol):
         """Try to get an answer. `wait_ms` is how long the request will wait if there is none."""
 
     async def undo(self) -> None:
-        """Give back what the last attempt took: the client has disconnected."""
+        """Return the tasks that the last attempt claimed, because the client has disconnected."""
 
     async def wait_for_disconnect(self) -> None:
         """Return when the client disconnects."""
 
 
 class Waiter:
-    """A registered request. It is parked, or has been called to try again, or is trying."""
+    """A registered request: parked, woken to try again, or trying."""
 
-    __slots__ = ("created_at", "future", "has_missed_call", "is_called", "is_disconnected", "is_parked", "names")
+    __slots__ = ("created_at", "future", "has_missed_wake_up", "is_disconnected", "is_parked", "is_woken", "names")
 
     def __init__(self, created_at: int, names: Sequence[str]) -> None:
         self.created_at = created_at  # a sequence number: the order of arrival
         self.names = names
         self.future: asyncio.Future[None] | None = None
-        self.is_called = False
-        self.has_missed_call = False
+        self.is_woken = False
+        self.has_missed_wake_up = False
         self.is_disconnected = False
         self.is_parked = False
 
@@ -109,7 +110,7 @@ class WaitQueue:
 class LongPollRegistry:
     """The waiting requests of one process, by the names they wait for.
 
-    `max_parked` bounds the parked requests: one more is answered at once, as if its time were over.
+    At most `max_parked` requests are parked. Further requests are answered at once, as if their wait had ended.
     """
 
     def __init__(self, connect: Callable[[], redis.asyncio.Redis], channels: Sequence[str], max_parked: int) -> None:
@@ -132,7 +133,7 @@ class LongPollRegistry:
             self._listener = asyncio.get_running_loop().create_task(self._listen(), name="codeq-long-poll")
 
     def end_polls(self) -> None:
-        """Let every waiting request answer now, and no other wait: the process is stopping."""
+        """Answer all waiting requests now, and let no new ones wait: the process is stopping."""
         self._is_closing = True
         for waiter in self._all_waiters():
             self._unpark(waiter)
@@ -144,7 +145,7 @@ class LongPollRegistry:
         self._due_timers.clear()
         listener, self._listener = self._listener, None
         while listener is not None and not listener.done():
-            # One call may not be enough: redis-py takes a cancellation that meets a timeout for the timeout.
+            # Cancel repeatedly: redis-py swallows a cancellation that coincides with one of its timeouts.
             listener.cancel()
             await asyncio.wait([listener], timeout=0.1)
 
@@ -165,7 +166,7 @@ class LongPollRegistry:
     async def wait(self, poll: Poll, seconds: float) -> None:
         """Return when an attempt of the poll succeeds, at the latest after `seconds`.
 
-        Raises ClientDisconnected when the client disconnects; what a last attempt took has then been given back.
+        Raises ClientDisconnected when the client disconnects, after undoing a successful last attempt.
         """
         loop = asyncio.get_running_loop()
         if self._listener is None and not self._is_closing:
@@ -177,12 +178,12 @@ class LongPollRegistry:
         self._register(waiter)
         try:
             while True:
-                waiter.is_called = waiter.has_missed_call = False
+                waiter.is_woken = waiter.has_missed_wake_up = False
                 seconds_left = 0.0 if self._parked_count >= self.max_parked else deadline - loop.time()
                 try:
                     is_answered = await poll.attempt(max(0, round(seconds_left * 1000)))
                 except Unavailable:
-                    loop.call_later(FAILED_ATTEMPT_SECONDS, self._call_first_of, waiter.names)
+                    loop.call_later(FAILED_ATTEMPT_SECONDS, self._wake_first_of, waiter.names)
                     raise
                 if is_answered:
                     if waiter.is_disconnected:
@@ -190,16 +191,16 @@ class LongPollRegistry:
                         raise ClientDisconnected
                     return
                 if poll.seconds_until_due is not None:
-                    self._call_when_due(waiter.names, poll.seconds_until_due)
+                    self._wake_when_due(waiter.names, poll.seconds_until_due)
                 if seconds_left <= 0 or self._is_closing:
                     return
                 if watcher is None:
                     watcher = loop.create_task(self._watch(poll, waiter))
-                if not waiter.has_missed_call and not waiter.is_disconnected:
+                if not waiter.has_missed_wake_up and not waiter.is_disconnected:
                     await self._park(waiter, deadline)
                 if waiter.is_disconnected:
                     raise ClientDisconnected
-                if self._is_closing or not (waiter.is_called or waiter.has_missed_call):
+                if self._is_closing or not (waiter.is_woken or waiter.has_missed_wake_up):
                     return
         finally:
             self._unregister(waiter)
@@ -223,7 +224,7 @@ class LongPollRegistry:
             waiter.future = None
 
     def _unpark(self, waiter: Waiter) -> None:
-        """End the parking of a waiter at once, so that the next call goes to another waiter."""
+        """End the parking of a waiter at once, so that the next wake-up goes to another waiter."""
         if not waiter.is_parked:
             return
         waiter.is_parked = False
@@ -232,13 +233,13 @@ class LongPollRegistry:
         if waiter.future is not None and not waiter.future.done():
             waiter.future.set_result(None)
 
-    def _call(self, waiter: Waiter) -> None:
-        """Let a waiter try again: now, or once more if it is trying."""
+    def _wake_waiter(self, waiter: Waiter) -> None:
+        """Let a waiter try again: at once if it is parked, otherwise after its current attempt."""
         if waiter.is_parked:
-            waiter.is_called = True
+            waiter.is_woken = True
             self._unpark(waiter)
         else:
-            waiter.has_missed_call = True
+            waiter.has_missed_wake_up = True
 
     async def _watch(self, poll: Poll, waiter: Waiter) -> None:
         await poll.wait_for_disconnect()
@@ -255,8 +256,8 @@ class LongPollRegistry:
             del wait_queue.waiters[waiter.created_at]
             if not wait_queue.waiters:
                 del self._wait_queues[name]
-        if waiter.is_called or waiter.has_missed_call:
-            self._call_first_of(waiter.names)
+        if waiter.is_woken or waiter.has_missed_wake_up:
+            self._wake_first_of(waiter.names)
 
     def _all_waiters(self) -> list[Waiter]:
         return list({waiter: None for queue in self._wait_queues.values() for waiter in queue.waiters.values()})
@@ -264,15 +265,15 @@ class LongPollRegistry:
     # Wake-ups
 
     def wake(self, queue: str, limit: int = 1) -> None:
-        """Call the oldest parked waiters of a queue, at most `limit`.
+        """Wake the oldest parked waiters of a queue, at most `limit`.
 
-        If no waiter is parked, one of those that are trying tries once more.
+        If no waiter is parked, the oldest waiter tries once more after its current attempt.
         """
         for _ in range(limit):
             waiter = self._oldest(queue)
             if waiter is None:
                 return
-            self._call(waiter)
+            self._wake_waiter(waiter)
 
     def _oldest(self, queue: str) -> Waiter | None:
         """Return the first waiter for the queue or all queues of its tenant, parked ones first."""
@@ -284,11 +285,11 @@ class LongPollRegistry:
             default=None,
         )
 
-    def _call_first_of(self, names: Iterable[str]) -> None:
+    def _wake_first_of(self, names: Iterable[str]) -> None:
         for name in names:
             waiter = self._first(name)
             if waiter is not None:
-                self._call(waiter)
+                self._wake_waiter(waiter)
 
     def _first(self, name: str) -> Waiter | None:
         wait_queue = self._wait_queues.get(name)
@@ -298,24 +299,24 @@ class LongPollRegistry:
         wait_queue = self._wait_queues.get(name)
         return [] if wait_queue is None else list(wait_queue.waiters.values())
 
-    def _call_when_due(self, names: Sequence[str], seconds: float) -> None:
-        """Let one waiter for these names try again when a task falls due."""
+    def _wake_when_due(self, names: Sequence[str], seconds: float) -> None:
+        """Wake one waiter for each of these names when a task becomes due."""
         if seconds > LONGEST_SECONDS:
             return
         loop = asyncio.get_running_loop()
         key = tuple(names)
         due_at = loop.time() + max(seconds, 0) + DUE_MARGIN_SECONDS
-        armed = self._due_timers.get(key)
-        if armed is not None:
-            if armed[0] <= due_at:
+        scheduled = self._due_timers.get(key)
+        if scheduled is not None:
+            if scheduled[0] <= due_at:
                 return
-            armed[1].cancel()
+            scheduled[1].cancel()
 
-        def fall_due() -> None:
+        def wake_now() -> None:
             del self._due_timers[key]
-            self._call_first_of(key)
+            self._wake_first_of(key)
 
-        self._due_timers[key] = (due_at, loop.call_at(due_at, fall_due))
+        self._due_timers[key] = (due_at, loop.call_at(due_at, wake_now))
 
     # The subscription
 
@@ -329,8 +330,8 @@ class LongPollRegistry:
                     await subscription.subscribe(*self._channels)
                     if not is_first:
                         log.info("subscribed again; %d waiters try again", len(self._all_waiters()))
-                    # The first time too: a request may have tried before this subscription heard anything.
-                    self._call_gradually(self._all_waiters())
+                    # Also after the first subscription: a request may have tried before it, and missed a message.
+                    self._wake_gradually(self._all_waiters())
                     pause_seconds, is_first = RECONNECT_SECONDS[0], False
                     await self._receive(subscription)
             except (RedisError, OSError, TimeoutError) as error:
@@ -361,19 +362,19 @@ class LongPollRegistry:
             self.wake(name)
         elif kind == "queue":
             tid = name.partition(":")[0]
-            self._call_gradually(self._waiters_of(f"{tid}:{ANY_QUEUE}"))
+            self._wake_gradually(self._waiters_of(f"{tid}:{ANY_QUEUE}"))
         elif kind == "ended":
             for waiter in self._waiters_of(name):
-                self._call(waiter)
+                self._wake_waiter(waiter)
 
-    def _call_gradually(self, waiters: Sequence[Waiter]) -> None:
-        """Call all of these waiters, the first one now and the others spread over time."""
+    def _wake_gradually(self, waiters: Sequence[Waiter]) -> None:
+        """Wake all of these waiters: the first at once, the others spread over time."""
         loop = asyncio.get_running_loop()
         window_seconds = len(waiters) / RETRIES_PER_SECOND
         for waiter in waiters[:1]:
-            self._call(waiter)
+            self._wake_waiter(waiter)
         for waiter in waiters[1:]:
-            loop.call_later(random.random() * window_seconds, self._call, waiter)  # noqa: S311 - spreads load
+            loop.call_later(random.random() * window_seconds, self._wake_waiter, waiter)  # noqa: S311 - spreads load
 
 
 @cache

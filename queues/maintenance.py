@@ -1,7 +1,7 @@
-"""The upkeep of queues: due tasks become ready, expired leases end, old tasks are deleted.
+"""Maintenance of queues: make due tasks ready, end expired leases, delete old tasks.
 
-A claim does the first two for its own queues, so that queues work without beat; these functions do it for all queues.
-Every step is one script that may be repeated.
+A claim does the first two for its own queues, so that queues work without beat. These functions do it for all queues.
+Every step is one script and is safe to repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 MayContinue = Callable[[], bool]
 LIMIT = 250  # tasks in one script, which blocks Redis while it runs
-MAX_HELD = 5_000  # tasks of one tenant that wait for their artifacts' deletion: each pass reads them again
+# Tasks of one tenant that stay because their artifacts cannot be deleted yet. Each pass reads all of them again.
+MAX_POSTPONED = 5_000
 
 
 def repair(may_continue: MayContinue) -> tuple[int, int]:
@@ -48,7 +49,7 @@ def repair(may_continue: MayContinue) -> tuple[int, int]:
 
 
 def cleanup(may_continue: MayContinue) -> int:
-    """Delete ended tasks whose retention has ended and that PostgreSQL has.
+    """Delete ended tasks whose retention has ended and that are stored in PostgreSQL.
 
     Returns the number of deleted tasks.
     """
@@ -58,7 +59,7 @@ def cleanup(may_continue: MayContinue) -> int:
         # Retention ends no earlier than the task does, so a task whose retention ended before this time is audited.
         before_ms = stream.drained_until_ms(partition) - 1
         for tid in client().sscan_iter(keys.of_partition(partition).tenants):
-            for count in _passes(tid.decode(), before_ms, sys.maxsize, remover):
+            for count in _delete_in_passes(tid.decode(), before_ms, sys.maxsize, remover):
                 deleted += count
                 if not may_continue():
                     return deleted
@@ -71,10 +72,10 @@ def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
     Returns the number of deleted tasks. Tasks that PostgreSQL does not have yet are kept.
     """
     audited_ms = stream.drained_until_ms(engine().partition_of(tid)) - 1
-    return sum(_passes(tid, min(before_ms, audited_ms), limit, artifacts.Remover()))
+    return sum(_delete_in_passes(tid, min(before_ms, audited_ms), limit, artifacts.Remover()))
 
 
-def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
+def _delete_in_passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
     """Delete expired tasks in passes. Yields the number of tasks that each pass deleted.
 
     Artifacts are deleted before their task: a crash in between leaves a task that the next run deletes, and no orphaned
@@ -82,30 +83,32 @@ def _passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) ->
     workers cannot submit artifacts meanwhile. If there are too many they are deleted without their artifacts, because
     the memory of Redis matters more than the files.
     """
-    held: set[str] = set()
+    postponed: set[str] = set()
 
     def select(task_ids: list[str]) -> list[str]:
-        new = [task_id for task_id in task_ids if task_id not in held]
+        new = [task_id for task_id in task_ids if task_id not in postponed]
         with_artifacts = remover.remove(tid, new)
-        if len(held) + len(with_artifacts) > MAX_HELD:
+        if len(postponed) + len(with_artifacts) > MAX_POSTPONED:
             log.error("tenant %s: %d tasks are deleted without their artifacts", tid, len(with_artifacts))
             return new
-        held.update(with_artifacts)
+        postponed.update(with_artifacts)
         return [task_id for task_id in new if task_id not in with_artifacts]
 
     while limit > 0:
-        held_before = len(held)
-        deleted = services.cleanup(tid, before_ms=before_ms, limit=limit, held=held_before, select=select).run_sync()
+        postponed_before = len(postponed)
+        deleted = services.cleanup(
+            tid, before_ms=before_ms, limit=limit, postponed=postponed_before, select=select
+        ).run_sync()
         limit -= deleted
         yield deleted
-        if not deleted and len(held) == held_before:
+        if not deleted and len(postponed) == postponed_before:
             return
 
 
 def _dead_retention_ms(tid: str) -> int | None:
-    """Return the retention of the tenant's dead letters.
+    """Return the retention of the tenant's dead letters, or None for the default.
 
-    None, the default, if PostgreSQL is unavailable.
+    The default also applies while PostgreSQL is unavailable.
     """
     try:
         tenant = tenant_cache.find_by_tid(tid)

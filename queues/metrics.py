@@ -1,6 +1,6 @@
 """Metrics of tasks and queues.
 
-Labels name commands, never tenants: a scraper may not see the tenants.
+Labels contain commands, never tenants, because a scraper must not learn which tenants exist.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from queues.models import BeatJob, Quarantine
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
 _claimed = Counter("codeq_task_claimed_total", "Tasks claimed.", ["command"])
-_completed = Counter("codeq_task_completed_total", "Tasks that ended, by how.", ["command", "status"])
-_lease_expired = Counter("codeq_lease_expired_total", "Leases that ran out.", ["command"])
+_completed = Counter("codeq_task_completed_total", "Tasks that ended, by status.", ["command", "status"])
+_lease_expired = Counter("codeq_lease_expired_total", "Leases that expired.", ["command"])
 _latency = Histogram(
     "codeq_task_processing_latency_seconds",
-    "From a task's creation to its result.",
+    "Seconds from the creation of a task to its result.",
     ["command", "status"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400),
 )
@@ -45,7 +45,7 @@ created, claimed = BufferedCounter(_created), BufferedCounter(_claimed)
 def ended(events: Iterable[Event]) -> None:
     """Count the events that the drain has read.
 
-    Only the stream has every end of an attempt, and each only once.
+    They are counted here because only the stream has every ended attempt exactly once.
     """
     for event in events:
         command = metrics.label(event.command)
@@ -94,7 +94,9 @@ def depths(until: float) -> Iterator[GaugeMetricFamily]:
 def audit(until: float) -> Iterator[GaugeMetricFamily]:
     """Lag and quarantine of the audit. A value is left out while its server is unavailable."""
     with contextlib.suppress(Unavailable, redis.RedisError):
-        yield GaugeMetricFamily("codeq_audit_lag", "Entries not in PostgreSQL yet.", value=stream.lag())
+        yield GaugeMetricFamily(
+            "codeq_audit_lag", "Entries of the events stream that are not in PostgreSQL yet.", value=stream.lag()
+        )
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         count = Quarantine.objects.count()
@@ -110,7 +112,9 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
         rows = BeatJob.objects.filter(name__in=settings.PERIODIC_TASKS)
-        late = GaugeMetricFamily("codeq_beat_late_seconds", "Since a job of beat became due.", labels=["name"])
+        late = GaugeMetricFamily(
+            "codeq_beat_late_seconds", "Seconds for which a periodic task has been due.", labels=["name"]
+        )
         now = datetime.now(UTC)
         for job in rows:
             due = job.ended_at + timedelta(seconds=job.every_seconds)

@@ -25,7 +25,7 @@ def tenant_key() -> models.ForeignKey[models.Model | None, models.Model | None]:
     """Return a foreign key to a tenant, without a constraint in the database."""
     return models.ForeignKey(
         "tenants.Tenant",
-        null=True,  # never null, but an inner join would hide the rows of a deleted tenant
+        null=True,  # never null, but makes joins outer joins, which keep the rows of deleted tenants
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         db_index=False,
@@ -73,7 +73,7 @@ class Attempt(models.Model):
 class AuditedResult(models.Model):
     """The end of a task, kept after Redis has deleted the task.
 
-    For a dead letter that was replayed it is the last end.
+    If a dead letter is replayed, its next end replaces this one.
     """
 
     task_id = models.UUIDField(primary_key=True)
@@ -153,7 +153,7 @@ class AuditedResult(models.Model):
 class Quarantine(models.Model):
     """An entry of the events stream that could not be stored.
 
-    Later entries are stored, and it can be retried.
+    It does not stop later entries. An operator can retry to store it.
     """
 
     partition = models.PositiveIntegerField()
@@ -171,7 +171,10 @@ class Quarantine(models.Model):
 
 
 class BeatJob(models.Model):
-    """The last run of one periodic task, for operators to read. No program decides by it."""
+    """The last run of one periodic task.
+
+    The console shows it to operators; no code depends on it.
+    """
 
     name = models.TextField(primary_key=True)
     task = models.TextField()
@@ -287,7 +290,7 @@ class BulkJob(models.Model):
     )
     # A task that dies after the start does not belong to the job: it may be one that the job has replayed.
     before = models.DateTimeField()
-    # The progress: the tasks selected last. They are sent, after a crash again, before others are selected.
+    # The tasks selected last. They are sent before others are selected, and sent again after a crash.
     sending = ArrayField(models.UUIDField(), default=list)
     piece = models.BigIntegerField(default=0)
     after_ended_at = models.DateTimeField(null=True)
@@ -318,7 +321,7 @@ class BulkJob(models.Model):
 
 
 class BulkItem(models.Model):
-    """A task of a bulk job that was named by its id, is a canary, or failed."""
+    """A task of a bulk job: one selected by its id, a canary, or one that failed."""
 
     job = models.ForeignKey(BulkJob, on_delete=models.CASCADE, related_name="items")
     task_id = models.UUIDField()

@@ -1,4 +1,4 @@
-"""The decorator of periodic tasks: one run at a time, the last run on record."""
+"""The decorator of periodic tasks: each run takes a lock, and the last run is recorded."""
 
 from __future__ import annotations
 

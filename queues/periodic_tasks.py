@@ -19,7 +19,8 @@ from queues.stats import sampler
 
 log = logging.getLogger(__name__)
 
-# A longer run stops, and the next one continues. Bounds the delay before it notices that another run holds the lock.
+# A run stops after this time, and the next one continues. This also limits how long it works without noticing that
+# another run holds the lock.
 RUN_SECONDS = 20.0
 CHUNK = 2000  # entries in one transaction
 FETCH = 250  # entries whose blobs are read in one call
@@ -29,8 +30,8 @@ CHUNK_BYTES = 32 * 2**20
 @periodic_task("queues.drain")
 def drain(lock: PeriodicTaskLock) -> str:
     """Move the events stream to PostgreSQL until it is empty."""
-    stored, refused = run_drain(lock.renew)
-    return f"{stored} stored, {refused} in quarantine"
+    stored, quarantined = run_drain(lock.renew)
+    return f"{stored} stored, {quarantined} in quarantine"
 
 
 @periodic_task("queues.repair")
@@ -50,7 +51,7 @@ def cleanup(lock: PeriodicTaskLock) -> str:
 def sample(lock: PeriodicTaskLock) -> str:
     """Record the depths of the queues."""
     written, deleted = sampler.sample(lock.renew)
-    return f"{written} written, {deleted} old ones deleted"
+    return f"{written} written, {deleted} old samples deleted"
 
 
 @periodic_task("queues.bulk")
@@ -68,32 +69,32 @@ def sync_policies(lock: PeriodicTaskLock) -> str:
 def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS, chunk: int = CHUNK) -> tuple[int, int]:
     """Store entries in PostgreSQL, then acknowledge and trim them. Every step may be repeated.
 
-    Returns the number of stored and of quarantined entries. Entries that an earlier run read and did not store (it
-    died, or PostgreSQL was down) come before new ones, so that the entries of a task keep their order.
+    Returns the number of stored and of quarantined entries. Entries that an earlier run read and did not store,
+    because it was killed or PostgreSQL was down, come before new ones, so that the entries of a task keep their order.
     """
     states = stream.survey()
-    _warn_of_length(states.values())
+    _warn_if_long(states.values())
     after = {partition: stream.UNACKNOWLEDGED for partition, state in states.items() if state.waiting}
     until = time.monotonic() + seconds
-    stored = refused = 0
+    stored = quarantined = 0
     while after and time.monotonic() < until:
         share = max(1, chunk // len(after))
         entries = stream.read(after, share)
         for batch in _batches(entries):
             if not may_continue():
-                return stored, refused
-            events, bad = audit_drain.store(batch)
+                return stored, quarantined
+            events, batch_quarantined = audit_drain.store(batch)
             stream.acknowledge([entry for entry, _ in batch])
             metrics.ended(events)
-            refused += bad
-            stored += len(batch) - bad
+            quarantined += batch_quarantined
+            stored += len(batch) - batch_quarantined
         counts = Counter(entry.partition for entry in entries)
         for partition in [partition for partition in after if counts[partition] < share]:
             if after[partition] == stream.NEW:
                 del after[partition]
             else:
                 after[partition] = stream.NEW
-    return stored, refused
+    return stored, quarantined
 
 
 def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:
@@ -112,7 +113,7 @@ def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry,
         yield batch
 
 
-def _warn_of_length(states: Iterable[stream.StreamState]) -> None:
+def _warn_if_long(states: Iterable[stream.StreamState]) -> None:
     longest = max((state.length for state in states), default=0)
     if longest > conf().queues.events_alarm:
         log.error("an events stream holds %d entries: is the drain running, and PostgreSQL up?", longest)

@@ -2,7 +2,7 @@
 
 The row in PostgreSQL is authoritative. Services read default attempts, priorities and retention from the tenant cache,
 which follows a change within two seconds. Scripts read backoff, consumer limit and dead-letter queue from Redis. These
-are written with each change, and again every minute by beat, so that a Redis that was down or empty gets them too.
+are written with each change, and again every minute by beat, in case Redis was down or empty.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find(tenant: TenantSnapshot, command: str) -> QueuePolicy:
     is_name = COMMAND.fullmatch(command) is not None
     row = QueuePolicy.objects.filter(tenant_id=tenant.tid, command=command).first() if is_name else None
     if row is None:
-        raise errors.NotFound("This topic has no policy.")
+        raise errors.NotFound("This topic has no policy. Use PUT to create one.")
     return row
 
 
@@ -95,7 +95,7 @@ def put(tenant: TenantSnapshot, command: str, policy: Policy, *, actor: str) -> 
                 row.changed_by = actor
                 row.save()
     except IntegrityError:
-        # Another request has created the policy at the same time: change that one.
+        # A concurrent request has created the policy. Update it.
         if not QueuePolicy.objects.filter(tenant_id=tenant.tid, command=command).exists():
             raise
         return put(tenant, command, policy, actor=actor)
@@ -119,18 +119,20 @@ def delete(tenant: TenantSnapshot, command: str) -> None:
 def write_to_redis(row: QueuePolicy) -> None:
     """Write the values that scripts read to Redis."""
     queues = conf().queues
-    overrides_line = bool(
+    has_retry_override = bool(
         row.backoff or row.backoff_base_seconds is not None or row.backoff_cap_seconds is not None
         or row.dead_letter_topic
     )  # fmt: skip
     base = queues.backoff_base_seconds if row.backoff_base_seconds is None else row.backoff_base_seconds
     cap = queues.backoff_cap_seconds if row.backoff_cap_seconds is None else row.backoff_cap_seconds
-    line = f"{row.backoff or queues.backoff} {round(base * 1000)} {round(cap * 1000)} {row.dead_letter_topic}".rstrip()
+    retry_policy = (
+        f"{row.backoff or queues.backoff} {round(base * 1000)} {round(cap * 1000)} {row.dead_letter_topic}".rstrip()
+    )
     admin_commands.set_policy(
         engine(),
         str(row.tenant_id),
         row.command,
-        policy=line if overrides_line else "",
+        policy=retry_policy if has_retry_override else "",
         max_consumers=row.max_consumers,
         dead_letter_queue=row.dead_letter_topic,
     ).run_sync()
@@ -153,7 +155,7 @@ def sync(may_continue: Callable[[], bool]) -> int:
 def check(command: str, policy: Policy) -> None:
     """Raise InvalidRequest for a value that is not allowed.
 
-    The API and the console both rely on it.
+    The API and the console both depend on this check.
     """
     limits = conf().queues
     validation.check_command(command, "name")
@@ -161,28 +163,36 @@ def check(command: str, policy: Policy) -> None:
         policy.max_attempts, policy.priority_tiers, policy.retention_seconds, policy.max_consumers,
     )  # fmt: skip
     validation.require(
-        attempts is None or 1 <= attempts <= limits.max_attempts_limit, f"maxAttempts: 1 to {limits.max_attempts_limit}"
+        attempts is None or 1 <= attempts <= limits.max_attempts_limit,
+        f"maxAttempts: must be 1 to {limits.max_attempts_limit}",
     )
     validation.require(
         tiers is None or (bool(tiers) and len(set(tiers)) == len(tiers) and set(tiers) <= set(PRIORITIES)),
-        "priorityTiers: different priorities, 0 to 9",
+        "priorityTiers: must be a list of different priorities from 0 to 9",
     )
     validation.require(
         retention is None or MIN_RETENTION_SECONDS <= retention <= MAX_RETENTION_SECONDS,
-        f"retentionSeconds: {MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS}",
+        f"retentionSeconds: must be {MIN_RETENTION_SECONDS} to {MAX_RETENTION_SECONDS}",
     )
-    validation.require(consumers is None or 1 <= consumers <= MAX_CONSUMERS, f"maxConsumers: 1 to {MAX_CONSUMERS}")
+    validation.require(
+        consumers is None or 1 <= consumers <= MAX_CONSUMERS, f"maxConsumers: must be 1 to {MAX_CONSUMERS}"
+    )
     topic, backoffs = policy.dead_letter_topic, get_args(BackoffPolicy)
-    validation.require(not topic or bool(COMMAND.fullmatch(topic)), "deadLetterTopicRef: not the name of a topic")
+    validation.require(
+        not topic or bool(COMMAND.fullmatch(topic)),
+        "deadLetterTopicRef: must be 1 to 128 characters of A-Z a-z 0-9 _ . -",
+    )
     validation.require(topic != command, "deadLetterTopicRef: must differ from this topic")
-    validation.require(not policy.backoff or policy.backoff in backoffs, f"backoff: one of {', '.join(backoffs)}")
+    validation.require(
+        not policy.backoff or policy.backoff in backoffs, f"backoff: must be one of {', '.join(backoffs)}"
+    )
     for name, seconds in (
         ("backoffBaseSeconds", policy.backoff_base_seconds),
         ("backoffCapSeconds", policy.backoff_cap_seconds),
     ):
         validation.require(
             seconds is None or 0 <= seconds <= limits.max_schedule_ahead_seconds,
-            f"{name}: 0 to {limits.max_schedule_ahead_seconds}",
+            f"{name}: must be 0 to {limits.max_schedule_ahead_seconds}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The former address of `ranked.services`. It works for one release, with a warning."""
+"""A deprecated alias of `ranked.services`, kept for one release."""
 
 from __future__ import annotations
 

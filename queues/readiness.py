@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import redis
 
 from core import errors
 from core.conf import conf
+from core.http.health import readiness
 from core.redis.connections import client, primaries, serving_primaries, settle_partitions
 from queues.engine import script_loader
 
 
-def redis_problem() -> str | None:
-    """Return a problem if Redis cannot serve queues.
+def find_redis_problem() -> str | None:
+    """Return the problem that keeps Redis from serving queues, or None.
 
-    It must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing scripts
-    are loaded. On a cluster every primary is checked; tenants of the others are served all the same.
+    Redis must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing
+    scripts are loaded. On a cluster every primary is checked; if one fails, the tenants of the others are still served.
     """
     try:
         store = client()
@@ -22,7 +26,7 @@ def redis_problem() -> str | None:
         if missing := sorted(primaries(store).keys() - servers.keys()):
             return f"redis: not serving: {', '.join(missing)}"
         for name, server in servers.items():
-            if problem := _server_problem(server):
+            if problem := _find_server_problem(server):
                 return f"{problem} ({name})" if name else problem
         settle_partitions(store)
     except errors.ConfigError as error:
@@ -34,19 +38,33 @@ def redis_problem() -> str | None:
     return None
 
 
-def _server_problem(server: redis.Redis) -> str | None:
+def allocator_warning(info: Mapping[str, Any]) -> str | None:
+    """Return a warning if the allocator of a Redis fragments under this load (ADR 0016).
+
+    `info` is the section `memory` of INFO.
+    """
+    allocator = conf().redis_allocator or str(info.get("mem_allocator", ""))
+    if allocator != "libc":
+        return None
+    return "redis: its memory allocator is libc, which needs more CPU and memory from day to day; use jemalloc"
+
+
+def _find_server_problem(server: redis.Redis) -> str | None:
     server.ping()
     for script in script_loader.load_all():
         if not server.script_exists(script.sha)[0]:
             server.script_load(script.source)
-    return _durability_problem(server)
+    return _find_durability_problem(server)
 
 
-def _durability_problem(server: redis.Redis) -> str | None:
+def _find_durability_problem(server: redis.Redis) -> str | None:
     persistence = server.info("persistence")
     if persistence.get("loading"):
         return "redis: still loads its data"
-    if server.info("memory").get("maxmemory_policy", "noeviction") != "noeviction":
+    memory = server.info("memory")
+    warning = allocator_warning(memory)
+    readiness.warnings = {warning} if warning else set()
+    if memory.get("maxmemory_policy", "noeviction") != "noeviction":
         return "redis: maxmemory-policy is not noeviction, so tasks could be evicted"
     if conf().queues.durability == "relaxed":
         return None

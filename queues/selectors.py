@@ -1,4 +1,7 @@
-"""Reads of live data. Each takes one round trip, unless its docstring says more."""
+"""Reads of live data from Redis.
+
+Each takes one round trip unless its docstring gives another number.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from queues.engine import queries
 from queues.filters import filters
 from tenants.domain import TenantSnapshot
 
-# About two milliseconds of Redis' time in one round trip.
+# Counting this many queues takes Redis about two milliseconds.
 QUEUES_AT_ONCE = 100
 
 
@@ -28,7 +31,7 @@ def task(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
 def result(tenant: TenantSnapshot, task_id: str, *, watch: bool = False) -> ScriptCall[tuple[Task, Result]]:
     """Return an ended task and its result. Raises ResultNotFound if there is no result.
 
-    With `watch`, the end of a task that has not ended is announced to `queues.long_poll`.
+    With `watch`, Redis sends `queues.long_poll` a message when the task ends, if it has not ended yet.
     """
 
     def with_result(reply: tuple[Task, StoredResult | None]) -> tuple[Task, Result]:
@@ -113,7 +116,7 @@ def task_with_result(tenant: TenantSnapshot, task_id: str) -> ScriptCall[tuple[T
 
 
 def find_tenant(task_id: str) -> ScriptCall[str | None]:
-    """Return the tid of the tenant whose task this is, or None if no tenant has it.
+    """Return the tid of the tenant that owns the task, or None if no tenant has such a task.
 
     It reads across all tenants, so the caller must check permissions first.
     """

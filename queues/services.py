@@ -1,7 +1,8 @@
-"""The transitions of tasks. Each checks a request's meaning and returns a `ScriptCall`.
+"""The transitions of tasks. Each validates its arguments and returns a `ScriptCall`.
 
-`await` the call, or run it with `run_sync()`. A failed check raises before anything is sent. Batch functions answer in
-order, with an error as a value for each item that failed. The API's schemas have checked shape and bounds before.
+`await` the call, or run it with `run_sync()`. A failed check raises before anything is sent. Batch functions return one
+value per item, in order; the value of an item that failed is its error. The API's schemas have already checked shape
+and bounds.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from tenants.domain import TenantSnapshot
 
 R = TypeVar("R")
 T = TypeVar("T")
-# A longer reason of a nack is cut.
+# The reason of a nack is truncated to this length.
 REASON_CHARS = 4096
 
 
 def enqueue(
-    tenant: TenantSnapshot, tasks: Sequence[NewTask], *, by: str = ""
+    tenant: TenantSnapshot, tasks: Sequence[NewTask], *, token_fingerprint: str = ""
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
     """Store tasks. They are on disk when the call returns.
 
-    A repeated idempotency key returns the task that it created before. `by` is the fingerprint of the caller's token,
-    for the rate limit of one token.
+    A repeated idempotency key returns the task that it created before. `token_fingerprint` identifies the caller's
+    token for the rate limit per token.
     """
     if tenant.is_suspended:
         raise errors.TenantSuspended
@@ -60,7 +61,7 @@ def enqueue(
             retention_ms=tenant.retention_ms,
             retentions_ms=policies.retentions_ms(queue_policies),
             max_attempts=policies.max_attempts(queue_policies),
-            limits=_limits("create", tenant.rates.create, by),
+            limits=_limits("create", tenant.rates.create, token_fingerprint),
             depth=tenant.depth,
         )
 
@@ -81,7 +82,7 @@ def claim(
     lease_seconds: float | None = None,
     count: int = 1,
     wait_ms: int = 0,
-    by: str = "",
+    token_fingerprint: str = "",
     is_counted: bool = True,
 ) -> ScriptCall[Claimed]:
     """Claim at most `count` ready tasks, by priority and age. Does not wait.
@@ -101,16 +102,16 @@ def claim(
         limit=count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
-        limits=_limits("claim", tenant.rates.claim if is_counted else 0, by),
+        limits=_limits("claim", tenant.rates.claim if is_counted else 0, token_fingerprint),
     )
 
 
-def admit(tenant: TenantSnapshot, what: str, per_second: float, *, by: str = "") -> ScriptCall[None]:
+def admit(tenant: TenantSnapshot, kind: str, per_second: float, *, token_fingerprint: str = "") -> ScriptCall[None]:
     """Count a request against a rate limit of the tenant. Raises TooMany above the limit.
 
-    Enqueues and claims count themselves.
+    `enqueue` and `claim` count their own requests.
     """
-    return admin_commands.admit(engine(), tenant.tid, _limits(what, per_second, by))
+    return admin_commands.admit(engine(), tenant.tid, _limits(kind, per_second, token_fingerprint))
 
 
 def heartbeat(
@@ -154,7 +155,7 @@ def submit(
         validation.check_token(tenant, new.lease_token)
         size = len(new.result or b"") + len(new.error or "")
         if size > tenant.result_bytes:
-            raise errors.PayloadTooLarge(f"result: {size} bytes; this tenant may send {tenant.result_bytes}")
+            raise errors.PayloadTooLarge(f"result: {size} bytes; the limit of this tenant is {tenant.result_bytes}")
         if filters().is_deleted(tenant.tid, new.task_id):
             raise errors.TaskNotFound
         return new
@@ -182,7 +183,7 @@ def nack(
     delay_seconds: float | None = None,
     reason: str | None = None,
 ) -> ScriptCall[ReleaseOutcome]:
-    """Return a task whose attempt failed.
+    """Return a task to its queue after a failed attempt.
 
     It retries after `delay_seconds`, by default after its backoff, or becomes a dead letter if it is out of attempts.
     """
@@ -236,7 +237,10 @@ def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
 def replay(
     tenant: TenantSnapshot, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
-    """Replay dead letters with all their attempts. `specs` may replace the spec of each task."""
+    """Replay dead letters.
+
+    Each gets all its attempts again, and the spec that `specs` has for it.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
     return _send_valid(
@@ -298,13 +302,14 @@ def cleanup(
     *,
     before_ms: int | None = None,
     limit: int = CHUNK,
-    held: int = 0,
+    postponed: int = 0,
     select: Callable[[list[str]], list[str]] = list,
 ) -> ScriptCall[int]:
     """Delete tasks whose retention ended before a time, by default now.
 
-    Returns the number of deleted tasks. At most `limit` tasks are deleted. `select` returns those of the given tasks
-    that may be deleted. `held` is the number of tasks that it refused in earlier calls; they come first again.
+    Returns the number of deleted tasks. At most `limit` tasks are deleted. `select` receives task ids and
+    returns those that may be deleted. `postponed` is the number of tasks that it left out in earlier calls. They are
+    listed first again, so this many more ids are read.
     """
     limit = min(limit, CHUNK)
 
@@ -316,7 +321,7 @@ def cleanup(
             lambda are_deleted: _count_deleted(tid, selected, are_deleted)
         )
 
-    return maintenance_commands.expired(engine(), tid, before_ms=before_ms, limit=limit + held).and_then(delete)
+    return maintenance_commands.expired(engine(), tid, before_ms=before_ms, limit=limit + postponed).and_then(delete)
 
 
 def _count_deleted(tid: str, task_ids: Sequence[str], are_deleted: Sequence[bool]) -> int:
@@ -353,20 +358,20 @@ def _without_mismatches(items: list[Enqueued | errors.CodeqError]) -> list[Enque
     return [errors.IdempotencyMismatch() if isinstance(item, Enqueued) and item.is_mismatch else item for item in items]
 
 
-def _limits(what: str, per_second: float, by: str) -> Limits:
+def _limits(kind: str, per_second: float, token_fingerprint: str) -> Limits:
     if not per_second:
         return NO_LIMITS
     limits = conf().limits
     return Limits(
-        kind=what,
+        kind=kind,
         per_second=per_second,
         burst_seconds=limits.burst_seconds,
-        token=by,
+        token=token_fingerprint,
         token_percent=limits.token_percent,
     )
 
 
 __all__ = [
-    "abandon", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead", "recall",
-    "replay", "replay_for", "resume", "submit",
+    "abandon", "admit", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead",
+    "recall", "replay", "replay_for", "resume", "submit",
 ]  # fmt: skip

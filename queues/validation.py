@@ -29,7 +29,7 @@ def check_command(command: str, field: str = "command") -> None:
 
     Only such a text may become part of a Redis key.
     """
-    require(bool(COMMAND.fullmatch(command)), f"{field}: 1 to 128 of A-Z a-z 0-9 _ . -")
+    require(bool(COMMAND.fullmatch(command)), f"{field}: must be 1 to 128 characters of A-Z a-z 0-9 _ . -")
 
 
 def is_id(task_id: str) -> bool:
@@ -38,7 +38,7 @@ def is_id(task_id: str) -> bool:
 
 
 def check_id(task_id: str) -> str:
-    """Return the id. Raise TaskNotFound if the text cannot be one."""
+    """Return the id. Raise TaskNotFound if the text is not a valid task id."""
     if not is_id(task_id):
         raise errors.TaskNotFound
     return task_id
@@ -51,7 +51,10 @@ def is_idempotency_key(text: str) -> bool:
 
 def check_token(tenant: TenantSnapshot, token: str | None) -> None:
     """Raise InvalidRequest if the tenant requires a lease token and there is none."""
-    require(bool(token) or not tenant.is_lease_token_required, "leaseToken: this tenant requires it")
+    require(
+        bool(token) or not tenant.is_lease_token_required,
+        "leaseToken: required by this tenant. Send the token that the claim returned",
+    )
 
 
 def check_payload(tenant: TenantSnapshot, payload: str) -> None:
@@ -61,7 +64,7 @@ def check_payload(tenant: TenantSnapshot, payload: str) -> None:
     except UnicodeEncodeError:
         raise errors.InvalidRequest("payload: contains a lone surrogate") from None
     if size > tenant.payload_bytes:
-        raise errors.PayloadTooLarge(f"payload: {size} bytes; this tenant may send {tenant.payload_bytes}")
+        raise errors.PayloadTooLarge(f"payload: {size} bytes; the limit of this tenant is {tenant.payload_bytes}")
 
 
 def check_task(tenant: TenantSnapshot, task: NewTask, tiers: Sequence[int] | None) -> None:
@@ -70,5 +73,5 @@ def check_task(tenant: TenantSnapshot, task: NewTask, tiers: Sequence[int] | Non
     None as `tiers` allows every priority.
     """
     if tiers is not None:
-        require(task.priority in tiers, f"priority: {task.command} accepts {', '.join(map(str, tiers))}")
+        require(task.priority in tiers, f"priority: queue {task.command} accepts only {', '.join(map(str, tiers))}")
     check_payload(tenant, task.payload)

@@ -54,6 +54,7 @@ def _set_environment() -> None:
         CELERY_BROKER_URL=_valkey.url.replace("db=0", "db=1"),
         DATABASE_URL=_postgresql.url,
         SECRET_KEY="a-key-that-only-the-tests-use-" + "x" * 32,
+        CODEQ_REDIS_ALLOCATOR=_valkey.allocator.name if _valkey.allocator else "",
     )
 
 

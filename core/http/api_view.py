@@ -103,7 +103,7 @@ class ApiView(APIView):
                 if not permission.has_permission(request, self):  # type: ignore[arg-type]
                     raise errors.Forbidden(getattr(permission, "message", None))
             if operation.rate is not None and (per_second := getattr(caller.tenant.rates, operation.rate)):
-                await rate_limiter()(caller.tenant, operation.rate, per_second, by=caller.fingerprint)
+                await rate_limiter()(caller.tenant, operation.rate, per_second, token_fingerprint=caller.fingerprint)
             if operation.query is not None:
                 arguments["query"] = read_query(request.scope["query_string"], operation.query)
             if operation.decoder is not None:

@@ -38,6 +38,7 @@ DRAIN_BYTES = 64 * 2**10
 DRAIN_SECONDS = 2.0
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 NO_STORE = (b"cache-control", b"no-store")
+JSON = (b"content-type", b"application/json")
 
 
 class ApiRequest(ASGIRequest):
@@ -257,10 +258,14 @@ class ApiHandler(ASGIHandler):
             return
         assert isinstance(response, HttpResponse)
         body = response.content
-        headers = [(name.encode("ascii").lower(), value.encode("latin-1")) for name, value in response.headers.items()]
-        headers += ((request_id.HEADER, request.id.encode()), NOSNIFF)
-        if "Cache-Control" not in response.headers:
-            headers.append(NO_STORE)
+        if type(response) is ApiResponse and len(response.headers) == 1:
+            headers = [JSON, NOSNIFF, NO_STORE]
+        else:
+            headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.headers.items()]
+            headers.append(NOSNIFF)
+            if "Cache-Control" not in response.headers:
+                headers.append(NO_STORE)
+        headers.append((request_id.HEADER, request.id.encode()))
         if response.status_code != 204:
             headers.append((b"content-length", b"%d" % len(body)))
         if not request.is_body_read:

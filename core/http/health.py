@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from django.db import DatabaseError, connection
@@ -27,11 +27,14 @@ class Healthy(msgspec.Struct):
     status: Literal["ok"] = "ok"
 
 
-class Ready(msgspec.Struct, kw_only=True):
+class Ready(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The process can serve requests. With durability `fsync` an acknowledged write is on disk."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"]
     durability: Literal["fsync", "relaxed"]
+    warnings: Annotated[
+        list[str], msgspec.Meta(description="Conditions that will cause trouble later. They do not affect readiness.")
+    ] = []
 
 
 class HealthView(ApiView):
@@ -57,7 +60,9 @@ class ReadyView(ApiView):
         problems = await readiness.problems()
         if problems:
             raise errors.Unavailable("; ".join(problems), retry_after_seconds=5)
-        return json_response(Ready(durability=conf().queues.durability))
+        return json_response(
+            Ready(status="ok", durability=conf().queues.durability, warnings=sorted(readiness.warnings))
+        )
 
 
 class Readiness:
@@ -68,6 +73,8 @@ class Readiness:
         self._checked_at = 0.0
         self._run: asyncio.Task[list[str]] | None = None
         self._pending: dict[Callable[[], str | None], asyncio.Future[str | None]] = {}
+        # Set by the checks; they do not affect readiness.
+        self.warnings: set[str] = set()
 
     def register(self, check: Callable[[], str | None]) -> None:
         """Add a check: a function that returns a problem in words, or None."""

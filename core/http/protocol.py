@@ -1,20 +1,23 @@
-"""uvicorn's HTTP protocol with limits on size and time.
+"""The HTTP/1.1 protocol of the web processes, with limits on size and time.
 
-uvicorn itself accepts any number of header lines, for any time, and any number of pipelined requests: 30 MB of
-pipelined requests took 2.3 GB of memory, and a few hundred half-sent request heads used up all file descriptors.
+uvicorn accepts connections and stops the process; this class serves them. uvicorn's own protocol writes the head and
+the body of a response separately, starts two timers per request and accepts any number of header lines and pipelined
+requests (docs/adr/0017).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+import urllib.parse
+from collections import deque
+from typing import Any, Protocol, cast
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+from core.http.exchange import Application, Exchange
+
+log = logging.getLogger("codeq.web")
 
 # The largest request head, and the largest trailers. A token and a trace context take 1 KB.
 HEAD_BYTES = 64 * 2**10
@@ -24,86 +27,184 @@ HEAD_SECONDS = 20.0
 MAX_PIPELINED = 1000
 # Reading resumes when fewer requests than this wait in the pipeline.
 RESUME_READING_REQUESTS = 100
+# Reading pauses while more than this of a body has not been read by the application.
+UNREAD_BODY_BYTES = 64 * 2**10
 # Headers that offer another protocol. Every offer is declined: the request is parsed again without them.
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 31\r\n"
+    b"connection: close\r\n\r\nInvalid HTTP request received.\n"
+)
+ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
 
 
-class BoundedFlowControl(FlowControl):
-    """Stop reading while many requests wait.
+class ServerConfig(Protocol):
+    """The part of `uvicorn.Config` that a protocol needs."""
 
-    A few may wait: a server that does not read does not notice that the client disconnects.
-    """
-
-    def __init__(self, transport: asyncio.Transport, connection: BoundedHttpProtocol) -> None:
-        super().__init__(transport)
-        self.connection = connection
-
-    def resume_reading(self) -> None:
-        if len(self.connection.pipeline) < RESUME_READING_REQUESTS:
-            super().resume_reading()
+    loaded_app: Any
+    timeout_keep_alive: int
+    root_path: str
 
 
-class BoundedTrailers(list[tuple[bytes, bytes]]):
-    """Ignore trailers: no proxy has checked them, so they must not be added to the headers."""
+class ServerState(Protocol):
+    """The part of uvicorn's server that a protocol shares: it waits for these when it stops."""
 
-    def append(self, _: object) -> None:
-        pass
+    total_requests: int
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+    default_headers: list[tuple[bytes, bytes]]
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection of a client."""
+class BoundedHttpProtocol(asyncio.Protocol):
+    """One connection of a client, with limits on size and time."""
 
-    running: RequestResponseCycle | None = None
-    head_timer: asyncio.TimerHandle | None = None
-    # Bytes received that completed neither a request head nor a part of a body.
-    unparsed_bytes = 0
+    transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.flow = BoundedFlowControl(transport, self)
-        self._start_head_timer()
+    def __init__(
+        self,
+        config: ServerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.loop = _loop or asyncio.get_event_loop()
+        self.pipeline: deque[Exchange] = deque()
+        self.drained: asyncio.Future[None] | None = None
+        self._app: Application = config.loaded_app
+        self._keep_alive_seconds = config.timeout_keep_alive
+        self._root_path = config.root_path
+        self._state = server_state
+        self._parser = self._new_parser()
+        self._timer: asyncio.TimerHandle | None = None
+        # The connection is closed at these times; 0 = no limit now.
+        self._head_deadline = 0.0
+        self._idle_deadline = 0.0
+        self._is_reading_paused = False
+        # The request that is being served, and the one that was read last.
+        self._running: Exchange | None = None
+        self._latest: Exchange | None = None
+        # Counts heads and parts of bodies that were parsed; and bytes that completed neither.
+        self._progress = 0
+        self._unparsed_bytes = 0
+        self._is_in_head = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._awaits_continue = False
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        # uvicorn marks the last request that it has read. The request that is being served may be another one, such as
-        # a long poll, and must not claim a task for a client that has disconnected.
-        if self.running is not None and not self.running.response_complete:
-            self.running.disconnected = True
-            self.running.message_event.set()
+    # --- the connection ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._state.connections.add(self)
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = _address(transport.get_extra_info("peername"))
+        self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        self._head_deadline = self.loop.time() + HEAD_SECONDS
+        self._check_deadlines()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._state.connections.discard(self)
+        # The request that is being served must not claim a task for a client that has disconnected.
+        for exchange in (self._running, *self.pipeline):
+            if exchange is not None and not exchange.is_complete:
+                exchange.disconnect()
+        self.resume_writing()
         # Otherwise the waiting requests would stay in memory until the garbage collector runs.
         self.pipeline.clear()
-        self._stop_head_timer()
+        self._running = self._latest = self._parser = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def shutdown(self) -> None:
+        """Close the connection, after the response that is being made."""
+        if self._latest is None or self._latest.is_complete:
+            self.transport.close()
+        else:
+            self._latest.is_keep_alive = False
+
+    def pause_writing(self) -> None:
+        if self.drained is None:
+            self.drained = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self.drained is not None:
+            drained, self.drained = self.drained, None
+            if not drained.done():
+                drained.set_result(None)
+
+    def pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless many requests wait.
+
+        A few may wait: a server that does not read does not notice that the client disconnects.
+        """
+        if self._is_reading_paused and len(self.pipeline) < RESUME_READING_REQUESTS and not self.transport.is_closing():
+            self._is_reading_paused = False
+            self.transport.resume_reading()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return self._state.default_headers
+
+    def default_head(self) -> bytes:
+        """Return the lines of the headers that uvicorn renews every second: the date."""
+        return _join_headers(self._state.default_headers)
+
+    def _check_deadlines(self) -> None:
+        """Close the connection if a time limit has passed.
+
+        It runs a few times per limit, which costs less than a timer for every request.
+        """
+        now = self.loop.time()
+        if self._head_deadline and now >= self._head_deadline:
+            if self._is_reading_paused:
+                self._head_deadline = now + HEAD_SECONDS  # the server itself has paused reading
+            else:
+                self.transport.close()
+        elif self._idle_deadline and now >= self._idle_deadline:
+            self.transport.close()
+        seconds = min(HEAD_SECONDS, self._keep_alive_seconds) / 4
+        self._timer = self.loop.call_later(seconds, self._check_deadlines)
+
+    # --- requests ---
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
-        before = self.cycle
-        held = 0 if before is None else len(before.body)
+        self._idle_deadline = 0.0
+        progress = self._progress
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self.logger.info("received bytes that are not HTTP: %s", type(error).__name__)
-            self.send_400_response("Invalid HTTP request received.")
+            log.info("received bytes that are not HTTP: %s", type(error).__name__)
+            self.transport.write(BAD_REQUEST)
+            self.transport.close()
             return
-        latest = self.cycle
-        if latest is not before or (latest is not None and len(latest.body) > held):
-            self.unparsed_bytes = 0
-        else:
-            self.unparsed_bytes += len(data)
-        is_answered = latest is None or latest.response_complete
-        if self.unparsed_bytes > HEAD_BYTES:
+        self._unparsed_bytes = self._unparsed_bytes + len(data) if self._progress == progress else 0
+        is_answered = self._latest is None or self._latest.is_complete
+        if self._unparsed_bytes > HEAD_BYTES:
             if is_answered:
                 self.transport.write(TOO_LARGE)
             self.transport.close()
-        elif is_answered or latest.scope is not self.scope:
-            self._start_head_timer()
-        else:
-            self._stop_head_timer()
+        elif not is_answered and not self._is_in_head:
+            self._head_deadline = 0.0
+        elif not self._head_deadline:
+            self._head_deadline = self.loop.time() + HEAD_SECONDS
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # A request is served although bytes follow its `Connection: close`.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def _feed(self, data: bytes) -> None:
         while True:
             try:
-                self.parser.feed_data(data)
+                self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade() + data[upgrade.args[0] :]
             else:
@@ -116,44 +217,110 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         that the bytes behind it belong to the other protocol. They would be parsed as the next request, which lets the
         author of a body smuggle requests.
         """
-        method = self.parser.get_method()
+        method = self._parser.get_method()
         if method == b"CONNECT":
             raise httptools.HttpParserInvalidMethodError("CONNECT is not supported")
-        version = self.parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
-        lines += [b"%b: %b" % line for line in self.headers if line[0] not in UPGRADE_HEADERS]
-        self.parser = httptools.HttpRequestParser(self)
-        # The same leniency as uvicorn: a request is served although bytes follow its `Connection: close`.
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        lines = [b"%b %b HTTP/%b" % (method, self._url, self._parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] not in UPGRADE_HEADERS]
+        self._parser = self._new_parser()
         return b"\r\n".join([*lines, b"", b""])
 
-    def _should_upgrade(self) -> bool:
-        # Makes uvicorn leave the offer to `_feed`.
-        return True
+    # The parser calls these.
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._url = b""
+        self._headers = []
+        self._awaits_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_head:
+            return  # a trailer: no proxy has checked it, so it must not become a header
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._awaits_continue = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        parser = self._parser
+        if parser.should_upgrade():
+            return  # `_feed` parses the head again, without the offer
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise BufferError
-        super().on_headers_complete()
-        if not self.parser.should_upgrade():
-            self.headers = BoundedTrailers()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self.running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def _start_head_timer(self) -> None:
-        if self.head_timer is None:
-            self.head_timer = self.loop.call_later(HEAD_SECONDS, self._close_late_head)
-
-    def _close_late_head(self) -> None:
-        self.head_timer = None
-        if self.flow.read_paused:
-            self._start_head_timer()  # the server itself has paused reading
+            raise BufferError("too many pipelined requests")
+        self._progress += 1
+        url = httptools.parse_url(self._url)
+        raw_path: bytes = url.path
+        path = raw_path.decode("ascii")
+        version: str = parser.get_http_version()
+        scope = {
+            "type": "http",
+            "asgi": ASGI_VERSION,
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "scheme": self._scheme,
+            "path": self._root_path + (urllib.parse.unquote(path) if "%" in path else path),
+            "raw_path": self._root_path.encode("ascii") + raw_path,
+            "query_string": url.query or b"",
+            "root_path": self._root_path,
+            "headers": self._headers,
+            "client": self._client,
+            "server": self._server,
+        }
+        exchange = Exchange(
+            self,
+            scope,
+            is_keep_alive=version != "1.0" and parser.should_keep_alive(),
+            awaits_continue=self._awaits_continue,
+        )
+        self._latest = exchange
+        if self._running is None:
+            self._running = exchange
+            exchange.start(self._app, self._state.tasks)
         else:
-            self.transport.close()
+            self.pause_reading()
+            self.pipeline.append(exchange)
 
-    def _stop_head_timer(self) -> None:
-        if self.head_timer is not None:
-            self.head_timer.cancel()
-            self.head_timer = None
+    def on_body(self, body: bytes) -> None:
+        self._progress += 1
+        exchange = self._latest
+        if exchange is not None and not exchange.is_complete and exchange.add_body(body) > UNREAD_BODY_BYTES:
+            self.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._latest is not None and not self._parser.should_upgrade():
+            self._latest.end_body()
+
+    def end_exchange(self) -> None:
+        """Serve the next pipelined request, or wait for one."""
+        self._state.total_requests += 1
+        self._running = None
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._running = self.pipeline.popleft()
+            self._running.start(self._app, self._state.tasks)
+        else:
+            self._idle_deadline = self.loop.time() + self._keep_alive_seconds
+        self.resume_reading()
+
+
+def _address(name: Any) -> tuple[str, int | None] | None:
+    """Return an address as ASGI has it; the name of a unix socket is a text."""
+    if isinstance(name, tuple):
+        return str(name[0]), int(name[1])
+    return (name, None) if isinstance(name, str) and name else None
+
+
+_joined: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
+
+
+def _join_headers(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the lines of headers; those of the last list are remembered."""
+    global _joined
+    if _joined[0] is not headers:
+        _joined = (headers, b"".join(b"%b: %b\r\n" % header for header in headers))
+    return _joined[1]

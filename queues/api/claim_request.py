@@ -36,7 +36,7 @@ async def claim(request: ApiRequest, caller: Caller, body: NewClaim, count: int)
         await claim_request.attempt(0)
     tasks = claim_request.claimed.tasks
     # If the client disconnected during the claim, give the tasks back at once instead of waiting for the leases to
-    # expire. The handler does not await again before it writes the answer, so nothing can come in between.
+    # expire. The handler does not await between this check and the answer, so the state cannot change in between.
     if tasks and request.is_disconnected:
         await claim_request.undo()
         raise RequestAborted
@@ -105,7 +105,7 @@ class ClaimRequest:
             lease_seconds=self._body.lease_seconds,
             count=self._count,
             wait_ms=wait_ms,
-            by=self._caller.fingerprint,
+            token_fingerprint=self._caller.fingerprint,
             is_counted=self._is_counted,
         )
         self._is_counted = False
@@ -116,12 +116,12 @@ class ClaimRequest:
         tenant = self._caller.tenant
         # Counted here: the loop below may claim several times, or never if there is no queue.
         if self._is_counted and tenant.rates.claim:
-            await services.admit(tenant, "claim", tenant.rates.claim, by=self._caller.fingerprint)
+            await services.admit(tenant, "claim", tenant.rates.claim, token_fingerprint=self._caller.fingerprint)
         self._is_counted = False
         cached = _queue_names.get(tenant)
         soonest = Claimed(tasks=[], now_ms=0)
         if cached:
-            # If there are very many queues, only the fullest: a claim from all of them would occupy Redis.
+            # If the tenant has very many queues, try the fullest first: a claim from all would block Redis too long.
             soonest = await self._claim_from(cached[:CLAIM_QUEUES], wait_ms)
             if soonest.tasks:
                 return soonest
@@ -138,7 +138,7 @@ class ClaimRequest:
 
 
 def _check_commands_of_token(commands: Sequence[str]) -> None:
-    """Raise InvalidRequest for commands of a token that the schema of a body would reject."""
+    """Check the commands of a token like those of a body. Raises InvalidRequest."""
     if commands == [ANY_COMMAND]:
         return
     validation.require(len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")
@@ -149,7 +149,7 @@ def _check_commands_of_token(commands: Sequence[str]) -> None:
 class QueueNames:
     """A short-lived cache of the names of tenants' queues.
 
-    A task found through cached names is good. To answer that there is no task, the names must be read again.
+    Cached names are enough to find a task. Before a claim answers that there is no task, it reads the names again.
     """
 
     def __init__(self) -> None:

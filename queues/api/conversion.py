@@ -56,9 +56,9 @@ def new_result(
     if result is not None and not result.startswith(b"{"):
         raise errors.InvalidRequest("Expected `object` - at `$.result`")
     if body.status == "COMPLETED" and result is None:
-        raise errors.InvalidRequest("Object missing required field `result`: a COMPLETED task has one")
+        raise errors.InvalidRequest("Object missing required field `result`, which status COMPLETED requires")
     if body.status == "FAILED" and body.error is None:
-        raise errors.InvalidRequest("Object missing required field `error`: a FAILED task has one")
+        raise errors.InvalidRequest("Object missing required field `error`, which status FAILED requires")
     return domain.NewResult(
         task_id=task_id,
         status=TaskStatus(body.status),
@@ -79,32 +79,34 @@ def new_artifacts(body: results.NewResult) -> list[artifacts.NewArtifact]:
 
 def _new_artifact(body: results.NewArtifact) -> artifacts.NewArtifact:
     if (body.url is None) == (body.content_base64 is None):
-        raise errors.InvalidRequest("artifacts: give either `url` or `contentBase64` for each")
+        raise errors.InvalidRequest("artifacts: each needs either `url` or `contentBase64`, not both")
     if body.url is not None:
-        _check_address(body.url)
+        _check_artifact_url(body.url)
     content = None
     if body.content_base64 is not None:
         try:
             content = base64.b64decode(body.content_base64, validate=True)
         except ValueError as error:
-            raise errors.InvalidRequest("artifacts: contentBase64 is not base64") from error
+            raise errors.InvalidRequest("artifacts: `contentBase64` is not valid base64") from error
         if len(content) > LIMITS.artifact_bytes:
-            raise errors.PayloadTooLarge(f"artifacts: {len(content)} bytes; at most {LIMITS.artifact_bytes} each")
+            raise errors.PayloadTooLarge(
+                f"artifacts: {len(content)} bytes; the limit of each is {LIMITS.artifact_bytes}"
+            )
     return artifacts.NewArtifact(name=body.name, url=body.url, content=content, content_type=body.content_type)
 
 
-def _check_address(url: str) -> None:
+def _check_artifact_url(url: str) -> None:
     """Raise InvalidRequest for a URL that clients cannot parse.
 
-    The service returns it unchanged and never calls it.
+    codeQ returns the URL unchanged and never requests it.
     """
     try:
         _ = urlsplit(url).port
     except ValueError as error:
-        raise errors.InvalidRequest("artifacts: url is not a URL") from error
+        raise errors.InvalidRequest("artifacts: `url` is not a valid URL") from error
 
 
-_read_artifacts = msgspec.json.Decoder(list[results.Artifact]).decode
+_decode_artifacts = msgspec.json.Decoder(list[results.Artifact]).decode
 
 
 def moment(ms: int) -> dt.datetime:
@@ -151,7 +153,7 @@ def result(result: domain.Result) -> results.Result:
         status=result.status,
         result=result.result,
         error=result.error,
-        artifacts=None if result.artifacts is None else _read_artifacts(result.artifacts),
+        artifacts=None if result.artifacts is None else _decode_artifacts(result.artifacts),
         worker_id=result.worker,
         attempts=result.attempts,
         completed_at=moment(result.completed_ms),

@@ -70,7 +70,7 @@ RESULT = {
     "attempts": 0,
     "completedAt": ENDED,
 }
-LOST = {
+LEASE_LOST = {
     "taskId": ID,
     "error": "lease_lost",
     "status": 409,
@@ -86,7 +86,7 @@ STATS = {
     "oldestReadySeconds": 2.5,
     "readyByPriority": [100, 0, 0, 0, 0, 24, 0, 0, 0, 0],
 }
-DEAD = {
+DEAD_LETTER = {
     "id": ID,
     "command": "RENDER_VIDEO",
     "priority": 5,
@@ -100,7 +100,7 @@ DEAD = {
     "createdAt": CREATED,
     "diedAt": ENDED,
 }
-BULK = {
+BULK_JOB = {
     "id": "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e99",
     "kind": "replay",
     "state": "running",
@@ -115,10 +115,10 @@ BULK = {
 }
 POLICY = {"priorityTiers": [0, 5, 9], "maxAttempts": 8, "deadLetterTopicRef": "RENDER_FAILED", "maxConsumers": 20}
 TOPIC = {"name": "RENDER_VIDEO", "version": 2, **POLICY, "createdAt": CREATED, "updatedAt": ENDED}
-SUBSCRIPTION = "7f3c1a5b-7d9e-4c2f-8a6b-0d1e3f507294"
+SUBSCRIPTION_ID = "7f3c1a5b-7d9e-4c2f-8a6b-0d1e3f507294"
 NEW_CLAIM = {"commands": ["RENDER_VIDEO"], "leaseSeconds": 300, "waitSeconds": 20}
 
-# operation -> "request" or a status -> body
+# The bodies of each operation: of the request ("request"), and of the response with each status.
 EXAMPLES: dict[str, dict[str | int, Any]] = {
     "enqueue": {"request": NEW_TASK, 202: TASK},
     "enqueue_batch": {
@@ -142,21 +142,21 @@ EXAMPLES: dict[str, dict[str | int, Any]] = {
     "submit": {"request": NEW_RESULT, 200: RESULT},
     "submit_batch": {
         "request": {"results": [NEW_RESULT | {"taskId": ID}]},
-        200: {"results": [{"taskId": ID, "result": RESULT}, LOST]},
+        200: {"results": [{"taskId": ID, "result": RESULT}, LEASE_LOST]},
     },
     "exchange": {
         "request": NEW_CLAIM | {"count": 10, "results": [NEW_RESULT | {"taskId": ID}]},
         200: {"results": [{"taskId": ID, "result": RESULT}], "tasks": [CLAIMED_TASK]},
     },
     "search": {200: {"tasks": [TASK], "cursor": "ended:1769346009789000-01920f3e8d5a7c319a540b6f3c2d1e10"}},
-    "list_dead_letters": {200: {"deadLetters": [DEAD]}},
+    "list_dead_letters": {200: {"deadLetters": [DEAD_LETTER]}},
     "replay": {
         "request": {"filter": {"error": "disk full"}, "ratePerSecond": 100, "reason": "the disk is larger now"},
-        200: {"count": 1, "sample": [DEAD]},
-        202: BULK,
+        200: {"count": 1, "sample": [DEAD_LETTER]},
+        202: BULK_JOB,
     },
-    "get_bulk_job": {200: BULK},
-    "cancel_bulk_job": {200: BULK | {"state": "cancelling"}},
+    "get_bulk_job": {200: BULK_JOB},
+    "cancel_bulk_job": {200: BULK_JOB | {"state": "cancelling"}},
     "list_topics": {200: {"topics": [TOPIC]}},
     "get_topic": {200: TOPIC},
     "put_topic": {"request": POLICY, 200: TOPIC, 201: TOPIC | {"version": 1}},
@@ -164,7 +164,7 @@ EXAMPLES: dict[str, dict[str | int, Any]] = {
         200: {
             "subscriptions": [
                 {
-                    "subscriptionId": SUBSCRIPTION,
+                    "subscriptionId": SUBSCRIPTION_ID,
                     "callbackUrl": "https://worker.example.com/wake",
                     "eventTypes": ["RENDER_VIDEO"],
                     "deliveryMode": "fanout",

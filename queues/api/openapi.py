@@ -26,11 +26,15 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 PATH_SCHEMAS: dict[str, dict[str, Any]] = {
-    "task_id": {"type": "string", "format": "uuid", "description": "The task's id."},
-    "artifact_id": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "From the artifact's `url`."},
-    "job_id": {"type": "string", "format": "uuid", "description": "The job's id."},
-    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The queue."},
-    "command": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The queue."},
+    "task_id": {"type": "string", "format": "uuid", "description": "The id of the task."},
+    "artifact_id": {
+        "type": "string",
+        "pattern": "^[0-9a-f]{64}$",
+        "description": "The last part of the artifact's `url`.",
+    },
+    "job_id": {"type": "string", "format": "uuid", "description": "The id of the bulk job."},
+    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The name of the queue."},
+    "command": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$", "description": "The name of the queue."},
 }
 
 openapi.register(examples=EXAMPLES, links=LINKS, rules=RULES, path_schemas=PATH_SCHEMAS)

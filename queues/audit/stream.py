@@ -19,6 +19,8 @@ from queues.engine import keys
 
 GROUP = "audit"
 CONSUMER = "drain"
+# The most entries of one round trip. It bounds how long one command blocks Redis.
+MAX_ENTRIES = 250
 # Select the entries to read: those that no process has read, or those that were read and not acknowledged.
 NEW = ">"
 UNACKNOWLEDGED = "0"
@@ -62,18 +64,30 @@ def lag() -> int:
 def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
     """Return up to `count` entries of each partition.
 
-    `after` maps a partition to NEW or UNACKNOWLEDGED.
+    `after` maps a partition to NEW or UNACKNOWLEDGED. Reading 2,000 entries with one command would block Redis for 10
+    ms, so each round trip reads MAX_ENTRIES.
     """
-    with connections.client().pipeline(transaction=False) as pipe:
-        for partition, start in after.items():
-            pipe.xreadgroup(GROUP, CONSUMER, {_key(partition): start}, count=count)
-        replies = pipe.execute()
-    return [
-        StreamEntry(partition, stream_id.decode(), fields)
-        for partition, reply in zip(after, replies, strict=True)
-        for _, entries in reply or ()
-        for stream_id, fields in entries
-    ]
+    starts = dict(after)
+    entries: dict[int, list[StreamEntry]] = {partition: [] for partition in after}
+    while starts:
+        share = max(1, MAX_ENTRIES // len(starts))
+        counts = {partition: min(share, count - len(entries[partition])) for partition in starts}
+        with connections.client().pipeline(transaction=False) as pipe:
+            for partition, start in starts.items():
+                pipe.xreadgroup(GROUP, CONSUMER, {_key(partition): start}, count=counts[partition])
+            replies = pipe.execute()
+        for partition, reply in zip(list(starts), replies, strict=True):
+            part = [
+                StreamEntry(partition, stream_id.decode(), fields)
+                for _, stream_entries in reply or ()
+                for stream_id, fields in stream_entries
+            ]
+            entries[partition] += part
+            if len(part) < counts[partition] or len(entries[partition]) == count:
+                del starts[partition]
+            elif starts[partition] != NEW:
+                starts[partition] = part[-1].stream_id
+    return [entry for part in entries.values() for entry in part]
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
@@ -94,10 +108,10 @@ def acknowledge(entries: Iterable[StreamEntry]) -> None:
         ids.setdefault(entry.partition, []).append(entry.stream_id)
     if not ids:
         return
-    with connections.client().pipeline(transaction=False) as pipe:
-        for partition, stored in ids.items():
-            pipe.xack(_key(partition), GROUP, *stored)
-        pipe.execute()
+    client = connections.client()
+    for partition, stored in ids.items():
+        for start in range(0, len(stored), MAX_ENTRIES):
+            client.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
     _trim(list(ids))
 
 

@@ -168,7 +168,7 @@ def _decode_queue_entry(fields: Sequence[bytes]) -> QueueEntry:
         max_attempts=int(max_attempts),
         created_ms=int(created),
         visible_ms=int(visible or created),
-        moment_ms=int(float(score)) if score else None,
+        due_ms=int(float(score)) if score else None,
         worker=worker if is_leased else None,
         claimed_ms=claimed_ms if is_leased else None,
         progress=progress.decode("utf-8", "replace") or None,

@@ -17,6 +17,7 @@ from kombu import Connection
 
 from codeq_site.celery import kombu_url
 from codeq_site.devserver.embedded import PostgreSQL, Valkey
+from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
 from codeq_site.devserver.embedded.files import LONGEST_SOCKET, SOCKET_PATH_BYTES, socket_directory
 from codeq_site.devserver.embedded.postgresql import _wheel
 from codeq_site.devserver.supervisor import StartError, spawn
@@ -36,6 +37,23 @@ def test_acknowledged_write_survives_a_kill(valkey_server: ValkeyFactory) -> Non
 @pytest.mark.django_db
 def test_tests_use_a_real_postgresql() -> None:
     assert connection.vendor == "postgresql"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an allocator is preloaded only on Linux")
+def test_valkey_runs_with_an_allocator_that_does_not_fragment(valkey_server: ValkeyFactory) -> None:
+    server = valkey_server()
+    assert server.allocator is not None
+    mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert all(str(library.resolve()) in mapped for library in server.allocator.libraries)
+
+
+def test_system_allocator_is_preferred(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "x86_64-linux-gnu" / "libjemalloc.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert find_allocator(tmp_path) == Allocator("jemalloc", (library,))
+    library.unlink()
+    assert find_allocator(tmp_path) == find_tbb()
 
 
 def test_start_stops_a_leftover_valkey(valkey_server: ValkeyFactory) -> None:

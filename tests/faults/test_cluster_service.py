@@ -206,8 +206,10 @@ def test_life_cycle_of_a_task_on_every_primary(
     cookie = create_console_cookie()
     status, overview = fetch(deployment, "/admin/console/overview.json?pulses", cookie)
     assert status == 200
-    assert {row["tid"] for row in json.loads(overview)["rows"]} == {tenant.tid for tenant in tenants.values()}
-    assert {sign["name"]: sign["says"] for sign in json.loads(overview)["signs"]}["Redis"] == "3 primaries answer"
+    assert {row["tid"] for row in json.loads(overview)["queues"]} == {tenant.tid for tenant in tenants.values()}
+    assert {check["name"]: check["message"] for check in json.loads(overview)["checks"]}[
+        "Redis"
+    ] == "3 primaries answer"
     assert fetch(deployment, "/admin/", cookie)[0] == 200
     text = fetch(deployment, "/metrics")[1]
     assert "codeq_depths_complete 1.0" in text
@@ -278,9 +280,9 @@ def test_failed_primary_affects_only_its_tenants(
         assert "codeq_depths_complete 0.0" in fetch(deployment, "/metrics")[1]
         status, overview = fetch(deployment, "/admin/console/overview.json", cookie)
         assert status == 200
-        assert {row["tid"] for row in json.loads(overview)["rows"]} == {tenant.tid for tenant in others}
-        signs = {sign["name"]: sign["says"] for sign in json.loads(overview)["signs"]}
-        assert signs["Redis"] == f"no answer from 127.0.0.1:{cluster.ports[failed]}"
+        assert {row["tid"] for row in json.loads(overview)["queues"]} == {tenant.tid for tenant in others}
+        checks = {check["name"]: check["message"] for check in json.loads(overview)["checks"]}
+        assert checks["Redis"] == f"no answer from 127.0.0.1:{cluster.ports[failed]}"
 
         thaw(frozen) if frozen else cluster.servers[failed].start()
         for task_id in affected_ids:
@@ -368,14 +370,14 @@ def claim_or_none(client: TenantClient) -> dict[str, Any] | None:
 def test_every_primary_must_be_durable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(clusters.ClusterClient(cluster.servers[0].url)) as store:
         monkeypatch.setattr(readiness, "client", lambda: store)
-        assert readiness.redis_problem() is None
+        assert readiness.find_redis_problem() is None
         for number, node in enumerate(cluster.nodes):
             for name, bad, good, problem in (
                 ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
                 ("maxmemory-policy", "allkeys-lru", "noeviction", "redis: maxmemory-policy is not noeviction"),
             ):
                 node.config_set(name, bad)
-                missing = readiness.redis_problem() or ""
+                missing = readiness.find_redis_problem() or ""
                 assert missing.startswith(problem)
                 assert missing.endswith(f"(127.0.0.1:{cluster.ports[number]})")
                 node.config_set(name, good)

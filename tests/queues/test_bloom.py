@@ -39,7 +39,7 @@ def small(seconds: Seconds) -> RotatingFilter:
 def full() -> Filters:
     """The three filters of a process, each with one full generation."""
     filters = Filters()
-    for one in (filters.idempotency, filters.ghost, filters.cleanup):
+    for one in (filters.idempotency, filters.deleted, filters.cleanup):
         for n in range(one.capacity):
             one.add(f"acme0001 in {n}")
     return filters
@@ -50,7 +50,7 @@ SIZES = [
     pytest.param(
         "idempotency", 1_000_000, 0.01, 2.4e6, marks=pytest.mark.spec("BLM-1", "1 M keys at 1 % take ~2.4 MB")
     ),
-    pytest.param("ghost", 2_000_000, 1e-12, 28.8e6, marks=pytest.mark.spec("BLM-2", "2 M ids at 1e-12 take ~29 MB")),
+    pytest.param("deleted", 2_000_000, 1e-12, 28.8e6, marks=pytest.mark.spec("BLM-2", "2 M ids at 1e-12 take ~29 MB")),
     pytest.param("cleanup", 2_000_000, 0.01, 4.8e6, marks=pytest.mark.spec("BLM-3", "2 M ids at 1 % take ~4.8 MB")),
 ]
 RATES = [
@@ -58,7 +58,9 @@ RATES = [
         "idempotency", 0.01, marks=pytest.mark.spec("BLM-1", "A full filter reports 1 % of unknown keys as known")
     ),
     pytest.param(
-        "ghost", 1e-12, marks=pytest.mark.spec("BLM-2", "A full filter reports no id of a million live ones as removed")
+        "deleted",
+        1e-12,
+        marks=pytest.mark.spec("BLM-2", "A full filter reports no id of a million live ones as removed"),
     ),
     pytest.param(
         "cleanup", 0.01, marks=pytest.mark.spec("BLM-3", "A full filter reports 1 % of unknown ids as removed")
@@ -69,12 +71,14 @@ RATES = [
 @pytest.mark.parametrize(("name", "capacity", "rate", "stated_bytes"), SIZES)
 def test_a_filter_has_the_stated_size(name: str, capacity: int, rate: float, stated_bytes: float) -> None:
     one: RotatingFilter = getattr(Filters(), name)
-    assert (one.capacity, one.rate) == (capacity, rate)
-    assert one.bytes == pytest.approx(stated_bytes, rel=0.02)
-    assert one.bytes == pytest.approx(2 * capacity * -math.log(rate) / math.log(2) ** 2 / 8, rel=0.01)
+    assert (one.capacity, one.false_positive_rate) == (capacity, rate)
+    assert one.size_bytes == pytest.approx(stated_bytes, rel=0.02)
+    assert one.size_bytes == pytest.approx(2 * capacity * -math.log(rate) / math.log(2) ** 2 / 8, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "rotation_seconds"), [("idempotency", 1_800), ("ghost", 21_600), ("cleanup", 21_600)])
+@pytest.mark.parametrize(
+    ("name", "rotation_seconds"), [("idempotency", 1_800), ("deleted", 21_600), ("cleanup", 21_600)]
+)
 def test_a_filter_rotates_as_stated(name: str, rotation_seconds: int) -> None:
     assert getattr(Filters(), name).rotate_seconds == rotation_seconds
 
@@ -89,7 +93,7 @@ def test_full_filter_has_at_most_the_stated_false_positives(full: Filters, name:
 
 
 @pytest.mark.spec("BLM-1", "No key that was added within the rotation is missed")
-@pytest.mark.parametrize("name", ["idempotency", "ghost", "cleanup"])
+@pytest.mark.parametrize("name", ["idempotency", "deleted", "cleanup"])
 def test_a_full_filter_misses_nothing(full: Filters, name: str) -> None:
     one: RotatingFilter = getattr(full, name)
     assert all(f"acme0001 in {n}" in one for n in range(0, one.capacity, 7))

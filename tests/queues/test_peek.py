@@ -19,10 +19,10 @@ def test_peek_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Cl
     before = selectors.queue_stats(queue.tenant, "send").run_sync()
     seen = selectors.peek(queue.tenant, "send").run_sync()
     assert [task.id for task in seen.ready] == [high.id, low.id, low_too.id]
-    assert [(task.id, task.worker, task.moment_ms) for task in seen.in_progress] == [
+    assert [(task.id, task.worker, task.due_ms) for task in seen.in_progress] == [
         (held.id, "w7", clock.now_ms + 60_000)
     ]
-    assert [(task.id, task.moment_ms) for task in seen.delayed] == [(later.id, clock.now_ms + 9000)]
+    assert [(task.id, task.due_ms) for task in seen.delayed] == [(later.id, clock.now_ms + 9000)]
     assert selectors.queue_stats(queue.tenant, "send").run_sync() == before
     assert [queue.claim().id for _ in range(3)] == [high.id, low.id, low_too.id]
 
@@ -48,14 +48,14 @@ def test_task_has_a_position(queue: Queue) -> None:
 def test_position_far_back_is_not_counted(queue: Queue) -> None:
     for _ in range(10):
         queue.enqueue_many(1000)
-    first, last = queue.look().tasks[0], queue.enqueue_many(3)[-1]
+    first, last = queue.try_claim().tasks[0], queue.enqueue_many(3)[-1]
     assert selectors.queue_position(queue.tenant, last.id).run_sync().ahead is None
     assert selectors.queue_position(queue.tenant, first.id).run_sync().ahead is None
 
 
 def test_position_reports_a_waiting_worker(queue: Queue) -> None:
     task = queue.enqueue(delay_ms=60_000)
-    queue.look(wait_ms=10_000)
+    queue.try_claim(wait_ms=10_000)
     assert selectors.queue_position(queue.tenant, task.id).run_sync().is_awaited
 
 

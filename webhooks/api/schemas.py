@@ -7,10 +7,10 @@ from uuid import UUID
 
 from msgspec import Meta
 
-from queues.api.schemas import CALLBACK_PATTERN, NO_NUL, Body, Command, Moment, View
+from queues.api.schemas import CALLBACK_PATTERN, NO_NUL, Command, Moment, RequestBody, ResponseBody
 
 
-class NewSubscription(Body, kw_only=True):
+class NewSubscription(RequestBody, kw_only=True):
     """A subscription to create or renew."""
 
     callback_url: Annotated[str, Meta(max_length=2048, pattern=CALLBACK_PATTERN)]
@@ -38,7 +38,7 @@ class NewSubscription(Body, kw_only=True):
     ] = 5
 
 
-class Renewal(Body, kw_only=True):
+class Renewal(RequestBody, kw_only=True):
     """The extension of a subscription."""
 
     ttl_seconds: (
@@ -47,20 +47,20 @@ class Renewal(Body, kw_only=True):
     ) = None
 
 
-class Subscribed(View, kw_only=True):
+class Subscribed(ResponseBody, kw_only=True):
     """The subscription's id and expiry time."""
 
     subscription_id: UUID
     expires_at: Moment
 
 
-class Unsubscribed(View, kw_only=True):
+class Unsubscribed(ResponseBody, kw_only=True):
     """The subscription was deleted."""
 
     ok: Literal[True]
 
 
-class SubscriptionDetails(View, kw_only=True):
+class SubscriptionDetails(ResponseBody, kw_only=True):
     """A subscription of a worker."""
 
     subscription_id: UUID
@@ -73,7 +73,7 @@ class SubscriptionDetails(View, kw_only=True):
     created_at: Moment
 
 
-class Subscriptions(View, kw_only=True):
+class Subscriptions(ResponseBody, kw_only=True):
     """The worker's subscriptions, oldest first."""
 
     subscriptions: list[SubscriptionDetails]

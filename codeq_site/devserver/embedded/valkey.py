@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import redis
 
+from codeq_site.devserver.embedded.allocator import find_allocator
 from codeq_site.devserver.embedded.files import private_directory, write_private
 from codeq_site.devserver.embedded.server import NOT_INSTALLED, EmbeddedServer
 from codeq_site.devserver.supervisor import StartError
@@ -49,6 +50,7 @@ class Valkey(EmbeddedServer):
         name: str = "Valkey",
     ) -> None:
         super().__init__(data, log)
+        self.allocator = find_allocator()
         self.socket = socket
         self.config = dict(config)
         self.name = name
@@ -61,14 +63,15 @@ class Valkey(EmbeddedServer):
         return f"unix://{quote(str(self.socket))}?db=0"
 
     def environment(self) -> Mapping[str, str]:
-        # The wheel's Valkey uses glibc's allocator, and Lua frees hundreds of small blocks at once. Blocks that do not
-        # fit glibc's cache of freed blocks are searched for, which doubled the time of a claim beside a million tasks.
-        # This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous memory
-        # after its arguments with its process title.
+        environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+        if self.allocator:
+            libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
+            return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
+        # glibc's allocator searches for freed blocks that do not fit its cache, and Lua frees hundreds of small blocks
+        # at once. This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous
+        # memory after its arguments with its process title.
         tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
-        return {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {
-            "GLIBC_TUNABLES": tunables
-        }
+        return environment | {"GLIBC_TUNABLES": tunables}
 
     def prepare(self) -> None:
         private_directory(self.data)

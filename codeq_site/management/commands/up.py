@@ -22,7 +22,7 @@ from codeq_site import env, sockets
 from codeq_site.devserver import banner
 from codeq_site.devserver.bootstrap import BootstrapResult
 from codeq_site.devserver.data_dir import DataDirectory
-from codeq_site.devserver.embedded import EmbeddedServer, PostgreSQL
+from codeq_site.devserver.embedded import EmbeddedServer, PostgreSQL, Valkey
 from codeq_site.devserver.supervisor import (
     Child,
     CommandLineProgram,
@@ -201,6 +201,9 @@ class Up:
                     server.ensure_database()
         if not self.conf.production:
             published = {name: server.url for name, server in embedded.items()}
+            store = embedded.get("redis_url")
+            if isinstance(store, Valkey) and store.allocator:
+                published["redis_allocator"] = store.allocator.name
             self.home.publish({**(EMBEDDED_DEFAULTS if embedded else {}), **published}, self.conf.secret_key)
 
     def _prepare_database(self) -> BootstrapResult:

@@ -1,9 +1,9 @@
 """The structs of requests and responses. The OpenAPI document is generated from them.
 
-They reject unknown fields, a bool for a number, and a time without a zone. If a key occurs twice in one object the last
-one counts, as in most JSON libraries; inside a payload both are kept.
+Requests with unknown fields, a boolean instead of a number, or a time without a zone are refused. If a key occurs twice
+in one object, the last one counts, as in most JSON libraries. Inside a payload both are kept.
 
-This module has the types that several structs share. The structs of each noun have a module of their own, as its views.
+This module has the types that several structs share. The structs of each noun are in their own module, like its views.
 """
 
 from __future__ import annotations
@@ -29,10 +29,20 @@ TEXT_CHARACTERS = 16_384
 # JSON does not distinguish 5 from 5.0, and some libraries write the second. A whole number is therefore decoded as a
 # float that is a multiple of 1. The OpenAPI document calls it `integer`, which means the same.
 Command = Annotated[
-    str, Meta(pattern=COMMAND_PATTERN, description="The queue inside the tenant.", examples=["RENDER_VIDEO"])
+    str,
+    Meta(
+        pattern=COMMAND_PATTERN,
+        description="The name of the queue. Each tenant has its own queues.",
+        examples=["RENDER_VIDEO"],
+    ),
 ]
 TaskId = Annotated[
-    str, Meta(pattern=UUID_PATTERN, description="UUID v7.", examples=["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"])
+    str,
+    Meta(
+        pattern=UUID_PATTERN,
+        description="The id of the task, a UUID version 7.",
+        examples=["01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"],
+    ),
 ]
 LeaseToken = Annotated[
     str,
@@ -45,18 +55,20 @@ LeaseToken = Annotated[
 ]
 Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
-Cursor = Annotated[str, Meta(min_length=1, max_length=512, description="The `cursor` of the previous page.")]
-Limit = Annotated[int, Meta(ge=1, le=200, description="Maximum number of results.")]
+Cursor = Annotated[
+    str, Meta(min_length=1, max_length=512, description="The `cursor` of the previous page. Absent for the first page.")
+]
+Limit = Annotated[int, Meta(ge=1, le=200, description="Maximum number of items in the page.")]
 Words = Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
 
 
-class Body(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class RequestBody(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Base class of request bodies."""
 
 
-class View(Struct, kw_only=True, rename="camel", omit_defaults=True):
+class ResponseBody(Struct, kw_only=True, rename="camel", omit_defaults=True):
     """Base class of response bodies. Fields without a value are left out."""
 
 
-class Query(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class QueryParameters(Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Base class of query strings."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from queues.api.schemas import LIMITS, NO_NUL, Body, Command, LeaseToken, Moment, Text, View
+from queues.api.schemas import LIMITS, NO_NUL, Command, LeaseToken, Moment, RequestBody, ResponseBody, Text
 from queues.api.schemas.tasks import Task
 from queues.engine.options import CLAIM_QUEUES
 
@@ -16,23 +16,32 @@ LeaseSeconds = Annotated[
         multiple_of=1,
         ge=1,
         le=LIMITS.lease_limit_seconds,
-        description=f"Length of the lease. {LIMITS.lease_seconds} if absent.",
+        description=f"Seconds from now until the lease expires. {LIMITS.lease_seconds} if absent.",
     ),
 ]
-WaitSeconds = Annotated[float, Meta(ge=0, le=30, description="How long to wait for a task before answering 204.")]
+WaitSeconds = Annotated[float, Meta(ge=0, le=30, description="Seconds to wait for a task if there is none.")]
 Count = Annotated[
-    float, Meta(multiple_of=1, ge=1, le=LIMITS.claim_batch, description="Maximum number of tasks to claim.")
+    float,
+    Meta(
+        multiple_of=1,
+        ge=1,
+        le=LIMITS.claim_batch,
+        description=f"Maximum number of tasks to claim. {LIMITS.claim_batch} if absent.",
+    ),
+]
+ReturnStatus = Annotated[
+    Literal["requeued", "dlq"], Meta(description="`requeued`, or `dlq` if the task became a dead letter.")
 ]
 
 
-class NewClaim(Body, kw_only=True):
+class NewClaim(RequestBody, kw_only=True):
     """The queues to claim from, and the lease."""
 
     commands: Annotated[
         list[Command],
         Meta(
             max_length=CLAIM_QUEUES,
-            description="A subset of the token's `eventTypes`. All of them if absent or empty.",
+            description="The queues to claim from: a subset of the token's `eventTypes`. All of them if empty.",
         ),
     ] = []
     lease_seconds: LeaseSeconds | None = None
@@ -45,62 +54,67 @@ class NewClaims(NewClaim, kw_only=True):
     count: Count | None = None
 
 
-class Tasks(View, kw_only=True):
+class Tasks(ResponseBody, kw_only=True):
     """Claimed tasks, in the order in which to run them."""
 
     tasks: list[Task]
 
 
-class Progress(Body, kw_only=True):
+class Progress(RequestBody, kw_only=True):
     """The progress of a task."""
 
-    percent: Annotated[float, Meta(ge=0, le=100)]
-    note: Annotated[str, Meta(max_length=1024, pattern=NO_NUL)] | None = None
+    percent: Annotated[float, Meta(ge=0, le=100, description="The completed part of the task.")]
+    note: Annotated[str, Meta(max_length=1024, pattern=NO_NUL, description="A text about the progress.")] | None = None
 
 
-class Heartbeat(Body, kw_only=True):
-    """A heartbeat."""
+class Heartbeat(RequestBody, kw_only=True):
+    """A request to extend a lease, optionally with the progress of the task."""
 
     extend_seconds: LeaseSeconds | None = None
     lease_token: LeaseToken | None = None
     progress: Annotated[float, Meta(ge=0, le=100)] | Progress | None = None
 
 
-class Extended(View, kw_only=True):
+class Extended(ResponseBody, kw_only=True):
     """The new end of the lease."""
 
     ok: Literal[True]
     lease_until: Moment
 
 
-class Abandon(Body, kw_only=True):
-    """A task to return unprocessed."""
+class Abandon(RequestBody, kw_only=True):
+    """A request to return a task unprocessed."""
 
     lease_token: LeaseToken | None = None
 
 
-class Nack(Body, kw_only=True):
-    """A failed attempt."""
+class Nack(RequestBody, kw_only=True):
+    """A report of a failed attempt."""
 
     delay_seconds: (
         Annotated[
             float,
-            Meta(ge=0, description="Delay instead of the backoff, limited by the backoff's cap."),
+            Meta(
+                ge=0,
+                description="Seconds before the task is retried, up to the cap of the backoff. The backoff if absent.",
+            ),
         ]
         | None
     ) = None
-    reason: Text | None = None
+    reason: Annotated[Text, Meta(description="Why the attempt failed. It becomes the `error` of the task.")] | None = (
+        None
+    )
     lease_token: LeaseToken | None = None
 
 
-class Abandoned(View, kw_only=True):
+class Abandoned(ResponseBody, kw_only=True):
     """The outcome: the task is ready again, or a dead letter."""
 
-    status: Literal["requeued", "dlq"]
+    status: ReturnStatus
 
 
-class Nacked(View, kw_only=True):
+class Nacked(ResponseBody, kw_only=True):
     """The outcome: the task retries after a delay, or is a dead letter."""
 
-    status: Literal["requeued", "dlq"]
-    delay_seconds: float
+    status: ReturnStatus
+    delay_seconds: Annotated[float, Meta(description="Seconds before the task is retried. 0 for a dead letter.")]

@@ -7,39 +7,43 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from queues.api.schemas import Body, Command, Moment, View
+from queues.api.schemas import Command, Moment, RequestBody, ResponseBody
 
 
-class QueueStats(View, kw_only=True):
+class QueueStats(ResponseBody, kw_only=True):
     """The number of tasks in each state of one queue."""
 
     command: Command
-    ready: int
-    delayed: int
-    in_progress: int
-    dlq: int
-    paused: bool
-    oldest_ready_seconds: Annotated[float | None, Meta(description="How long the next task has been ready.")] = None
-    ready_by_priority: Annotated[list[int], Meta(description="Ready tasks of priority 0 to 9.")]
+    ready: Annotated[int, Meta(description="Tasks that can be claimed.")]
+    delayed: Annotated[int, Meta(description="Tasks that are scheduled or wait for a retry.")]
+    in_progress: Annotated[int, Meta(description="Tasks that workers hold under a lease.")]
+    dlq: Annotated[int, Meta(description="Dead letters.")]
+    paused: Annotated[bool, Meta(description="Whether the queue is paused, so that claims get no task from it.")]
+    oldest_ready_seconds: Annotated[
+        float | None, Meta(description="Seconds for which the oldest ready task has been ready. Absent if none is.")
+    ] = None
+    ready_by_priority: Annotated[list[int], Meta(description="Number of ready tasks of each priority, from 0 to 9.")]
 
 
-class Queues(View, kw_only=True):
-    """Every queue of the tenant, in the order of their names."""
+class Queues(ResponseBody, kw_only=True):
+    """The queues of the tenant, sorted by name."""
 
     queues: list[QueueStats]
 
 
-class Paused(View, kw_only=True):
+class Paused(ResponseBody, kw_only=True):
     """Whether the queue is paused."""
 
     command: Command
     paused: bool
 
 
-class NewCleanup(Body, kw_only=True):
-    """The ended tasks to delete."""
+class NewCleanup(RequestBody, kw_only=True):
+    """The limits of a cleanup."""
 
-    limit: Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)] = 1000
+    limit: Annotated[float, Meta(multiple_of=1, ge=1, le=10_000, description="Maximum number of tasks to delete.")] = (
+        1000
+    )
     before: (
         Annotated[
             dt.datetime,
@@ -49,9 +53,9 @@ class NewCleanup(Body, kw_only=True):
     ) = None
 
 
-class CleanedUp(View, kw_only=True):
-    """The deleted tasks."""
+class CleanedUp(ResponseBody, kw_only=True):
+    """The outcome of a cleanup."""
 
-    deleted: int
+    deleted: Annotated[int, Meta(description="Number of deleted tasks.")]
     before: Moment
     limit: int

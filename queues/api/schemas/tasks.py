@@ -11,14 +11,14 @@ from queues.api.schemas import (
     CALLBACK_PATTERN,
     LIMITS,
     NO_NEWLINE,
-    Body,
     Command,
     Cursor,
     Limit,
     Moment,
-    Query,
+    QueryParameters,
+    RequestBody,
+    ResponseBody,
     TaskId,
-    View,
     Words,
 )
 from queues.domain import Location, TaskStatus
@@ -29,19 +29,20 @@ Priority = Annotated[
         multiple_of=1,
         ge=0,
         le=9,
-        description="A higher priority runs first. If absent: 0, or the lowest priority of the queue's policy.",
+        description="Tasks of a higher priority are claimed first. If absent, 0 or the lowest priority of the "
+        "queue's policy.",
     ),
 ]
 
 
-class NewTask(Body, kw_only=True):
+class NewTask(RequestBody, kw_only=True):
     """A task to enqueue."""
 
     command: Command
     payload: Annotated[
         Raw,
         Meta(
-            description="Any JSON value but null. White space is removed; nothing else changes.",
+            description="Any JSON value except null. White space between values is removed; the rest is kept.",
             extra_json_schema={"not": {"type": "null"}},
         ),
     ]
@@ -53,7 +54,8 @@ class NewTask(Body, kw_only=True):
                 multiple_of=1,
                 ge=1,
                 le=LIMITS.max_attempts_limit,
-                description=f"Maximum number of attempts. {LIMITS.max_attempts} if absent.",
+                description="Maximum number of attempts. If absent, the value of the queue's policy, or else "
+                f"{LIMITS.max_attempts}.",
             ),
         ]
         | None
@@ -78,30 +80,37 @@ class NewTask(Body, kw_only=True):
                 min_length=1,
                 max_length=255,
                 pattern=r"^[ -~]+" + NO_NEWLINE,
-                description="Within the retention, the same key returns the same task.",
+                description="Other requests with the same key return the same task, for the length of the retention.",
             ),
         ]
         | None
     ) = None
     run_at: (
-        Annotated[dt.datetime, Meta(tz=True, description="Earliest time to run. Takes precedence over `delaySeconds`.")]
+        Annotated[
+            dt.datetime,
+            Meta(
+                tz=True,
+                description="Time before which the task cannot be claimed. Takes precedence over `delaySeconds`.",
+            ),
+        ]
         | None
     ) = None
     delay_seconds: (
         Annotated[
-            float, Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Seconds before the task may run.")
+            float,
+            Meta(ge=0, le=LIMITS.max_schedule_ahead_seconds, description="Seconds before the task can be claimed."),
         ]
         | None
     ) = None
 
 
-class NewTasks(Body, kw_only=True):
+class NewTasks(RequestBody, kw_only=True):
     """Independent tasks to enqueue."""
 
     tasks: Annotated[list[NewTask], Meta(min_length=1, max_length=LIMITS.batch)]
 
 
-class Task(View, kw_only=True):
+class Task(ResponseBody, kw_only=True):
     """A task."""
 
     id: TaskId
@@ -114,7 +123,9 @@ class Task(View, kw_only=True):
     webhook: str | None = None
     worker_id: str | None = None
     lease_until: Moment | None = None
-    lease_token: Annotated[str | None, Meta(description="Proof of the lease. Only a claim returns it.")] = None
+    lease_token: Annotated[
+        str | None, Meta(description="Identifies the lease. Only the response to a claim has it.")
+    ] = None
     error: Annotated[str | None, Meta(description="Why the last attempt failed.")] = None
     progress: Annotated[Raw | None, Meta(description="The progress in the worker's last heartbeat.")] = None
     result_key: Annotated[str | None, Meta(description="Path of the result.")] = None
@@ -127,27 +138,30 @@ class Task(View, kw_only=True):
     last_known_location: Location | None = None
 
 
-class EnqueuedItem(View, kw_only=True):
+class EnqueuedItem(ResponseBody, kw_only=True):
     """The answer for one task of a batch: the task, or an error."""
 
     task: Task | None = None
-    error: Annotated[str | None, Meta(description="A problem's `code`.", examples=["payload_too_large"])] = None
-    status: Annotated[int | None, Meta(description="The status that a request for this task alone would have.")] = None
-    detail: str | None = None
+    error: Annotated[
+        str | None,
+        Meta(description="The `code` of the error, if the task was refused.", examples=["payload_too_large"]),
+    ] = None
+    status: Annotated[int | None, Meta(description="The HTTP status of the error.")] = None
+    detail: Annotated[str | None, Meta(description="The text of the error.")] = None
     is_replayed: Annotated[bool, Meta(description="An earlier request created the task with this idempotency key.")] = (
         False
     )
     is_mismatch: Annotated[bool, Meta(description="The earlier request had a different body.")] = False
 
 
-class EnqueuedTasks(View, kw_only=True):
-    """The answers, in the order of the request."""
+class EnqueuedTasks(ResponseBody, kw_only=True):
+    """One answer for each task, in the order of the request."""
 
     results: list[EnqueuedItem]
 
 
-class TasksQuery(Query, kw_only=True):
-    """A search for tasks, and a page."""
+class TasksQuery(QueryParameters, kw_only=True):
+    """Conditions on tasks, and a page."""
 
     command: Command | None = None
     status: TaskStatus | None = None
@@ -164,7 +178,11 @@ class TasksQuery(Query, kw_only=True):
     ) = None
     q: (
         Annotated[
-            Words, Meta(description="Words in the payload, the error or the worker's name. The last may be a prefix.")
+            Words,
+            Meta(
+                description="Finds ended tasks by words in the payload, the error or the worker's name; the last word "
+                "may be a prefix. Finds other tasks by their id, their idempotency key or their worker."
+            ),
         ]
         | None
     ) = None
@@ -172,11 +190,12 @@ class TasksQuery(Query, kw_only=True):
     limit: Limit = 50
 
 
-class FoundTasks(View, kw_only=True):
+class FoundTasks(ResponseBody, kw_only=True):
     """Waiting and running tasks by queue, then ended tasks, the newest first.
 
-    Live tasks move while pages are read, so that one may appear twice or not at all. Every ended task appears once. A
-    page with few or no tasks may have a cursor: the search stops after a limited number of tasks.
+    Waiting and running tasks move while pages are read, so one may appear twice or not at all. Every ended task appears
+    once. The search stops after a limited number of tasks, so a page with few or no tasks may have a `cursor`. Read
+    pages until there is no `cursor`.
     """
 
     tasks: list[Task]

@@ -1,6 +1,6 @@
 """Topics: the policies of queues.
 
-`queues.policies` checks the bounds, for the console too. Here they are documented only.
+`queues.policies` checks the bounds, because the console sets policies too. The schemas only document them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from core.conf import BackoffPolicy
 from queues import policies
-from queues.api.schemas import COMMAND_PATTERN, LIMITS, Body, Command, Moment, Query, View
+from queues.api.schemas import COMMAND_PATTERN, LIMITS, Command, Moment, QueryParameters, RequestBody, ResponseBody
 
 
 def _between(minimum: float, maximum: float) -> dict[str, float]:
@@ -19,30 +19,39 @@ def _between(minimum: float, maximum: float) -> dict[str, float]:
 
 
 BackoffSeconds = Annotated[float, Meta(extra_json_schema=_between(0, LIMITS.max_schedule_ahead_seconds))]
+Backoff = Annotated[BackoffPolicy, Meta(description="How the delay before a retry grows with the failed attempts.")]
 
 
-class NewTopic(Body, kw_only=True):
+class NewTopic(RequestBody, kw_only=True):
     """The policy of a queue. The defaults apply to every field that is left out."""
 
     priority_tiers: (
         Annotated[
             list[Annotated[float, Meta(multiple_of=1, extra_json_schema=_between(0, 9))]],
             Meta(
-                description="The priorities that a task may have. A task without a priority gets the lowest.",
+                description="The priorities that a task may have. A task without a priority gets the lowest of them.",
                 extra_json_schema={"minItems": 1, "maxItems": 10, "uniqueItems": True},
             ),
         ]
         | None
     ) = None
     max_attempts: (
-        Annotated[float, Meta(multiple_of=1, extra_json_schema=_between(1, LIMITS.max_attempts_limit))] | None
+        Annotated[
+            float,
+            Meta(
+                multiple_of=1,
+                description="Maximum number of attempts of a task that does not set its own.",
+                extra_json_schema=_between(1, LIMITS.max_attempts_limit),
+            ),
+        ]
+        | None
     ) = None
     dead_letter_topic_ref: (
         Annotated[
             str,
             Meta(
                 min_length=1,
-                description="The queue that gets the tasks that are out of attempts.",
+                description="The queue to which tasks are moved when their attempts are used up.",
                 extra_json_schema={"pattern": COMMAND_PATTERN},
             ),
         ]
@@ -53,6 +62,7 @@ class NewTopic(Body, kw_only=True):
             float,
             Meta(
                 multiple_of=1,
+                description="Seconds for which an ended task and its result are kept.",
                 extra_json_schema=_between(policies.MIN_RETENTION_SECONDS, policies.MAX_RETENTION_SECONDS),
             ),
         ]
@@ -63,18 +73,18 @@ class NewTopic(Body, kw_only=True):
             float,
             Meta(
                 multiple_of=1,
-                description="Maximum number of tasks in progress.",
+                description="Maximum number of tasks in progress at the same time.",
                 extra_json_schema=_between(1, policies.MAX_CONSUMERS),
             ),
         ]
         | None
     ) = None
-    backoff: BackoffPolicy | None = None
-    backoff_base_seconds: BackoffSeconds | None = None
-    backoff_cap_seconds: BackoffSeconds | None = None
+    backoff: Backoff | None = None
+    backoff_base_seconds: Annotated[BackoffSeconds | None, Meta(description="Seconds before the first retry.")] = None
+    backoff_cap_seconds: Annotated[BackoffSeconds | None, Meta(description="Maximum seconds before a retry.")] = None
 
 
-class Topic(View, kw_only=True):
+class Topic(ResponseBody, kw_only=True):
     """The policy of a queue. The version increases with every change."""
 
     name: Command
@@ -91,13 +101,13 @@ class Topic(View, kw_only=True):
     updated_at: Moment
 
 
-class Topics(View, kw_only=True):
+class Topics(ResponseBody, kw_only=True):
     """The queues that have a policy, in the order of their names."""
 
     topics: list[Topic]
 
 
-class DeletionQuery(Query, kw_only=True):
-    """The confirmation of a deletion."""
+class DeletionQuery(QueryParameters, kw_only=True):
+    """The confirmation that a policy is to be deleted."""
 
     deletion_policy: Annotated[Literal["Delete"], Meta(description="Confirms the deletion.")]

@@ -1,1 +1,1 @@
-"""The views of the queue API, in a module for each noun."""
+"""The views of the queue API. Each noun has its own module."""

@@ -32,7 +32,7 @@ class DeadLettersView(ApiView):
     async def get(self, caller: Caller, command: str, query: wire.DeadLettersQuery) -> HttpResponse:
         """List dead letters, the newest first.
 
-        They come from the audit, which is about a second behind.
+        The list is read from the audit, which is about a second behind.
         """
         filter = queries.Filter(
             command=command, error=query.error, text=query.text, died_before=_died_before(query.older_than)
@@ -59,9 +59,9 @@ class ReplayView(ApiView):
         answer_headers={"Location": "Path of the bulk job."},
     )
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
-        """Start a bulk job that replays each dead letter once, with all its attempts.
+        """Start a bulk job that replays dead letters. Each gets all its attempts again.
 
-        `dryRun` changes nothing.
+        With `dryRun`, the dead letters are only counted.
         """
         validation.check_command(command)
         tenant = caller.tenant
@@ -69,7 +69,7 @@ class ReplayView(ApiView):
             raise errors.InvalidRequest("ids, filter: give only one of them")
         filter = body.filter or queries.Filter()
         if filter.command not in (None, command):
-            raise errors.InvalidRequest("filter.command: differs from the path")
+            raise errors.InvalidRequest("filter.command: must be the queue of the path, or absent")
         filter = msgspec.structs.replace(
             filter,
             command=command,
@@ -120,7 +120,7 @@ class BulkView(ApiView):
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
-        """Stop a bulk job. Tasks that it has handled are not changed back."""
+        """Stop a bulk job. Tasks that it has already replayed stay replayed."""
         return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.cancel, [caller.tenant.tid], job_id)))
 
 

@@ -16,8 +16,8 @@ from queues.api.schemas.tasks import Task
 from tenants.domain import Caller
 from tenants.permissions import HasScope
 
-HOLDER = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
-LEASE = {"X-CodeQ-Lease-Token": "The `leaseToken` that the claim returned, if it is not in the body."}
+LEASE_ERRORS = (errors.TaskNotFound, errors.NotLeaseOwner, errors.LeaseLost, errors.TaskCancelled, errors.AlreadyEnded)
+LEASE_HEADERS = {"X-CodeQ-Lease-Token": "The `leaseToken` that the claim returned, if it is not in the body."}
 CAN_CLAIM = (HasScope("codeq:claim"),)
 
 
@@ -35,7 +35,7 @@ class ClaimView(ApiView):
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
         """Claim the ready task of the highest priority, oldest first.
 
-        If none after `waitSeconds`: 204.
+        Answers 204 if there is no task after `waitSeconds`.
         """
         tasks = await claim(self.request, caller, body, 1)
         return json_response(conversion.task(tasks[0], caller.tenant.slug)) if tasks else no_content()
@@ -53,7 +53,10 @@ class ClaimBatchView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
-        """Claim up to `count` ready tasks, each under a lease. If none after `waitSeconds`: 204."""
+        """Claim up to `count` ready tasks, each under a lease.
+
+        Answers 204 if there is none after `waitSeconds`.
+        """
         tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
             return no_content()
@@ -70,13 +73,13 @@ class HeartbeatView(ApiView):
         body=wire.Heartbeat,
         is_body_optional=True,
         answers={200: wire.Extended},
-        errors=HOLDER,
-        headers=LEASE,
+        errors=LEASE_ERRORS,
+        headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
         """Extend the lease to `extendSeconds` from now.
 
-        If the lease has expired or the task was cancelled: 409.
+        Answers 409 if the lease has expired or the task was cancelled.
         """
         lease = await services.heartbeat(
             caller.tenant,
@@ -99,11 +102,14 @@ class AbandonView(ApiView):
         body=wire.Abandon,
         is_body_optional=True,
         answers={200: wire.Abandoned},
-        errors=HOLDER,
-        headers=LEASE,
+        errors=LEASE_ERRORS,
+        headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
-        """Make the task ready again, after the other tasks of its priority. The attempt counts."""
+        """Return the task. It is ready at once, behind the other tasks of its priority.
+
+        The attempt counts. A task that is out of attempts becomes a dead letter.
+        """
         token = lease_token(self, body.lease_token)
         outcome = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
         return json_response(wire.Abandoned(status="dlq" if outcome.is_dead else "requeued"))
@@ -119,11 +125,14 @@ class NackView(ApiView):
         body=wire.Nack,
         is_body_optional=True,
         answers={200: wire.Nacked},
-        errors=HOLDER,
-        headers=LEASE,
+        errors=LEASE_ERRORS,
+        headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Nack) -> HttpResponse:
-        """Retry the task after its backoff. A task that is out of attempts becomes a dead letter."""
+        """Report a failed attempt. The task is retried after its backoff.
+
+        A task that is out of attempts becomes a dead letter.
+        """
         outcome = await services.nack(
             caller.tenant,
             task_id,

@@ -27,7 +27,7 @@ class QueuesView(ApiView):
         answers={200: wire.Queues},
     )
     async def get(self, caller: Caller) -> HttpResponse:
-        """Count the tasks of every queue, in the order of the queues' names."""
+        """Count the tasks of every queue. The queues are sorted by name."""
         queues = await selectors.queues(caller.tenant)
         return json_response(wire.Queues(queues=[_stats(queue) for queue in queues]))
 
@@ -43,7 +43,7 @@ class QueueView(ApiView):
         errors=(errors.InvalidRequest,),
     )
     async def get(self, caller: Caller, command: str) -> HttpResponse:
-        """Count the tasks of one queue. An unknown queue is empty."""
+        """Count the tasks of one queue. The counts of an unknown queue are 0."""
         return json_response(_stats(await selectors.queue_stats(caller.tenant, command)))
 
 
@@ -93,7 +93,7 @@ class CleanupView(ApiView):
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
         """Delete ended tasks now instead of with the next periodic cleanup.
 
-        Live and unaudited tasks are kept.
+        Tasks that have not ended, or are not in the audit yet, are kept.
         """
         before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
@@ -104,7 +104,10 @@ class CleanupView(ApiView):
 
 
 def now_ms() -> int:
-    """Return the current time, for ages and defaults. Only the Redis clock decides about tasks."""
+    """Return the time of this process, for ages and defaults.
+
+    Transitions of tasks use only the clock of Redis.
+    """
     return round(time.time() * 1000)
 
 

@@ -17,7 +17,7 @@ from queues import artifacts, domain, selectors, services
 from queues.api import claim_request, conversion
 from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
-from queues.api.views.leases import HOLDER, LEASE, lease_token
+from queues.api.views.leases import LEASE_ERRORS, LEASE_HEADERS, lease_token
 from queues.audit import audit_reader
 from queues.batch import merge_in_order
 from tenants.domain import Caller
@@ -52,7 +52,7 @@ class ResultRequest:
         return True
 
     async def undo(self) -> None:
-        """Do nothing: a read takes nothing."""
+        """Do nothing, because a read changes nothing."""
 
     async def wait_for_disconnect(self) -> None:
         await self._request.wait_for_disconnect()
@@ -71,7 +71,7 @@ class ResultView(ApiView):
     async def get(self, caller: Caller, task_id: str, query: wire.ResultQuery) -> HttpResponse:
         """Read a result.
 
-        Without one after `waitSeconds`, or if the task ended without one: 404 `result_not_found`.
+        Answers 404 `result_not_found` if there is no result after `waitSeconds`, or if the task ended without a result.
         """
         result_request = ResultRequest(self.request, caller, task_id)
         if query.wait_seconds:
@@ -93,13 +93,13 @@ class ResultView(ApiView):
         is_finishing=True,
         body=wire.NewResult,
         answers={200: wire.Result},
-        errors=(*HOLDER, errors.PayloadTooLarge),
-        headers=LEASE,
+        errors=(*LEASE_ERRORS, errors.PayloadTooLarge),
+        headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.NewResult) -> HttpResponse:
         """End a task with its result.
 
-        The same result again gets the same answer; a different one is refused.
+        Submitting the same result again returns the same response. A different result is refused.
         """
         (item,) = await submit(caller, [(task_id, body, lease_token(self, body.lease_token))])
         if isinstance(item, CodeqError):
@@ -120,7 +120,7 @@ class ResultBatchView(ApiView):
     async def post(self, caller: Caller, body: wire.NewResults) -> HttpResponse:
         """Submit independent results.
 
-        The answers are in order; an item that failed has its own error.
+        The answers are in the order of the request. A result that was refused has its own error.
         """
         return json_response(wire.SubmittedResults(results=await submit_each(caller, body.results)))
 
@@ -140,7 +140,7 @@ class ExchangeView(ApiView):
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """Submit results, then claim tasks.
 
-        A suspended tenant may submit results, but gets no new task.
+        A suspended tenant can submit results, but gets no new task.
         """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
@@ -170,9 +170,9 @@ class ArtifactView(ApiView):
         """Download a file that was submitted with a result."""
         artifact, file = await threadpool.run_storage(artifacts.open_artifact, caller.tenant, task_id, artifact_id)
         response = StreamingHttpResponse(threadpool.read_file(file), content_type="application/octet-stream")
-        # A browser must not display the worker's bytes as a page of this host.
         # The name must not be a path, since a program may save the file under it.
         name = artifact.name.replace("/", "_").replace("\\", "_")
+        # A browser must not display the worker's bytes as a page of this host.
         response.headers["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
         response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
         response.headers["Content-Length"] = str(artifact.size)

@@ -21,7 +21,10 @@ from queues.search import tenant_search
 from tenants.domain import Caller
 from tenants.permissions import IsProducer, IsProducerOrWorker
 
-TRACE = {"traceparent": "W3C trace context, stored with the task.", "tracestate": "Belongs to `traceparent`."}
+TRACE_HEADERS = {
+    "traceparent": "W3C trace context, stored with the task.",
+    "tracestate": "The vendor-specific part of the trace context. Ignored without `traceparent`.",
+}
 
 
 class TasksView(ApiView):
@@ -36,10 +39,13 @@ class TasksView(ApiView):
     async def get(self, caller: Caller, query: wire.TasksQuery) -> HttpResponse:
         """Search live tasks by queue, then ended tasks, the newest first.
 
-        The audit is about a second behind.
+        Ended tasks are read from the audit, which is about a second behind.
         """
         task_query = tenant_search.TaskQuery(
-            command=query.command, status=query.status, created_after=_moment(query.created_after), q=query.q
+            command=query.command,
+            status=query.status,
+            created_after=_parse_created_after(query.created_after),
+            q=query.q,
         )
         page = await threadpool.run_db(
             tenant_search.page, caller.tenant, task_query, cursor=query.cursor, limit=query.limit
@@ -61,19 +67,19 @@ class TasksView(ApiView):
             errors.QueueFull,
             errors.StoreFull,
         ),
-        headers=TRACE,
+        headers=TRACE_HEADERS,
         answer_headers={
             "Idempotency-Replayed": "`true` if an earlier request created the task with this key.",
             "Idempotency-Mismatch": "`true` if the earlier request had a different body.",
         },
     )
     async def post(self, caller: Caller, body: wire.NewTask) -> HttpResponse:
-        """Store a task on disk, then answer.
+        """Enqueue a task. It is stored on disk before the response is sent.
 
-        A repeated `idempotencyKey` returns the earlier task and sets a header.
+        A repeated `idempotencyKey` returns the earlier task, with the header `Idempotency-Replayed`.
         """
         new = conversion.new_task(body, *trace_context.from_request(self.request))
-        (item,) = await services.enqueue(caller.tenant, [new], by=caller.fingerprint)
+        (item,) = await services.enqueue(caller.tenant, [new], token_fingerprint=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
         if not item.is_replayed:
@@ -95,17 +101,17 @@ class TaskBatchView(ApiView):
         body=wire.NewTasks,
         answers={200: wire.EnqueuedTasks},
         errors=(errors.StoreFull,),
-        headers=TRACE,
+        headers=TRACE_HEADERS,
     )
     async def post(self, caller: Caller, body: wire.NewTasks) -> HttpResponse:
         """Enqueue independent tasks.
 
-        The answers are in order; an item that failed has its own error.
+        The answers are in the order of the request. A task that was refused has its own error.
         """
         context = trace_context.from_request(self.request)
         new, refused = convert_each(body.tasks, lambda task: conversion.new_task(task, *context))
         items = merge_in_order(
-            refused, await services.enqueue(caller.tenant, new, by=caller.fingerprint) if new else []
+            refused, await services.enqueue(caller.tenant, new, token_fingerprint=caller.fingerprint) if new else []
         )
         for item in items:
             if isinstance(item, domain.Enqueued) and not item.is_replayed:
@@ -125,7 +131,7 @@ class TaskView(ApiView):
         errors=(errors.TaskNotFound,),
     )
     async def get(self, caller: Caller, task_id: str) -> HttpResponse:
-        """Read a task and its location. A task that Redis has deleted comes from the audit."""
+        """Read a task. A task whose retention has ended is read from the audit."""
         try:
             task = await selectors.task(caller.tenant, task_id)
         except errors.TaskNotFound:
@@ -146,7 +152,7 @@ class TaskView(ApiView):
         return json_response(conversion.task(task, caller.tenant.slug))
 
 
-def _moment(created_after: str | None) -> dt.datetime | None:
+def _parse_created_after(created_after: str | None) -> dt.datetime | None:
     try:
         return None if created_after is None else msgspec.convert(created_after, Moment)
     except msgspec.ValidationError as error:

@@ -42,7 +42,7 @@ class TopicView(ApiView):
         errors=(errors.NotFound,),
     )
     async def get(self, caller: Caller, name: str) -> HttpResponse:
-        """Read the policy of a queue. A queue without a policy: 404."""
+        """Read the policy of a queue. Answers 404 if the queue has no policy."""
         return json_response(_topic(await threadpool.run_db(policies.find, caller.tenant, name)))
 
     @Operation(
@@ -58,7 +58,7 @@ class TopicView(ApiView):
     async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
         """Replace the policy of a queue.
 
-        It takes effect within seconds. If the queue had no policy: 201.
+        It takes effect within seconds. Answers 201 if the queue had no policy.
         """
         tiers = body.priority_tiers
         policy = Policy(
@@ -85,7 +85,7 @@ class TopicView(ApiView):
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, name: str, query: wire.DeletionQuery) -> HttpResponse:
-        """Delete the policy of a queue. The defaults apply again, and its tasks stay."""
+        """Delete the policy of a queue. The defaults apply again; the tasks of the queue stay."""
         await threadpool.run_db(policies.delete, caller.tenant, name)
         return no_content()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from queues.engine.script_header import REQUIRED_SECTIONS, ScriptError
 from queues.engine.script_loader import DIRECTORIES, Script, build
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
 
+import_module("ranked.engine")  # adds the scripts of ranked queues
 ALL = script_loader.load_all()
 BUILT_IN = {
     *("redis", "KEYS", "ARGV", "math", "string", "table"),

@@ -14,7 +14,7 @@ from msgspec import Meta, defstruct
 
 from pipeline import selectors
 from pipeline.models import MARTS, Mart
-from queues.api.schemas import NO_NUL, Command, Query, View
+from queues.api.schemas import NO_NUL, Command, QueryParameters, ResponseBody
 
 TYPES: dict[type[models.Field[Any, Any]], Any] = {
     models.DateField: dt.date,
@@ -30,7 +30,7 @@ Cursor = Annotated[
 ]
 
 
-class InsightsQuery(Query, kw_only=True):
+class InsightsQuery(QueryParameters, kw_only=True):
     from_: Annotated[dt.date | None, Meta(description="First day. Default: seven days before `to`.")] = msgspec.field(
         default=None, name="from"
     )
@@ -48,14 +48,16 @@ def _define_row(model: type[Mart]) -> Any:
         metadata: Any = {"description": column.help_text} if column.help_text else {}
         kind: Any = Annotated[TYPES[type(column)], Meta(**metadata)]
         fields.append((column.name, kind | None, None) if column.null else (column.name, kind))
-    return defstruct(f"{model.__name__}Row", fields, bases=(View,), namespace={"__doc__": model.__doc__}, kw_only=True)
+    return defstruct(
+        f"{model.__name__}Row", fields, bases=(ResponseBody,), namespace={"__doc__": model.__doc__}, kw_only=True
+    )
 
 
 def _define_page(mart: str, model: type[Mart]) -> Any:
     fields: list[Any] = [("rows", list[_define_row(model)]), ("cursor", str | None, None)]  # type: ignore[misc]
     namespace = {"__doc__": f"Rows of the mart `{mart}`. `cursor` is present if there are more rows."}
     name = f"{model.__name__}Page"
-    return defstruct(name, fields, bases=(View,), namespace=namespace, tag_field="mart", tag=mart, kw_only=True)
+    return defstruct(name, fields, bases=(ResponseBody,), namespace=namespace, tag_field="mart", tag=mart, kw_only=True)
 
 
 PAGES: dict[str, Any] = {mart: _define_page(mart, model) for mart, model in MARTS.items()}

@@ -1,0 +1,134 @@
+"""Measure what lasts: the CPU and the memory of Valkey over millions of tasks.
+
+    python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+
+Each allocator gets a Valkey of its own, configured like that of `make run`. They work in turn on blocks of 100,000
+tasks, which pass through enqueue, claim and submit in batches of 100. The events are read, acknowledged and trimmed,
+and ended tasks are deleted after 20,000 more. The CPU is that of the Valkey process, so other load on the machine
+changes the figures little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import psutil
+import redis
+
+from bench.engine import DAY_MS, PAYLOAD
+from codeq_site.devserver.embedded import DURABLE, Valkey
+from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
+from core.redis.runners import SyncRunner
+from queues.domain import NewResult, NewTask, TaskStatus
+from queues.engine import Engine, Options, keys, maintenance_commands, producer_commands, worker_commands
+
+BLOCK = 100_000
+BATCH = 100
+RETAINED = 20_000
+TID = "wear"
+
+
+class Subject:
+    """One Valkey with an allocator, and the work it is given."""
+
+    def __init__(self, directory: Path, name: str, allocator: Allocator | None) -> None:
+        self.name = name
+        directory.mkdir()
+        config = {**DURABLE, "appendfsync": "everysec"}  # the disk is not what is measured
+        self.server = Valkey(directory / "data", directory / "log", directory / "s", config)
+        self.server.allocator = allocator
+        self.server.start()
+        self.client = redis.Redis.from_url(self.server.url)
+        self.engine = Engine(SyncRunner(self.client), Options(partitions=1))
+        self.ended: deque[list[str]] = deque()
+        self.events = keys.of_partition(0).events
+
+    def run_block(self) -> float:
+        """Work through a block, and return the CPU of Valkey in microseconds per task."""
+        process = psutil.Process(self.server.pid)
+        before = process.cpu_times()
+        for _ in range(BLOCK // (BATCH * 10)):
+            for _ in range(10):
+                new = [NewTask(command="send", payload=PAYLOAD)] * BATCH
+                producer_commands.enqueue(self.engine, TID, "bench", new, retention_ms=DAY_MS).run_sync()
+            for _ in range(10):
+                claimed = worker_commands.claim(
+                    self.engine, TID, ["send"], "w", lease_ms=300_000, limit=BATCH
+                ).run_sync()
+                results = [
+                    NewResult(
+                        task_id=task.id,
+                        status=TaskStatus.COMPLETED,
+                        result=b'{"ok":true}',
+                        lease_token=task.lease_token,
+                    )
+                    for task in claimed.tasks
+                ]
+                worker_commands.submit(self.engine, TID, "w", results, retention_ms=DAY_MS).run_sync()
+                self.ended.append([task.id for task in claimed.tasks])
+            self._drain()
+            while len(self.ended) * BATCH > RETAINED:
+                maintenance_commands.purge(self.engine, TID, self.ended.popleft()).run_sync()
+        after = process.cpu_times()
+        return (after.user + after.system - before.user - before.system) / BLOCK * 1e6
+
+    def _drain(self) -> None:
+        if not self.client.exists(self.events):
+            return
+        if not self.client.xinfo_groups(self.events):
+            self.client.xgroup_create(self.events, "audit", id="0")
+        while entries := self.client.xreadgroup("audit", "drain", {self.events: ">"}, count=500):
+            ids = [stream_id for stream_id, _ in entries[0][1]]
+            self.client.xack(self.events, "audit", *ids)
+        self.client.xtrim(self.events, maxlen=0, approximate=False)
+
+    def memory(self) -> tuple[float, float]:
+        """Return the held and the resident memory in MiB."""
+        held = self.client.info("memory")["used_memory"] / 2**20
+        return held, psutil.Process(self.server.pid).memory_info().rss / 2**20
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.kill()
+
+
+def measure_wear(tasks: int, names: list[str]) -> None:
+    system, tbb = find_allocator(), find_tbb()
+    available: dict[str, Allocator | None] = {"libc": None}
+    available |= {allocator.name: allocator for allocator in (system, tbb) if allocator}
+    directory = Path(tempfile.mkdtemp(prefix="codeq-w"))
+    subjects = [Subject(directory / name, name, available[name]) for name in names if name in available]
+    print(f"{'tasks':>10}" + "".join(f"{subject.name:>32}" for subject in subjects))
+    first: dict[str, float] = {}
+    try:
+        for block in range(1, tasks // BLOCK + 1):
+            cells = []
+            for subject in subjects:
+                us = subject.run_block()
+                first.setdefault(subject.name, us)
+                held, resident = subject.memory()
+                cells.append(f"{us:6.1f} µs {us / first[subject.name]:5.2f}x {resident:5.0f}/{held:.0f} MiB")
+            print(f"{block * BLOCK:>10,}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
+    finally:
+        for subject in subjects:
+            subject.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["wear"])
+    parser.add_argument("--tasks", type=int, default=2_000_000)
+    parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
+    arguments = parser.parse_args()
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
+    measure_wear(arguments.tasks, arguments.allocators.split(","))
+
+
+if __name__ == "__main__":
+    main()
