@@ -45,11 +45,11 @@ class Collector:
         self.thread.join()
         self.server.server_close()
 
-    def named(self, name: str) -> list[Any]:
+    def list_spans(self, name: str) -> list[Any]:
         """Return the spans of this name."""
         return [span for span in list(self.spans) if span.name == name]
 
-    def one(self, name: str) -> Any:
+    def wait_for_span(self, name: str) -> Any:
         """Wait for a span of this name, and return it. Fails if there are several."""
-        (span,) = until(lambda: self.named(name), 10)
+        (span,) = until(lambda: self.list_spans(name), 10)
         return span

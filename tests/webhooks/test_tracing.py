@@ -64,7 +64,7 @@ def test_callback_is_a_span_of_the_tasks_trace(
     end_traced_task(tenant, receiver.url())
     asyncio.run(Sender().run(lambda: True, 5))
     (request,) = receiver.requests
-    span = collector.one("codeq/deliver")
+    span = collector.wait_for_span("codeq/deliver")
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert request.headers["traceparent"] == f"00-{TRACE}-{span.span_id.hex()}-01"
     assert request.headers["tracestate"] == "k=v"
@@ -85,6 +85,6 @@ def test_notification_carries_the_trace_of_the_next_task(
         assert notification.headers["traceparent"] == SAMPLED
         assert collector.spans == []
     else:
-        span = collector.one("codeq/notify")
+        span = collector.wait_for_span("codeq/notify")
         assert span.parent_span_id.hex() == PARENT
         assert notification.headers["traceparent"] == f"00-{TRACE}-{span.span_id.hex()}-01"

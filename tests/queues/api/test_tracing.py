@@ -51,7 +51,7 @@ def test_request_and_operation_are_nested_spans(web: Callable[..., WebProcess], 
     producer, worker = make_token("producer"), make_token("worker")
     body = {"command": "TRACED", "payload": "payload-canary", "idempotencyKey": "a key of the tracing tests"}
     task = web_process.json("POST", TASKS, body, producer, traceparent=SAMPLED, tracestate="vendor=1")
-    request, verb = collector.one(f"HTTP POST {TASKS}"), collector.one("codeq/enqueue")
+    request, verb = collector.wait_for_span(f"HTTP POST {TASKS}"), collector.wait_for_span("codeq/enqueue")
     assert request.trace_id.hex() == verb.trace_id.hex() == TRACE
     assert (request.parent_span_id.hex(), verb.parent_span_id) == (PARENT, request.span_id)
     assert attributes_of(request) == {
@@ -65,17 +65,17 @@ def test_request_and_operation_are_nested_spans(web: Callable[..., WebProcess], 
     assert claimed["traceParent"] == task["traceParent"]
     done = {"status": "COMPLETED", "result": {"canary": "result-canary"}}
     web_process.json("POST", f"{TASKS}/{task['id']}/result", done, worker, traceparent=claimed["traceParent"])
-    submitted = collector.one("codeq/submit")
+    submitted = collector.wait_for_span("codeq/submit")
     assert submitted.trace_id.hex() == TRACE
     assert attributes_of(submitted)["codeq.task"] == task["id"]
-    assert collector.one(f"HTTP POST {TASKS}/{{task_id}}/result").parent_span_id == verb.span_id
+    assert collector.wait_for_span(f"HTTP POST {TASKS}/{{task_id}}/result").parent_span_id == verb.span_id
     # A request with the same key in another trace returns the same task.
     again = web_process.json("POST", TASKS, body, producer)
     assert again["id"] == task["id"]
     assert web_process.request("GET", f"{TASKS}/nothing", None, producer)[0] == 404
-    assert collector.one(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
+    assert collector.wait_for_span(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
     web_process.request("GET", "/v1/codeq/no/such/path", None, producer)
-    assert collector.one("HTTP GET unknown")
+    assert collector.wait_for_span("HTTP GET unknown")
     for canary in (b"payload-canary", b"result-canary", producer.encode(), worker.encode()):
         assert canary not in collector.received
 
@@ -99,7 +99,7 @@ def test_sampling_of_traces(web: Callable[..., WebProcess], collector: Collector
     wanted = web_process.json(
         "POST", f"{TASKS}/batch", {"tasks": [{"command": "T", "payload": 1}]}, producer, traceparent=SAMPLED
     )
-    kept = collector.one("codeq/enqueue_batch")
+    kept = collector.wait_for_span("codeq/enqueue_batch")
     assert wanted["results"][0]["task"]["traceParent"] == f"00-{TRACE}-{kept.span_id.hex()}-01"
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
     assert len(collector.spans) == 2
