@@ -200,7 +200,7 @@ def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: M
     )
     claimed: list[Any] = []
     stays.start()
-    time.sleep(0.2)
+    time.sleep(0.2)  # the claim waits by now
     task = producer.enqueue("HANG_UP", 1)
     stays.join(15)
     assert claimed[0]["id"] == task["id"]
@@ -239,7 +239,7 @@ def test_stop_answers_waiting_polls() -> None:
         connection.sendall(
             request_head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body
         )
-        time.sleep(0.5)
+        time.sleep(0.5)  # the claim waits by now
         web.stop()
         assert connection.recv(65_536).startswith(b"HTTP/1.1 204")
 
