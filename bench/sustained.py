@@ -62,7 +62,10 @@ class Subject:
                 ).run_sync()
                 results = [
                     NewResult(
-                        task_id=task.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=task.lease_token
+                        task_id=task.id,
+                        status=TaskStatus.COMPLETED,
+                        result=b'{"ok":true}',
+                        lease_token=task.lease_token,
                     )
                     for task in claimed.tasks
                 ]

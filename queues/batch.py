@@ -1,6 +1,6 @@
 """Batches of independent items.
 
-An invalid item does not affect the remaining_answers. Answers are in the order of the items.
+An invalid item does not affect the others. Answers are in the order of the items.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def convert_each(items: Iterable[I], convert: Callable[[I], T]) -> tuple[list[T], dict[int, CodeqError]]:
-    """Convert the items. Returns the converted items, and by position the errors of the remaining_answers."""
+    """Convert the items. Returns the converted items, and by position the errors of the others."""
     converted: list[T] = []
     refused: dict[int, CodeqError] = {}
     for position, item in enumerate(items):
