@@ -1,7 +1,8 @@
 """HTTP client for producers and workers. It retries lost requests and retryable errors.
 
 Retries are safe. An enqueue carries an idempotency key, the caller's or a generated one, so it creates one task. A
-result that arrives twice is stored once. Tasks of a claim whose response was lost return when their leases expire.
+result that arrives twice is stored once. If the response to a claim is lost, its tasks are ready again when their
+leases expire.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Client:
         return self._request("GET", f"/tasks/{quote(task_id, safe='')}", response_type=Task)
 
     def cancel(self, task_id: str) -> Task:
-        """Cancel a task. Its worker, if it has one, learns of it at the next heartbeat."""
+        """Cancel a task. If a worker runs it, the worker's next heartbeat raises Conflict."""
         return self._request("DELETE", f"/tasks/{quote(task_id, safe='')}", response_type=Task)
 
     def result(self, task_id: str, *, wait_seconds: float = 0.0) -> Result | None:

@@ -24,10 +24,7 @@ class NotFound(CodeqError):
 
 
 class Conflict(CodeqError):
-    """409: the task is in another state, or the idempotency key was used with another body.
-
-    The task has ended, or another worker holds it.
-    """
+    """409: the task has ended, the lease is lost, or the idempotency key has another body."""
 
 
 class TooMany(CodeqError):

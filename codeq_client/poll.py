@@ -1,4 +1,4 @@
-"""The client that a worker claims with, whose waiting request can be ended early."""
+"""HTTP client for a worker's claims, which can end a waiting claim early."""
 
 from __future__ import annotations
 

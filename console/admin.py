@@ -104,7 +104,7 @@ class LogEntryAdmin(scoping.AllowlistedFilters, ReadOnlyAdminMixin, ModelAdmin):
     list_display = ("time", "username", "action", "object_name", "object_type")
     list_select_related = ("user", "content_type")
     search_fields = ("user__username", "object_repr", "change_message")
-    search_help_text = "Username, tenant, or words of the action or its reason"
+    search_help_text = "User, tenant, or words of the action"
     date_hierarchy = "action_time"
     ordering = ("-action_time",)
     fields = ("time", "username", "action", "object_name", "object_type")

@@ -26,8 +26,8 @@ from tenants import scoping
 from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 
-PAGE = 50
-ITEMS = 50
+PAGE_SIZE = 50
+MAX_LISTED_ITEMS = 50
 VERBS: Final = {"replay": "Replay", "delete": "Delete"}
 TITLES: Final = {
     "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "Undo of a replay",
@@ -106,7 +106,7 @@ class StartBulkJob(OperatorAction):
                     query.filter,
                     actor=request.user.get_username(),
                     reason=reason,
-                    rate_per_second=_parse_integer(request, "rate"),
+                    rate_per_second=_parse_integer(request, "rate", "Maximum rate"),
                     canary=_parse_canary(request),
                 )
         except errors.CodeqError as error:
@@ -126,10 +126,10 @@ class JobListPage(ConsolePage):
                 jobs = jobs.filter(created_at__lt=pagination.in_utc(datetime.fromisoformat(before)))
             except ValueError:
                 raise Http404("before: not a timestamp.") from None
-        rows = list(jobs[: PAGE + 1])
-        older = urlencode({"before": rows[PAGE - 1].created_at.isoformat()}) if len(rows) > PAGE else ""
+        rows = list(jobs[: PAGE_SIZE + 1])
+        older = urlencode({"before": rows[PAGE_SIZE - 1].created_at.isoformat()}) if len(rows) > PAGE_SIZE else ""
         return super().get_context_data(
-            jobs=[{"job": job, "progress": build_progress(job), "url": job_url(job)} for job in rows[:PAGE]],
+            jobs=[{"job": job, "progress": build_progress(job), "url": job_url(job)} for job in rows[:PAGE_SIZE]],
             older=older,
             **extra,
         )
@@ -174,7 +174,7 @@ class CancelBulkJob(OperatorAction):
         job_id = self.request.POST.get("id", "")
         with record_action(self.request, tenant, f"Cancelled bulk job {job_id}", reason):
             bulk_jobs.cancel([tenant.tid], job_id)
-        return "Bulk job cancelled. Tasks that it has processed stay processed."
+        return "Bulk job cancelled. Tasks already processed are not reverted."
 
 
 class UndoReplay(OperatorAction):
@@ -197,7 +197,7 @@ class UndoReplay(OperatorAction):
 
 
 def parse_job(request: HttpRequest, values: Mapping[str, str] | None = None) -> tuple[deadletters.DeadLetterQuery, str]:
-    """Return the filter and the kind of a new bulk job. InvalidRequest without a tenant."""
+    """Return the filter and the kind of a new bulk job, or raise InvalidRequest."""
     values = request.GET if values is None else values
     query = deadletters.parse_query(request, values)
     kind = values.get("kind", "replay")
@@ -210,31 +210,42 @@ def parse_job(request: HttpRequest, values: Mapping[str, str] | None = None) -> 
 
 
 def _describe_query(query: deadletters.DeadLetterQuery) -> str:
-    words = [f"{name} {value}" for name, value in query.parameters.items() if name != "tenant"]
-    return ", ".join(words) or "all dead letters"
+    fields = {name: value for name, value in query.parameters.items() if name != "tenant"}
+    if age := deadletters.AGES.get(fields.get("age", "")):
+        fields["age"] = age[0]
+    return _describe_fields(fields)
 
 
 def _describe_filter(job: BulkJob) -> str:
     if not job.filter:
         return "a list of ids"
-    fields: dict[str, Any] = msgspec.json.decode(job.filter)
-    return ", ".join(f"{name} {value}" for name, value in fields.items()) or "all dead letters"
+    return _describe_fields(msgspec.json.decode(job.filter, type=dict[str, Any]))
+
+
+def _describe_fields(fields: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{deadletters.FIELD_NAMES.get(name, name)} {value}" for name, value in fields.items())
+        or "all dead letters"
+    )
 
 
 def _parse_canary(request: HttpRequest) -> Canary | None:
-    count = _parse_integer(request, "canary")
+    count = _parse_integer(request, "canary", "Number of canaries")
     if not count:
         return None
-    options = {name: _parse_integer(request, name) for name in ("percent", "seconds")}
+    options = {
+        "percent": _parse_integer(request, "percent", "Maximum failed canaries"),
+        "seconds": _parse_integer(request, "seconds", "Observation time"),
+    }
     return Canary(count=count, **{name: value for name, value in options.items() if value is not None})
 
 
-def _parse_integer(request: HttpRequest, name: str) -> int | None:
+def _parse_integer(request: HttpRequest, name: str, label: str) -> int | None:
     text = request.POST.get(name, "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise errors.InvalidRequest(f"{name} must be a whole number.")
+        raise errors.InvalidRequest(f"{label}: {text[:20]!r} is not a whole number.")
     return int(text)
 
 
@@ -279,7 +290,9 @@ def find_undo_jobs(job: BulkJob) -> QuerySet[BulkJob]:
 
 def list_problems(job: BulkJob) -> list[dict[str, Any]]:
     """Return the first tasks that the job skipped or that failed, each with the reason."""
-    items = BulkItem.objects.filter(job=job, outcome__in=(bulk_jobs.SKIPPED, bulk_jobs.FAILED)).order_by("pk")[:ITEMS]
+    items = BulkItem.objects.filter(job=job, outcome__in=(bulk_jobs.SKIPPED, bulk_jobs.FAILED)).order_by("pk")[
+        :MAX_LISTED_ITEMS
+    ]
     return [
         {"task_id": item.task_id, "outcome": item.outcome, "reason": _error_text(job, item.error)} for item in items
     ]

@@ -26,7 +26,7 @@ from tenants.models import Tenant
 from tenants.scoping import Role
 
 # With more tenants, the filter is a text field for the name instead of a list.
-TENANTS = 200
+MAX_LISTED_TENANTS = 200
 AGES = {
     "hour": ("in the last hour", timedelta(hours=1), None),
     "day": ("in the last day", timedelta(days=1), None),
@@ -34,6 +34,12 @@ AGES = {
     "older": ("more than a day ago", None, timedelta(days=1)),
 }
 FILTERS = ("command", "failure", "text", "error", "deliveriesFrom", "deliveriesTo", "jsonPath")
+# Parameter or field of a filter -> its name on the pages.
+FIELD_NAMES = {
+    "command": "queue", "deliveriesFrom": "min. attempts", "deliveriesTo": "max. attempts",
+    "jsonPath": "JSON path", "age": "last failure", "diedAfter": "last failure after",
+    "diedBefore": "last failure before",
+}  # fmt: skip
 PARAMETERS = (*FILTERS, "tenant", "age")
 
 
@@ -43,7 +49,7 @@ class DeadLetterQuery(NamedTuple):
     tids: list[str] | None  # None: all tenants
     tenant: TenantSnapshot | None
     filter: Filter
-    parameters: dict[str, str]  # the same as a query string has it
+    parameters: dict[str, str]  # the filter and the tenant as a query string
 
     def url(self, name: str, **more: str) -> str:
         return f"{reverse(name)}?{urlencode({**self.parameters, **more})}"
@@ -95,7 +101,7 @@ class DeadLetterListPage(ConsolePage):
             page = queries.page(query.tids, query.filter, cursor=request.GET.get("cursor") or None)
             count = queries.count(query.tids, query.filter)
         except errors.InvalidRequest as error:
-            problem = str(error)
+            problem = describe_error(error)
         slugs = read_slugs(letter.tid for letter in page.letters)
         rows = [
             {
@@ -115,7 +121,9 @@ class DeadLetterListPage(ConsolePage):
             is_first="cursor" not in request.GET,
             may_act=scoping.has_role(request.user, query.tenant.tid if query.tenant else None, Role.OPERATOR),
             bulk_urls=[
-                (name, icon, query.url("console:bulk-new", kind=kind)) for kind, name, icon in BULK if query.tenant
+                (name, icon, query.url("console:bulk-new", kind=kind))
+                for kind, name, icon in BULK_LINKS
+                if query.tenant
             ],
             exports=[(name, query.url("console:dead-export", format=key)) for key, name in EXPORTS],
             **build_filter_context(request, query),
@@ -123,7 +131,7 @@ class DeadLetterListPage(ConsolePage):
         )
 
 
-BULK = (("replay", "Replay all matching", "replay"), ("delete", "Delete all matching", "delete_sweep"))
+BULK_LINKS = (("replay", "Replay all matching", "replay"), ("delete", "Delete all matching", "delete_sweep"))
 EXPORTS = (("csv", "CSV"), ("jsonl", "JSON Lines"))
 
 
@@ -145,7 +153,7 @@ class ExportDeadLetters(ConsoleView):
 class SelectedDeadLettersAction(OperatorAction):
     """An action on the selected dead letters.
 
-    The user needs the role in every tenant among them, or nothing is changed.
+    If the user lacks the role in the tenant of any of them, nothing is changed.
     """
 
     next_page = "console:dead-list"
@@ -221,11 +229,20 @@ def parse_query(request: HttpRequest, values: Mapping[str, str] | None = None) -
     return DeadLetterQuery([tenant.tid] if tenant else visible_tids, tenant, letter_filter, parameters)
 
 
+def describe_error(error: errors.InvalidRequest) -> str:
+    """Return the error's message, with the page's name of the field instead of the API's."""
+    field, separator, message = str(error).partition(": ")
+    name = FIELD_NAMES.get(field, field)
+    return f"{name[:1].upper()}{name[1:]}{separator}{message}"
+
+
 def build_filter_context(request: HttpRequest, query: DeadLetterQuery) -> dict[str, Any]:
     """Return the choices and current values of the filters, for the template."""
-    tenants = list(scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[: TENANTS + 1])
+    tenants = list(
+        scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")[: MAX_LISTED_TENANTS + 1]
+    )
     return {
-        "tenants": tenants if len(tenants) <= TENANTS else [],
+        "tenants": tenants if len(tenants) <= MAX_LISTED_TENANTS else [],
         "tenant": query.tenant,
         "ages": [(key, label) for key, (label, _, _) in AGES.items()],
         "query": {**dict.fromkeys(PARAMETERS, ""), **query.parameters},

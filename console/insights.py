@@ -16,26 +16,28 @@ from pipeline.selectors import DateRange
 from queues.engine.keys import COMMAND
 from tenants import scoping
 
-# The number of tenants in the page's list.
-TENANTS = 200
+# The maximum number of tenants in the page's list.
+MAX_LISTED_TENANTS = 200
 DEFAULT_DAYS = 7
 CHARTS = (
     ("ended", "Outcomes", "attempts"),
-    ("waited", "Wait time", "{worst}"),
-    ("ran", "Run time", "{worst}"),
-    ("workers", "Workers needed", "for a mean wait of at most 60, 10 or 1 s, {worst}"),
-    ("worked", "Worker time", "all queues, per day"),
-    ("answered", "Webhook deliveries", "all queues, attempts"),
+    ("wait_time", "Wait time", "{resolution}"),
+    ("run_time", "Run time", "{resolution}"),
+    ("workers", "Workers needed", "for a mean wait of at most 60, 10 or 1 s, {resolution}"),
+    ("worker_time", "Worker time", "all queues, per day"),
+    ("deliveries", "Webhook deliveries", "all queues, attempts"),
 )
 
 
 class InsightsPage(ConsolePage):
-    title = "Insights"
+    title = "Charts"
     template_name = "console/insights.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         query = {name: self.request.GET.get(name, "").strip() for name in ("tenant", "command", "days")}
-        tenants = list(scoping.tenants_of(self.request.user).order_by("slug").values_list("tid", "slug")[:TENANTS])
+        tenants = list(
+            scoping.tenants_of(self.request.user).order_by("slug").values_list("tid", "slug")[:MAX_LISTED_TENANTS]
+        )
         if query["command"] and COMMAND.fullmatch(query["command"]) is None:
             raise Http404("No such queue.")
         tid = query["tenant"] or (tenants[0][0] if tenants else "")
@@ -64,14 +66,16 @@ def _build_context(tid: str, command: str, span: int) -> dict[str, Any]:
     days = DateRange(until - dt.timedelta(days=span), until)
     commands = charts.list_commands(tid, days)
     command = command or (commands[0] if commands else "")
-    worst = "per hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
+    resolution = "per hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
     groups, is_cut = charts.list_failures(tid, command, days)
     return {
         "command": command,
         "commands": commands,
         "days": days,
         "last": last,
-        "charts": [{"name": n, "title": title, "unit": unit.format(worst=worst)} for n, title, unit in CHARTS],
+        "charts": [
+            {"name": n, "title": title, "unit": unit.format(resolution=resolution)} for n, title, unit in CHARTS
+        ],
         "time_series": msgspec.to_builtins(charts.build_charts(tid, command, days)),
         "totals": charts.sum_totals(tid, command, days),
         "groups": [(group, _task_url(tid, group.example)) for group in groups],

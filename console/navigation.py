@@ -35,6 +35,7 @@ NAMES = {
     "admin.LogEntry": "Operator actions",
     "tenants.TenantMembership": "Memberships",
     "tenants.TenantIssuer": "Issuers",
+    "queues.BeatJob": "Periodic tasks",
 }
 PAGES = (
     ("Overview", "console:overview", "monitoring", ("/console/queue/",)),

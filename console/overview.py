@@ -22,7 +22,7 @@ from tenants.models import Tenant
 from webhooks.models import Delivery
 
 # All queues are read at once, so their number is limited. With more tenants, the page shows the busiest.
-TENANTS = 200
+MAX_TENANTS = 200
 # Larger counts are shown as "more than 10,000".
 COUNT_LIMIT = 10_000
 OVERDUE_AFTER = timedelta(minutes=1)
@@ -124,21 +124,21 @@ def check_deliveries(request: HttpRequest, now: datetime) -> Check:
     overdue = rows.filter(status=Delivery.Status.PENDING, due_at__lt=now - OVERDUE_AFTER)[: COUNT_LIMIT + 1].count()
     given_up = rows.filter(status=Delivery.Status.GIVEN_UP, ended_at__gt=now - DAY)[: COUNT_LIMIT + 1].count()
     problems = [f"{_format_count(overdue)} overdue"] if overdue else []
-    problems += [f"{_format_count(given_up)} given up today"] if given_up else []
+    problems += [f"{_format_count(given_up)} given up in 24 h"] if given_up else []
     return Check(name="Deliveries", is_well=not problems, message=", ".join(problems) or "on time")
 
 
 def _choose_tenants(visible: QuerySet[Tenant], now: datetime) -> tuple[dict[str, Tenant], bool]:
     """Return the tenants to show, and whether there are more."""
-    tenants = list(visible.order_by("slug")[: TENANTS + 1])
-    if len(tenants) <= TENANTS:
+    tenants = list(visible.order_by("slug")[: MAX_TENANTS + 1])
+    if len(tenants) <= MAX_TENANTS:
         return {tenant.tid: tenant for tenant in tenants}, False
     busiest = (
         QueueSample.objects.filter(at__gt=now - LOOKBACK, tenant__in=visible)
         .values("tenant")
         .annotate(tasks=Max(F("ready") + F("delayed") + F("in_progress") + F("dead")))
         .order_by("-tasks")
-        .values_list("tenant", flat=True)[:TENANTS]
+        .values_list("tenant", flat=True)[:MAX_TENANTS]
     )
     return {tenant.tid: tenant for tenant in visible.filter(tid__in=list(busiest))}, True
 

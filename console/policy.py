@@ -64,7 +64,7 @@ def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
             ("Maximum tasks in progress", own.max_consumers or "no limit", own.max_consumers),
             ("Backoff", f"{backoff}, from {base:g} s to {cap:g} s", has_backoff),
             ("Retention of ended tasks", f"{retention_seconds / 3600:g} h", own.retention_seconds),
-            ("Queue of dead letters", own.dead_letter_topic or "this queue", own.dead_letter_topic),
+            ("Dead letter queue", own.dead_letter_topic or "this queue", own.dead_letter_topic),
         ],
     }
 
@@ -73,33 +73,33 @@ def parse_policy(request: HttpRequest) -> Policy:
     """Return the policy in the form. InvalidRequest names the first invalid field."""
     tiers = request.POST.get("priorityTiers", "").replace(",", " ").split()
     return Policy(
-        max_attempts=_parse_integer(request, "maxAttempts"),
-        priority_tiers=tuple(_to_integer("priorityTiers", tier) for tier in tiers) or None,
-        retention_seconds=_parse_integer(request, "retentionSeconds"),
-        max_consumers=_parse_integer(request, "maxConsumers"),
+        max_attempts=_parse_integer(request, "maxAttempts", "Default number of attempts"),
+        priority_tiers=tuple(_to_integer("Priority", tier) for tier in tiers) or None,
+        retention_seconds=_parse_integer(request, "retentionSeconds", "Retention"),
+        max_consumers=_parse_integer(request, "maxConsumers", "Maximum tasks in progress"),
         dead_letter_topic=request.POST.get("deadLetterTopicRef", "").strip(),
         backoff=request.POST.get("backoff", "").strip(),
-        backoff_base_seconds=_parse_seconds(request, "backoffBaseSeconds"),
-        backoff_cap_seconds=_parse_seconds(request, "backoffCapSeconds"),
+        backoff_base_seconds=_parse_seconds(request, "backoffBaseSeconds", "Shortest backoff"),
+        backoff_cap_seconds=_parse_seconds(request, "backoffCapSeconds", "Longest backoff"),
     )
 
 
-def _parse_integer(request: HttpRequest, name: str) -> int | None:
+def _parse_integer(request: HttpRequest, name: str, label: str) -> int | None:
     text = request.POST.get(name, "").strip()
-    return _to_integer(name, text) if text else None
+    return _to_integer(label, text) if text else None
 
 
-def _to_integer(name: str, text: str) -> int:
+def _to_integer(label: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise errors.InvalidRequest(f"{name} must be a whole number.")
+        raise errors.InvalidRequest(f"{label}: {text[:20]!r} is not a whole number.")
     return int(text)
 
 
-def _parse_seconds(request: HttpRequest, name: str) -> float | None:
+def _parse_seconds(request: HttpRequest, name: str, label: str) -> float | None:
     text = request.POST.get(name, "").strip()
     if not text:
         return None
     try:
         return float(text)
     except ValueError:
-        raise errors.InvalidRequest(f"{name} must be a number of seconds.") from None
+        raise errors.InvalidRequest(f"{label}: {text[:20]!r} is not a number of seconds.") from None

@@ -26,10 +26,10 @@ from tenants import scoping
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 
-CHARS = 500
-PAGE = 50
-# A search without a term reads the queues of each tenant in turn. It covers this number of tenants.
-TENANTS = 10
+MAX_TERM_CHARS = 500
+PAGE_SIZE = 50
+# A search without a term and a tenant lists the first tasks of each of this many tenants.
+MAX_SAMPLED_TENANTS = 10
 
 
 class FoundTask(NamedTuple):
@@ -49,7 +49,7 @@ class FoundTask(NamedTuple):
 class SearchResults(NamedTuple):
     tasks: Sequence[FoundTask] = ()
     cursor: str | None = None
-    scope: str = ""  # a sentence about the tenants and tasks that were searched
+    scope: str = ""  # sentences about the tenants and tasks that were searched
 
 
 class SearchPage(ConsolePage):
@@ -57,7 +57,7 @@ class SearchPage(ConsolePage):
     template_name = "console/search.html"
 
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        q = request.GET.get("q", "").strip()[:CHARS]
+        q = request.GET.get("q", "").strip()[:MAX_TERM_CHARS]
         tid = find_owner(request, q) if q else None
         if tid is not None:
             return redirect(task_url(tid, q.lower()))
@@ -65,7 +65,9 @@ class SearchPage(ConsolePage):
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         request = self.request
-        query = {name: request.GET.get(name, "").strip()[:CHARS] for name in ("q", "tenant", "command", "status")}
+        query = {
+            name: request.GET.get(name, "").strip()[:MAX_TERM_CHARS] for name in ("q", "tenant", "command", "status")
+        }
         visible = scoping.tenants_of(request.user).order_by("slug").values_list("tid", "slug")
         slugs = dict(visible[: platform_search.MAX_TENANTS + 1])
         tenant = get_tenant(request, query["tenant"]) if query["tenant"] else None
@@ -74,12 +76,12 @@ class SearchPage(ConsolePage):
             try:
                 results = _search(request, tenant, query, slugs, request.GET.get("cursor") or None)
             except errors.InvalidRequest as error:
-                problem = str(error)
+                problem = deadletters.describe_error(error)
         more = urlencode({**query, "cursor": results.cursor}) if results.cursor else ""
         return super().get_context_data(
             query=query,
             has_query=any(query.values()),
-            tenants=list(slugs.items()) if len(slugs) <= deadletters.TENANTS else [],
+            tenants=list(slugs.items()) if len(slugs) <= deadletters.MAX_LISTED_TENANTS else [],
             tenant=tenant,
             statuses=list(TaskStatus),
             tasks=results.tasks,
@@ -116,27 +118,28 @@ def _search(
         return _search_tenant(tenant or get_tenant(request, next(iter(slugs))), task_query, cursor)
     if task_query.q is not None:
         return _search_platform(scoping.tids_of(request.user), slugs, task_query, cursor)
-    tenants = [tenant for tid in islice(slugs, TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
+    limit = PAGE_SIZE // MAX_SAMPLED_TENANTS
+    tenants = [tenant for tid in islice(slugs, MAX_SAMPLED_TENANTS) if (tenant := tenant_cache.find_by_tid(tid))]
     return SearchResults(
         tasks=[
             FoundTask(tenant.tid, tenant.slug, task)
             for tenant in tenants
-            for task in tenant_search.page(tenant, task_query, limit=PAGE // TENANTS).tasks
+            for task in tenant_search.page(tenant, task_query, limit=limit).tasks
         ],
-        scope=f"Showing the first {PAGE // TENANTS} tasks of each of {_format_tenants(len(tenants), of=len(slugs))}. "
+        scope=f"Showing the first {limit} tasks of each of {_format_tenants(len(tenants), of=len(slugs))}. "
         "Select a tenant to see all of its tasks.",
     )
 
 
 def _search_tenant(tenant: TenantSnapshot, query: TaskQuery, cursor: str | None) -> SearchResults:
-    page = tenant_search.page(tenant, query, cursor=cursor, limit=PAGE)
+    page = tenant_search.page(tenant, query, cursor=cursor, limit=PAGE_SIZE)
     return SearchResults(tasks=[FoundTask(tenant.tid, tenant.slug, task) for task in page.tasks], cursor=page.cursor)
 
 
 def _search_platform(
     tids: list[str] | None, slugs: dict[str, str], query: TaskQuery, cursor: str | None
 ) -> SearchResults:
-    page = platform_search.page(tids, list(slugs), query, cursor=cursor, limit=PAGE)
+    page = platform_search.page(tids, list(slugs), query, cursor=cursor, limit=PAGE_SIZE)
     # An ended task may belong to a tenant beyond the first ones, or to a deleted tenant.
     others = deadletters.read_slugs({row.tid for row in page.results} - slugs.keys())
     scope = f"Searched the live tasks of {_format_tenants(len(slugs), of=len(slugs))} by idempotency key and worker, "
@@ -158,7 +161,7 @@ def _format_tenants(count: int, *, of: int) -> str:
 def _parse_query(query: dict[str, str]) -> TaskQuery:
     status = query["status"]
     if status and status not in set(TaskStatus):
-        raise errors.InvalidRequest("status: there is no such status.")
+        raise errors.InvalidRequest("No such status. Select one from the list.")
     return TaskQuery(
         q=query["q"] or None, command=query["command"] or None, status=TaskStatus(status) if status else None
     )

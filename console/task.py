@@ -136,10 +136,10 @@ def find_task(tenant: TenantSnapshot, task_id: str) -> tuple[DisplayedTask, Task
     The second value is the live task. It is None if the task is in the audit only.
     """
     try:
-        task, answer = selectors.task_with_result(tenant, task_id).run_sync()
+        task, result = selectors.task_with_result(tenant, task_id).run_sync()
     except errors.TaskNotFound:
         return _from_audit(tenant, task_id), None
-    return _from_redis(tenant, task, answer or StoredResult()), task
+    return _from_redis(tenant, task, result or StoredResult()), task
 
 
 def explain_status(tenant: TenantSnapshot, live_task: Task | None) -> list[str]:
@@ -160,7 +160,7 @@ def format_json(text: str) -> str:
         return text
 
 
-def _from_redis(tenant: TenantSnapshot, task: Task, answer: StoredResult) -> DisplayedTask:
+def _from_redis(tenant: TenantSnapshot, task: Task, result: StoredResult) -> DisplayedTask:
     return DisplayedTask(
         id=task.id,
         command=task.spec.command,
@@ -170,10 +170,10 @@ def _from_redis(tenant: TenantSnapshot, task: Task, answer: StoredResult) -> Dis
         max_attempts=task.max_attempts,
         created_at=_from_ms(task.created_ms),
         ended_at=_from_ms(task.updated_ms) if task.status.is_terminal else None,
-        error=answer.error or task.error or "",
+        error=result.error or task.error or "",
         payload=format_json(task.spec.payload),
-        result=format_json((answer.result or b"").decode("utf-8", "backslashreplace")),
-        artifacts=_artifacts(tenant.tid, task.id, answer.artifacts or b""),
+        result=format_json((result.result or b"").decode("utf-8", "backslashreplace")),
+        artifacts=_artifacts(tenant.tid, task.id, result.artifacts or b""),
         webhook=task.spec.webhook or "",
         worker=task.worker or "",
         progress=task.progress or "",

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from core.admin.mixins import ReadOnlyAdminMixin
+from core.admin.mixins import QueueColumnMixin, ReadOnlyAdminMixin
 from pipeline.models import (
     Capacity,
     Failure,
@@ -34,7 +34,7 @@ STATE_COLOURS = {
 
 @admin.register(RunLog)
 class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
-    """Pipeline runs, for platform operators only: the numbers are sums over all tenants."""
+    """Pipeline runs, for superusers only: the numbers are sums over all tenants."""
 
     list_display = (
         "started_at", "job", "state_label", "stage", "seconds", "rows_in", "rows_out", "quarantined", "late_dropped",
@@ -56,10 +56,11 @@ class RunLogAdmin(ReadOnlyAdminMixin, ModelAdmin):
 
 
 class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
-    empty_message = "No history yet. Beat runs the pipeline every hour; to run it now: python manage.py pipeline run"
+    empty_message = (
+        "No history yet. A periodic task runs the pipeline every hour. To run it now: python manage.py pipeline run"
+    )
     list_filter = (TenantFilter,)
     date_hierarchy = "date"
-    search_help_text = "Beginning of a command"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # A join would hide the history of a deleted tenant.
@@ -72,30 +73,33 @@ class MartAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
         return str(row.slug or row.tenant_id)
 
 
-class CommandMartAdmin(MartAdmin):
+class QueueMartAdmin(QueueColumnMixin, MartAdmin):
     search_fields = ("command__startswith",)
+    search_help_text = "Beginning of a queue's name"
+    exclude = ("command",)
+    readonly_fields = ("queue",)
 
 
 @admin.register(Throughput)
-class ThroughputAdmin(CommandMartAdmin):
+class ThroughputAdmin(QueueMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
-        "hour", "tenant_slug", "command", "attempts", "completed", "failed", "nacked", "abandoned", "expired",
+        "hour", "tenant_slug", "queue", "attempts", "completed", "failed", "nacked", "abandoned", "expired",
         "cancelled", "retries", "ended", "dead",
     )  # fmt: skip
 
 
 @admin.register(Latency)
-class LatencyAdmin(CommandMartAdmin):
+class LatencyAdmin(QueueMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
-        "hour", "tenant_slug", "command", "attempts", "wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "wait_max_ms",
+        "hour", "tenant_slug", "queue", "attempts", "wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "wait_max_ms",
         "run_p50_ms", "run_p95_ms", "run_p99_ms", "run_max_ms",
     )  # fmt: skip
 
 
 @admin.register(Failure)
-class FailureAdmin(CommandMartAdmin):
+class FailureAdmin(QueueMartAdmin):
     ordering = ("-date", "-attempts")
     list_display = ("date", "tenant_slug", "fingerprint", "attempts", "dead", "first_at", "last_at", "example")
 
@@ -108,18 +112,18 @@ class UsageAdmin(MartAdmin):
 
 
 @admin.register(Capacity)
-class CapacityAdmin(CommandMartAdmin):
+class CapacityAdmin(QueueMartAdmin):
     ordering = ("-date", "-hour")
     list_display = (
-        "hour", "tenant_slug", "command", "arrivals", "service_mean_ms", "load", "wait_mean_ms", "workers_1s",
+        "hour", "tenant_slug", "queue", "arrivals", "service_mean_ms", "load", "wait_mean_ms", "workers_1s",
         "workers_10s", "workers_60s",
     )  # fmt: skip
 
 
 @admin.register(LeaseAdvice)
-class LeaseAdviceAdmin(CommandMartAdmin):
+class LeaseAdviceAdmin(QueueMartAdmin):
     list_display = (
-        "date", "tenant_slug", "command", "attempts", "expired", "run_p50_ms", "run_p99_ms", "duplicate_ms",
+        "date", "tenant_slug", "queue", "attempts", "expired", "run_p50_ms", "run_p99_ms", "duplicate_ms",
         "lease_advice_seconds", "max_attempts_advice",
     )  # fmt: skip
 

@@ -128,13 +128,13 @@ def build_charts(tid: str, command: str, period: DateRange) -> dict[str, MartSer
     quantiles = {kind: {f"{kind}_{name}_ms": name for name in QUANTILES} for kind in ("wait", "run")}
     return {
         "ended": steps.sum_steps(throughput, "completed", "failed", "nacked", "abandoned", "expired", "cancelled"),
-        "waited": steps.max_steps(latency, quantiles["wait"], 0.001),
-        "ran": steps.max_steps(latency, quantiles["run"], 0.001),
+        "wait_time": steps.max_steps(latency, quantiles["wait"], 0.001),
+        "run_time": steps.max_steps(latency, quantiles["run"], 0.001),
         "workers": steps.max_steps(
             _read_hours(Capacity, tid, period, command=command),
             {"load": "load"} | {f"workers_{target}": f"within_{target}" for target in TARGETS},
         ),
-        "worked": by_day.sum_steps(
+        "worker_time": by_day.sum_steps(
             (
                 {**row, "at": _midnight(row["date"])}
                 for row in _filter_rows(Usage, tid, period).values("date", "compute_ms")
@@ -142,7 +142,7 @@ def build_charts(tid: str, command: str, period: DateRange) -> dict[str, MartSer
             "compute_ms",
             scale=0.001,
         ),
-        "answered": steps.sum_steps(_read_hours(WebhookHealth, tid, period), "delivered", "refused", "unreachable"),
+        "deliveries": steps.sum_steps(_read_hours(WebhookHealth, tid, period), "delivered", "refused", "unreachable"),
     }
 
 

@@ -19,7 +19,7 @@ from unfold.decorators import action, display
 
 from core.admin.audit_reason import ReasonActionForm, reason_in
 from core.admin.links import queue_url, task_url
-from core.admin.mixins import ReadOnlyAdminMixin
+from core.admin.mixins import QueueColumnMixin, ReadOnlyAdminMixin
 from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, TaskStatus
@@ -54,7 +54,7 @@ def payload_html(text: str) -> SafeString:
     )
 
 
-class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
+class AuditAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     """Base class of the audit's pages."""
 
     empty_message = "No task has ended yet. An ended task appears here after a second."
@@ -62,7 +62,7 @@ class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     date_hierarchy = "ended_at"
     ordering = ("-ended_at",)
     search_fields = ("task_id",)
-    search_help_text = "The complete id of a task, or the complete name of a worker."
+    search_help_text = "Full task id or worker name"
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -105,14 +105,17 @@ class AuditAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 @admin.register(AuditedResult)
 class AuditedResultAdmin(AuditAdmin):
     list_display = (
-        "task", "ended_at", "tenant_slug", "command", "status_label", "deliveries", "worker", "error_start",
+        "task", "ended_at", "tenant_slug", "queue", "status_label", "all_attempts", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("status", "is_dead", TenantFilter)
-    readonly_fields = ("task_page", "status_label", "payload_shown", "result_shown", "artifacts_shown")
+    readonly_fields = (
+        "task_page", "queue", "status_label", "payload_shown", "result_shown", "artifacts_shown", "all_attempts",
+        "failed_attempts",
+    )  # fmt: skip
     fieldsets = (
-        (None, {"fields": ("task_page", "tenant_slug", "command", "priority", "status_label", "outcome", "error")}),
+        (None, {"fields": ("task_page", "tenant_slug", "queue", "priority", "status_label", "outcome", "error")}),
         ("Request and result", {"fields": ("payload_shown", "result_shown", "artifacts_shown", "webhook")}),
-        ("Attempts", {"fields": ("worker", "deliveries", "attempts", "max_attempts")}),
+        ("Attempts", {"fields": ("worker", "all_attempts", "failed_attempts", "max_attempts")}),
         ("Times and trace", {"fields": ("created_at", "claimed_at", "ended_at", "trace_parent", "trace_state")}),
     )
 
@@ -123,6 +126,14 @@ class AuditedResultAdmin(AuditAdmin):
     @display(description="Error")
     def error_start(self, row: AuditedResult) -> str:
         return error_summary(row.error, "")[:80]
+
+    @display(description="Attempts", ordering="deliveries")
+    def all_attempts(self, row: AuditedResult) -> int:
+        return row.deliveries
+
+    @display(description="Failed attempts")
+    def failed_attempts(self, row: AuditedResult) -> int:
+        return row.attempts
 
     @display(description="Payload")
     def payload_shown(self, row: AuditedResult) -> SafeString:
@@ -143,11 +154,11 @@ class AuditedResultAdmin(AuditAdmin):
 @admin.register(Attempt)
 class AttemptAdmin(AuditAdmin):
     list_display = (
-        "task", "number", "ended_at", "tenant_slug", "command", "outcome_label", "worker", "error_start",
+        "task", "number", "ended_at", "tenant_slug", "queue", "outcome_label", "worker", "error_start",
     )  # fmt: skip
     list_filter = ("outcome", TenantFilter)
-    readonly_fields = ("task_page", "tenant_slug")
-    exclude = ("task_id", "tenant")
+    readonly_fields = ("task_page", "tenant_slug", "queue")
+    exclude = ("task_id", "tenant", "command")
 
     @display(description="Error")
     def error_start(self, row: Attempt) -> str:
@@ -155,28 +166,30 @@ class AttemptAdmin(AuditAdmin):
 
 
 @admin.register(QueuePolicy)
-class QueuePolicyAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
+class QueuePolicyAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     """A read-only list. A policy is changed on the page of its queue, which shows its effect."""
 
     empty_message = "No queue has a policy: the settings apply. Set a policy on the page of a queue."
     list_display = (
-        "command", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
+        "queue", "tenant", "max_attempts", "priorities", "max_consumers", "retention_seconds", "backoff",
         "dead_letter_topic", "version", "queue_page",
     )  # fmt: skip
     list_filter = (TenantFilter,)
     list_select_related = ("tenant",)
     search_fields = ("=command",)
+    search_help_text = "Full name of a queue"
     ordering = ("tenant__slug", "command")
-    readonly_fields = ("queue_page",)
+    readonly_fields = ("queue", "queue_page")
+    exclude = ("command",)
 
     @display(description="Priorities")
     def priorities(self, row: QueuePolicy) -> str:
         return ", ".join(map(str, row.priority_tiers or ())) or "-"
 
-    @display(description="Change")
+    @display(description="Page")
     def queue_page(self, row: QueuePolicy) -> SafeString:
         return format_html(
-            '<a class="text-primary-600 underline" href="{}">queue</a>', queue_url(row.tenant_id, row.command)
+            '<a class="text-primary-600 underline" href="{}">Open queue</a>', queue_url(row.tenant_id, row.command)
         )
 
 
@@ -210,7 +223,7 @@ class QuarantineAdmin(PlatformAdmin):
         reason = reason_in(request)
         if not reason:
             self.message_user(
-                request, "No entry was retried. Enter a reason; it is stored with the action.", messages.ERROR
+                request, "No entry was retried. Enter a reason; it is kept in the history.", messages.ERROR
             )
             return
         count = queryset.count()
@@ -225,7 +238,7 @@ class QuarantineAdmin(PlatformAdmin):
             )
         self.message_user(
             request,
-            f"{stored} stored, {count - stored} still in quarantine.",
+            f"Entries stored: {stored}. Still in quarantine: {count - stored}.",
             messages.SUCCESS if stored == count else messages.WARNING,
         )
 
@@ -237,13 +250,17 @@ class BeatJobAdmin(PlatformAdmin):
     empty_message = (
         "No periodic task has run yet. Check that Celery beat and a worker are running and reach their broker."
     )
-    list_display = ("name", "every_seconds", "ended_at", "duration", "outcome", "next_at", "runs", "failures", "error")
+    list_display = ("name", "period", "ended_at", "duration", "outcome", "next_at", "runs", "failures", "error")
     ordering = ("name",)
+
+    @display(description="Period", ordering="every_seconds")
+    def period(self, row: BeatJob) -> str:
+        return f"{row.every_seconds:g}\N{NO-BREAK SPACE}s"
 
     @display(description="Duration")
     def duration(self, row: BeatJob) -> str:
         return f"{row.duration_ms}\N{NO-BREAK SPACE}ms"
 
-    @display(description="Next")
+    @display(description="Next run")
     def next_at(self, row: BeatJob) -> str:
         return f"{row.next_at:%H:%M:%S}"

@@ -1,4 +1,4 @@
-"""The configuration of the Django app: registers the loader of policies and the check of Redis."""
+"""The Django app. It registers the loader of policies and the readiness check of Redis."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def storage() -> Storage:
     """Return the storage that `CODEQ_ARTIFACTS` names, by default a directory under CODEQ_HOME.
 
     The setting is file:///path or s3://bucket/prefix?endpoint_url=… The credentials of S3 are in the URL, or in
-    the default places of AWS tools.
+    the places where the AWS tools look for credentials.
     """
     address = conf().artifacts
     parts = urlsplit(address)

@@ -12,7 +12,7 @@ from tenants.domain import TenantSnapshot
 
 
 def explain(tenant: TenantSnapshot, task: Task, position: QueuePosition) -> list[str]:
-    """Return sentences that explain the state of the task: why it waits, where it runs, or how it ended."""
+    """Return sentences that explain why the task waits, where it runs, or how it ended."""
     if task.status is TaskStatus.IN_PROGRESS:
         return [_explain_lease(task, position)]
     if task.status is not TaskStatus.PENDING:

@@ -35,7 +35,7 @@ class Location(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcome of an attempt, or of a task that ended without one."""
+    """The outcome of an attempt, or of a task that ended while no worker held it."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"

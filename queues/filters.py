@@ -87,7 +87,7 @@ class Filters:
         return f"{tid} {task_id}" in self.deleted
 
     def skips_cleanup(self, tid: str, task_id: str) -> bool:
-        """Return whether the current cleanup pass skips the task because it has probably been deleted.
+        """Return whether this cleanup pass skips the task because it has probably been deleted.
 
         No task is skipped twice in a row. A false positive is therefore deleted in the next pass; otherwise false
         positives would accumulate until they filled every pass.

@@ -133,7 +133,7 @@ class LongPollRegistry:
             self._listener = asyncio.get_running_loop().create_task(self._listen(), name="codeq-long-poll")
 
     def end_polls(self) -> None:
-        """Answer all waiting requests now, and let no other request wait, because the process stops."""
+        """Answer all waiting requests now, and let no new ones wait: the process is stopping."""
         self._is_closing = True
         for waiter in self._all_waiters():
             self._unpark(waiter)

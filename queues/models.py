@@ -171,7 +171,10 @@ class Quarantine(models.Model):
 
 
 class BeatJob(models.Model):
-    """The last run of one periodic task. The console shows it to operators; no code depends on it."""
+    """The last run of one periodic task.
+
+    The console shows it to operators; no code depends on it.
+    """
 
     name = models.TextField(primary_key=True)
     task = models.TextField()

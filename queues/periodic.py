@@ -1,4 +1,4 @@
-"""The decorator of periodic tasks. It prevents concurrent runs and records the last run."""
+"""The decorator of periodic tasks: each run takes a lock, and the last run is recorded."""
 
 from __future__ import annotations
 

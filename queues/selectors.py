@@ -1,4 +1,7 @@
-"""Reads of live data from Redis. Each takes one round trip unless its docstring gives another number."""
+"""Reads of live data from Redis.
+
+Each takes one round trip unless its docstring gives another number.
+"""
 
 from __future__ import annotations
 

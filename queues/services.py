@@ -237,7 +237,10 @@ def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
 def replay(
     tenant: TenantSnapshot, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
-    """Replay dead letters. Each gets all its attempts again, and the spec that `specs` has for it."""
+    """Replay dead letters.
+
+    Each gets all its attempts again, and the spec that `specs` has for it.
+    """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
     return _send_valid(

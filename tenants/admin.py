@@ -40,7 +40,7 @@ class TenantAdmin(TenantScopedAdmin):
     list_display = ("slug", "name", "status_label", "tid", "created_at")
     list_filter = ("status",)
     search_fields = ("slug", "name", "=tid")
-    search_help_text = "A tenant's name or its full id."
+    search_help_text = "Name or full id"
     readonly_fields = ("tid", "status", "created_at", "updated_at")
     actions = None
     actions_detail = ("suspend", "resume", "rotate_secret")
@@ -92,9 +92,11 @@ class TenantAdmin(TenantScopedAdmin):
         return scoping.has_role(request.user, self.tid_of(obj), Role.ADMIN)
 
     @action(
-        description="Suspend", url_path="suspend", icon="block", permissions=["suspend"], variant=ActionVariant.DANGER,
+        description="Suspend tenant", url_path="suspend", icon="block", permissions=["suspend"],
+        variant=ActionVariant.DANGER,
         dialog=reason_dialog(
-            "Suspend", "New tasks are refused at once. Workers can still finish the tasks they have claimed.", "Suspend"
+            "Suspend tenant", "New tasks are refused at once. Workers can still finish the tasks they have claimed.",
+            "Suspend tenant",
         ),
     )  # fmt: skip
     def suspend(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
@@ -104,8 +106,8 @@ class TenantAdmin(TenantScopedAdmin):
         return self._redirect(request, tenant, f"{tenant} is suspended.")
 
     @action(
-        description="Resume", url_path="resume", icon="play_arrow", permissions=["resume"],
-        dialog=reason_dialog("Resume", "The tenant can create and claim tasks again.", "Resume"),
+        description="Resume tenant", url_path="resume", icon="play_arrow", permissions=["resume"],
+        dialog=reason_dialog("Resume tenant", "The tenant can create and claim tasks again.", "Resume tenant"),
     )  # fmt: skip
     def resume(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
         with transaction.atomic():
@@ -114,10 +116,10 @@ class TenantAdmin(TenantScopedAdmin):
         return self._redirect(request, tenant, f"{tenant} is active.")
 
     @action(
-        description="New signing secret", url_path="rotate-secret", icon="key", permissions=["secrets"],
+        description="Create signing secret", url_path="rotate-secret", icon="key", permissions=["secrets"],
         dialog=reason_dialog(
-            "New signing secret",
-            "The new secret is shown once. The current one stays valid for 24 hours; older ones are retired now.",
+            "Create signing secret",
+            "The secret is shown once. The current secret also signs for another 24 hours. Older secrets stop at once.",
             "Create secret",
         ),
     )  # fmt: skip
@@ -193,7 +195,7 @@ class SigningSecretAdmin(TenantScopedAdmin):
     def masked(self, secret: SigningSecret) -> str:
         return str(secret)
 
-    @display(description="In force", boolean=True)
+    @display(description="Active", boolean=True)
     def active(self, secret: SigningSecret) -> bool:
         return secret.is_active
 

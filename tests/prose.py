@@ -1,7 +1,7 @@
 """A check of the project's English: `python -m tests.prose [--check] [PATH ...]`.
 
 It reads docstrings, comments and user-visible strings of Python, comments of Lua, JavaScript and configuration files,
-Markdown, and the text of Django templates. Each rule below names a turn of phrase that a reader has to read twice, and
+Markdown, and the text of Django templates. Each rule has a pattern of phrases that are hard to read, and
 what to write instead. Migrations and generated pages are skipped. With --check, any match makes the exit status 1.
 
 A rule is never switched off by a comment in the text. An exception belongs in the rule's `allowed`, with its reason.
@@ -38,7 +38,7 @@ class Allowed(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A pattern that plain English does not need."""
+    """A pattern of unclear phrases, and what to write instead."""
 
     name: str
     pattern: re.Pattern[str]
@@ -116,11 +116,11 @@ SUMMARY_ALLOWED = (
     Allowed("*/errors.py", "result not found", "the API's contract has this detail"),
     Allowed("*/errors.py", "cancelled", "the API's contract has this detail"),
 )
-# Here a docstring is an error's message as a whole, so that it cannot continue in a paragraph below.
-LONG_SUMMARIES = ("core/errors.py", "core/errors.py")
+# In these files, the whole docstring of an error is its message, so it must be one paragraph.
+LONG_SUMMARIES = ("core/errors.py",)
 # Nouns of the domain make better names of variables.
 VAGUE_NAMES = {"found", "asked", "said", "told", "says", "tells", "each", "they", "them", "gone"}
-# Names that have been replaced. Only definitions are looked at, so that another library's names do not matter.
+# Names that have been replaced. Only definitions are checked, because other libraries may use the same names.
 OLD_NAMES = {
     "DatedQuerySet": "IndexedDateHierarchyQuerySet",
     "LeanHandler": "ApiHandler",
@@ -177,7 +177,7 @@ OLD_NAMES = {
 # Names that Django chooses, one class per module.
 REPEATED_CLASSES = {"Meta", "Command", "Migration", "Media"}
 # Packages whose class names are the API's contract: the client library, and the schemas that openapi.yaml names.
-CONTRACT_PACKAGES = ("codeq_client/", "queues/api/schemas/", "queues/api/schemas/", "queues/api/schemas.py")
+CONTRACT_PACKAGES = ("codeq_client/", "queues/api/schemas/")
 
 _MENTIONED_FILE = re.compile(
     r"\b(?:codeq_site|codeq_client|core|queues|ranked|tenants|webhooks|console|pipeline|templates|tests|docs|bench)"
@@ -203,15 +203,12 @@ def _without_code(text: str) -> str:
     return _without_addresses(re.sub(r"``.+?``|`[^`\n]+`", _blank, text, flags=re.S))
 
 
-# --- the readers: from a file to its passages ---
-
-
 @functools.cache
 def _parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _documented(tree: ast.AST) -> Iterator[ast.Constant]:
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     """Every docstring of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -247,8 +244,8 @@ _SQL = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|DROP|ALTER|SET
 
 def _python_strings(tree: ast.AST, *, production: bool) -> Iterator[Passage]:
     """Strings of at least three words: error details, labels, descriptions; in tests, only the texts of spec marks."""
-    docstrings = {id(docstring) for docstring in _documented(tree)}
-    inside: set[int] = set()
+    docstrings = {id(docstring) for docstring in _docstrings(tree)}
+    part_ids: set[int] = set()
     roots: list[ast.AST] = [tree]
     if not production:
         roots = [
@@ -259,10 +256,10 @@ def _python_strings(tree: ast.AST, *, production: bool) -> Iterator[Passage]:
         ]
     for root in roots:
         for node in ast.walk(root):
-            if id(node) in docstrings or id(node) in inside:
+            if id(node) in docstrings or id(node) in part_ids:
                 continue
             if isinstance(node, ast.JoinedStr):
-                inside.update(id(part) for part in node.values)
+                part_ids.update(id(part) for part in node.values)
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
@@ -344,7 +341,7 @@ def passages(path: str, source: str) -> Iterator[Passage]:
     name = Path(path).name
     if name.endswith(".py"):
         tree = _parse(source)
-        yield from (Passage(constant.lineno, str(constant.value)) for constant in _documented(tree))
+        yield from (Passage(constant.lineno, str(constant.value)) for constant in _docstrings(tree))
         yield from _python_comments(source)
         yield from _python_strings(tree, production=is_production(path))
     elif name.endswith(".lua"):
@@ -357,9 +354,6 @@ def passages(path: str, source: str) -> Iterator[Passage]:
         yield from _template(source)
     elif name in ("Makefile", "Dockerfile") or name.endswith((".toml", ".yml", ".yaml")):
         yield from _marked_comments(source, "#")
-
-
-# --- the checks ---
 
 
 def is_production(path: str) -> bool:
@@ -385,7 +379,7 @@ def check_phrases(path: str, source: str) -> Iterator[Finding]:
 
 def check_summaries(path: str, source: str) -> Iterator[Finding]:
     """Check that the first line of a docstring is one short sentence."""
-    for constant in _documented(_parse(source)):
+    for constant in _docstrings(_parse(source)):
         summary = str(constant.value).strip().split("\n")[0].strip()
         if _is_allowed(path, summary, SUMMARY_ALLOWED):
             continue
@@ -432,9 +426,10 @@ def check_mentioned_files(path: str, source: str, root: Path) -> Iterator[Findin
 
 
 def check_class_names(sources: dict[str, str]) -> Iterator[Finding]:
-    """Find classes of production code that share a name; a package of the contract is compared with itself.
+    """Find classes of production code that have the same name.
 
-    Two nested classes may share one, because their owner is part of the name: `Membership.Role`.
+    A package in `CONTRACT_PACKAGES` is compared only with itself. Two nested classes may have the same name, because
+    the outer class distinguishes them: `Membership.Role`.
     """
     places = defaultdict[tuple[str, str], list[tuple[str, int]]](list)
     at_top = set[tuple[str, str]]()
@@ -458,7 +453,7 @@ def is_checked(path: str, source: str) -> bool:
 
 
 def read_tree(root: Path) -> dict[str, str]:
-    """Path -> text of every file of the repository that can hold prose."""
+    """Return the text of every file of the repository that can contain prose, by path."""
     command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     suffixes = (".py", ".lua", ".js", ".md", ".html", ".toml", ".yml", ".yaml", "Makefile", "Dockerfile")

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline; the only place in the tests that sleeps."""
+"""Poll until a condition is true, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-# Only a failing test waits this long, so the value suits the slowest machine.
+# Long enough for a slow machine. Only a failing test waits this long.
 SECONDS = 30.0
 
 
 def until(predicate: Callable[[], T], seconds: float = SECONDS, *, every: float = 0.01) -> T:
-    """Poll until the predicate returns a true value, and return it.
+    """Call the predicate until its result is true, and return the result.
 
     Raises AssertionError at the deadline.
     """
     deadline = time.monotonic() + seconds
     while True:
-        answer = predicate()
-        if answer:
-            return answer
+        result = predicate()
+        if result:
+            return result
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s; the last answer was {answer!r}")
+            raise AssertionError(f"not within {seconds:g} s; the last result was {result!r}")
         time.sleep(every)
 
 
 async def until_async(predicate: Callable[[], Awaitable[T]], seconds: float = SECONDS, *, every: float = 0.01) -> T:
-    """Do the same as `until` on the event loop."""
+    """Await the predicate until its result is true, like `until`."""
     deadline = time.monotonic() + seconds
     while True:
-        answer = await predicate()
-        if answer:
-            return answer
+        result = await predicate()
+        if result:
+            return result
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s; the last answer was {answer!r}")
+            raise AssertionError(f"not within {seconds:g} s; the last result was {result!r}")
         await asyncio.sleep(every)

@@ -22,7 +22,7 @@ from unfold.enums import ActionVariant
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
 from core.admin.audit_reason import ReasonActionForm, ReasonForm, reason_in
-from core.admin.mixins import ReadOnlyAdminMixin
+from core.admin.mixins import QueueColumnMixin, ReadOnlyAdminMixin
 from tenants.models import Tenant
 from tenants.scoping import Role, TenantFilter, TenantScopedAdmin, has_role, tenants_of
 from webhooks import services
@@ -36,7 +36,7 @@ STATUS_COLOURS = {"delivered": "success", "pending": "info", "given up": "danger
 class RecoverForm(ReasonForm):
     since = forms.SplitDateTimeField(
         widget=UnfoldAdminSplitDateTimeWidget,
-        help_text="Deliveries missed since this time are sent. Enter it in UTC, as in 2026-10-01 and 14:30:00.",
+        help_text="In UTC, for example 2026-10-01 and 14:30:00. Deliveries missed since this time are sent.",
     )
 
 
@@ -54,20 +54,18 @@ class AttemptInline(TabularInline):
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
+class DeliveryAdmin(QueueColumnMixin, ReadOnlyAdminMixin, TenantScopedAdmin):
     list_display = (
-        "shown_id", "created_at", "tenant_slug", "command", "status_label", "address", "last_response",
+        "shown_id", "created_at", "tenant_slug", "queue", "status_label", "address", "last_response",
     )  # fmt: skip
     list_select_related = ("tenant",)
     list_filter = ("status", TenantFilter)
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
     search_fields = ("id",)
-    search_help_text = (
-        "The full id of a delivery or a task, or the full address of an endpoint without its query string."
-    )
-    exclude = ("reservation", "task_id")
-    readonly_fields = ("task",)
+    search_help_text = "Full task id, delivery id or address"
+    exclude = ("reservation", "task_id", "command")
+    readonly_fields = ("task", "queue")
     inlines = (AttemptInline,)
     actions = ("replay",)
     empty_message = "No deliveries yet. A delivery is created when a task with a webhook ends."
@@ -116,7 +114,7 @@ class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     def replay(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
         reason = reason_in(request)
         if not reason:
-            self.message_user(request, "Nothing was sent. Enter a reason.", messages.ERROR)
+            self.message_user(request, "Nothing was sent. Enter a reason; it is kept in the history.", messages.ERROR)
             return
         # The list also has rows of tenants for which the user is only a viewer. Do not replay those.
         tids = set(queryset.order_by().values_list("tenant_id", flat=True).distinct())
@@ -127,8 +125,8 @@ class DeliveryAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
                 count = services.replay(queryset.filter(tenant_id=tenant.pk), utc_now())
                 _log_change(request, tenant, f"Sent {count} deliveries again: {reason}")
                 sent += count
-        skipped = f", {selected - sent} skipped (pending, refused or not permitted)" if selected > sent else ""
-        self.message_user(request, f"{sent} will be sent again{skipped}.", messages.SUCCESS)
+        skipped = f" Skipped, because pending, refused or not permitted: {selected - sent}." if selected > sent else ""
+        self.message_user(request, f"Deliveries to be sent again: {sent}.{skipped}", messages.SUCCESS)
 
 
 @admin.register(Endpoint)
@@ -164,7 +162,7 @@ class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
     @action(
         description="Enable and recover", url_path="recover", icon="play_arrow", permissions=["operate"],
         dialog={
-            "title": "Enable and recover",
+            "title": "Enable and recover endpoint",
             "description": "The endpoint receives callbacks again. Deliveries missed since the given time are sent.",
             "form_class": RecoverForm, "form_submit_text": "Recover",
         },
@@ -175,12 +173,12 @@ class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
             count = services.recover(endpoint, form.cleaned_data["since"], utc_now())
             since = form.cleaned_data["since"].isoformat(timespec="seconds")
             self.log_change(request, endpoint, f"Recovered since {since}, {count} sent: {form.cleaned_data['reason']}")
-        return self._redirect(request, endpoint, f"{endpoint} is enabled; {count} deliveries will be sent.")
+        return self._redirect(request, endpoint, f"{endpoint} is enabled. Deliveries to be sent: {count}.")
 
     @action(
         description="Disable", url_path="disable", icon="block", permissions=["operate"], variant=ActionVariant.DANGER,
         dialog={
-            "title": "Disable",
+            "title": "Disable endpoint",
             "description": "Nothing is sent to the endpoint. Its deliveries are held until it is enabled.",
             "form_class": ReasonForm, "form_submit_text": "Disable",
         },
@@ -190,13 +188,14 @@ class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
             endpoint = Endpoint.objects.get(pk=object_id)
             held = disable_endpoint(endpoint.tenant_id, endpoint.address, form.cleaned_data["reason"], utc_now())
             self.log_change(request, endpoint, f"Disabled, {held} held: {form.cleaned_data['reason']}")
-        return self._redirect(request, endpoint, f"{endpoint} is disabled; {held} deliveries are held.")
+        return self._redirect(request, endpoint, f"{endpoint} is disabled. Deliveries held: {held}.")
 
     @action(
-        description="New secret", url_path="new-secret", icon="key", permissions=["secrets"],
+        description="Create secret", url_path="new-secret", icon="key", permissions=["secrets"],
         dialog={
-            "title": "New endpoint secret",
-            "description": "It is shown once and replaces the tenant's secret. A former secret signs for another day.",
+            "title": "Create endpoint secret",
+            "description": "The secret is shown once. It replaces the tenant's secret for this endpoint. A former "
+            "secret of the endpoint also signs for another 24 hours.",
             "form_class": ReasonForm, "form_submit_text": "Create secret",
         },
     )  # fmt: skip

@@ -13,4 +13,4 @@ class WebhooksConfig(AppConfig):
         from queues.audit import events
         from webhooks import callbacks
 
-        events.on_ended(callbacks.open_deliveries)
+        events.on_ended(callbacks.create_deliveries)

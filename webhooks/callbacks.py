@@ -1,4 +1,4 @@
-"""Callbacks about ended tasks: their bodies, and their deliveries, created with the audit."""
+"""Callbacks about ended tasks: encode their bodies and create their deliveries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ class Callback(msgspec.Struct, rename="camel"):
     delivery_id: str
 
 
-def open_deliveries(ended: Sequence[AuditRecord]) -> None:
-    """Create a delivery for each ended task that has a webhook. Idempotent for the same event."""
+def create_deliveries(ended: Sequence[AuditRecord]) -> None:
+    """Create a delivery for each ended task that has a webhook. Idempotent for the same event.
+
+    The audit calls this in the transaction that stores the tasks.
+    """
     rows = [_row(item) for item in ended if item.spec and item.spec.webhook]
     if not rows:
         return
@@ -97,7 +100,7 @@ def encode_callback(item: AuditRecord, delivery_id: uuid.UUID) -> bytes:
 def _raw_json(value: bytes | None) -> msgspec.Raw | None:
     """Return a worker's JSON unchanged, or as a JSON string if it is invalid.
 
-    An older release or an accident may have stored invalid JSON, which must not make the whole body invalid.
+    Invalid JSON, for example from an older release, must not make the whole body invalid.
     """
     if value is None:
         return None

@@ -24,7 +24,7 @@ ANSWER_BYTES = 2048
 
 
 class DeliveryResult(msgspec.Struct, frozen=True):
-    """A finished attempt of a reserved delivery, and what follows from it."""
+    """A finished attempt of a reserved delivery, and the decision whether to retry it."""
 
     delivery: ReservedDelivery
     started_at: datetime
@@ -135,7 +135,7 @@ def _record_circuits(results: Sequence[DeliveryResult], now: datetime) -> None:
 
 
 def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
-    """Record since when endpoints fail, and disable those that answered 410.
+    """Record when endpoints began to fail, and disable endpoints that answered 410.
 
     An endpoint counts as failing when a delivery has used up its quick attempts.
     """

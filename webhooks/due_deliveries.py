@@ -38,9 +38,9 @@ class ReservedDelivery(msgspec.Struct, frozen=True):
 
 
 # `destination` is a recursive skip scan: one index lookup for each (tenant, host) with pending deliveries, so a host
-# with a hundred thousand of them costs as much as a host with one. `capacity` is how many more each may have reserved.
-# `candidate` numbers the due deliveries of each destination, and `chosen` takes the first of all destinations before
-# the second of any, so that a large backlog does not delay other destinations.
+# with a hundred thousand of them costs as much as a host with one. `capacity` is the number of further deliveries that
+# may be reserved for each destination. `candidate` numbers the due deliveries of each destination. `chosen` takes the
+# first delivery of every destination before any second one, so that a large backlog does not delay other destinations.
 RESERVE = """
 WITH RECURSIVE destination AS (
     (SELECT tenant_id, host FROM webhooks_delivery WHERE status = 'pending' ORDER BY tenant_id, host LIMIT 1)

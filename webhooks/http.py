@@ -14,7 +14,7 @@ from core.conf import conf
 from core.http_client import Resolve, Unreachable
 from core.url_check import AddressRefused, check_resolved, parse
 
-# The status decides whether an attempt succeeded. The body is only recorded, so a slow one is not waited for.
+# The status decides whether an attempt succeeded. The body is only recorded: wait for it no longer than this.
 BODY_SECONDS = 2.0
 
 

@@ -16,7 +16,7 @@ from core.admin.date_hierarchy import IndexedDateHierarchyQuerySet
 class Endpoint(models.Model):
     """A receiver of callbacks that has a secret of its own, fails, or is disabled.
 
-    Other webhooks have no row here: their URL comes with the task, and the tenant's secret signs.
+    Other receivers have no row: their URL is part of the task, and their requests are signed with the tenant's secret.
     """
 
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
@@ -66,7 +66,10 @@ class Circuit(models.Model):
 
 
 class Delivery(models.Model):
-    """A callback about one end of a task to one endpoint. Its id is the same on every attempt."""
+    """A callback to an endpoint about the end of a task. Its id is the same on every attempt.
+
+    A task that is replayed and ends again has a second delivery.
+    """
 
     class Status(models.TextChoices):
         PENDING = "pending", "pending"
@@ -104,7 +107,7 @@ class Delivery(models.Model):
     class Meta:
         verbose_name_plural = "deliveries"
         indexes: ClassVar = [
-            # Due deliveries of one host and tenant by time; also the skip scan from one host to the next.
+            # The due deliveries of a tenant and host in order of time, and the skip scan over tenants and hosts.
             models.Index(fields=["tenant", "host", "due_at"], condition=Q(status="pending"), name="delivery_due"),
             models.Index(fields=["tenant", "host"], condition=Q(reservation__isnull=False), name="delivery_reserved"),
             models.Index(fields=["tenant", "address", "created_at"], name="delivery_of_endpoint"),

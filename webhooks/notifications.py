@@ -45,7 +45,7 @@ class NotificationRequest(msgspec.Struct, frozen=True):
     subscription: Subscription
     queue: QueueRef
     waiting: WaitingTasks
-    # Trace context of the task that is claimed next: the one that woke the queue, if it is the only task there.
+    # Trace context of the next task to be claimed. With other tasks in the queue, it may not be the task that arrived.
     trace: tuple[str, str]
 
 

@@ -17,7 +17,7 @@ RUN_SECONDS = 20.0
 def deliver(lock: PeriodicTaskLock) -> str:
     """Send the callbacks that are due."""
     sender = Sender()
-    asyncio.run(sender.run(lock.renew, RUN_SECONDS, on_last=lock.release))
+    asyncio.run(sender.run(lock.renew, RUN_SECONDS, on_reserving_ended=lock.release))
     return f"{sender.delivered} delivered, {sender.failed} failed"
 
 

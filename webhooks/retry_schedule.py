@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
 
 class RetryDecision(NamedTuple):
-    """The verdict on an attempt, and when to retry if it is RETRY."""
+    """The verdict on an attempt and, if it is RETRY, the time of the next attempt."""
 
     verdict: Verdict
     due_at: datetime | None = None
@@ -74,9 +74,9 @@ def delays_seconds(settings: Webhooks) -> list[float]:
 
 
 def parse_retry_after(value: str, now: datetime) -> timedelta | None:
-    """Parse a `Retry-After` header, which has seconds or a date; None if it is invalid or past.
+    """Return the delay that a `Retry-After` header requests, None if it is invalid or past.
 
-    The delay is clamped to `RETRY_AFTER_MIN` and `RETRY_AFTER_MAX`.
+    The header has a number of seconds or a date. The delay is clamped to `RETRY_AFTER_MIN` and `RETRY_AFTER_MAX`.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():

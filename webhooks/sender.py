@@ -1,9 +1,9 @@
 """Send due deliveries, many at once, and record the results in batches.
 
 The POSTs are coroutines on one event loop, a bounded number to each host; one thread beside it makes all database
-calls. Each round records the attempts that finished since the last round and reserves deliveries for the free slots. A
-crash between a POST and its record therefore repeats only that POST, under the same id. To bound the number of repeats,
-at most `max_unrecorded` deliveries may have just started and not be recorded yet.
+calls. Each round records the attempts that finished since the last round and reserves deliveries for the free slots.
+After a crash, only the POSTs that were not yet recorded are repeated, under the same ids. The setting `max_unrecorded`
+limits their number: the sender starts no more deliveries while so many have recently started without a record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25  # how often a run with attempts under way checks for due deliveries
 BATCH_SECONDS = 0.002  # attempts that finish within this time are recorded together
-BURST_SECONDS = 0.02  # an attempt older than this is slow, and does not count towards the burst
+RECENT_START_SECONDS = 0.02  # an attempt that takes longer is slow, and does not count towards `max_unrecorded`
 OUTAGE_SECONDS = 20.0  # how long finished attempts wait for an unavailable database
 # How long callbacks wait if Redis cannot check their rate: the rate limit must not be exceeded during an outage.
 RATE_RETRY_SECONDS = 1.0
@@ -72,18 +72,19 @@ class Sender:
         self._active: dict[TenantHost, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unrecorded: dict[uuid.UUID, float] = {}  # delivery id -> start time, in order of start
-        self._burst_timer: asyncio.TimerHandle | None = None
+        self._start_timer: asyncio.TimerHandle | None = None
         self._finished: list[DeliveryResult] = []
         self._changed = asyncio.Event()
         self._is_reserving = True
         self._outage_deadline: float | None = None
 
     async def run(
-        self, may_continue: Callable[[], bool], seconds: float, *, on_last: Callable[[], None] = lambda: None
+        self, may_continue: Callable[[], bool], seconds: float, *, on_reserving_ended: Callable[[], None] = lambda: None
     ) -> None:
         """Send until nothing is due or under way; reserve deliveries for at most `seconds`.
 
-        `on_last` is called when the run stops reserving: the next run may begin while the last attempts finish.
+        `on_reserving_ended` is called when the run stops reserving, so that the next run can begin while the last
+        attempts of this one finish.
         """
         deadline = time.monotonic() + seconds
         with ThreadPoolExecutor(1, thread_name_prefix="webhook-database") as database:
@@ -92,7 +93,7 @@ class Sender:
                 while True:
                     if self._is_reserving and (time.monotonic() >= deadline or not await in_database(may_continue)):
                         await in_database(self._release, self._stop_reserving())
-                        await in_database(on_last)
+                        await in_database(on_reserving_ended)
                     finished, self._finished = self._finished, []
                     reserved = await in_database(self._record_and_reserve, finished, self._reserve_limit())
                     if reserved is None:
@@ -125,7 +126,7 @@ class Sender:
         return 2 * slots - reserved if self._is_reserving and reserved <= slots else 0
 
     def _stop_reserving(self) -> list[uuid.UUID]:
-        """Only finish what has started from now on; return the ids of the deliveries that have not."""
+        """Reserve and start no more deliveries; return the ids of those that are still queued."""
         self._is_reserving = False
         unstarted = [delivery.id for deliveries in self._queued.values() for delivery in deliveries]
         self._queued.clear()
@@ -181,15 +182,15 @@ class Sender:
     def _start_queued(self) -> None:
         """Start queued deliveries, one of each host in turn.
 
-        They are limited by the slots, the slots of each host and the burst.
+        They are limited by the slots, the slots of each host and `max_unrecorded`.
         """
         settings = conf().webhooks
         earliest_expiry = self._clock() + timedelta(seconds=settings.deadline_seconds + 1)
-        is_progress = True
-        while is_progress:
-            is_progress = False
+        has_started = True
+        while has_started:
+            has_started = False
             for tenant_host in list(self._queued):
-                if len(self._tasks) >= settings.slots or self._is_burst_used_up():
+                if len(self._tasks) >= settings.slots or self._is_unrecorded_limit_reached():
                     return
                 if self._active.get(tenant_host, 0) >= settings.slots_per_host:
                     continue
@@ -197,7 +198,7 @@ class Sender:
                 delivery = deliveries.popleft()
                 if deliveries:
                     self._queued[tenant_host] = deliveries  # moved behind the other hosts
-                is_progress = True
+                has_started = True
                 # Drop a delivery whose reservation would expire during the attempt: it will be due again.
                 if earliest_expiry <= delivery.until:
                     self._start(delivery, tenant_host)
@@ -209,28 +210,28 @@ class Sender:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _is_burst_used_up(self) -> bool:
-        """Return whether `max_unrecorded` deliveries have just started and are not recorded.
+    def _is_unrecorded_limit_reached(self) -> bool:
+        """Return whether `max_unrecorded` recently started deliveries have no record yet.
 
-        A crash now would repeat them. If so, schedule another start when they no longer count.
+        A crash now would repeat them. If so, schedule another start for the time at which they no longer count.
         """
-        since = time.monotonic() - BURST_SECONDS
+        since = time.monotonic() - RECENT_START_SECONDS
         limit = conf().webhooks.max_unrecorded
         if sum(1 for _ in takewhile(lambda started: started > since, reversed(self._unrecorded.values()))) < limit:
             return False
-        if self._burst_timer is None:
-            self._burst_timer = asyncio.get_running_loop().call_later(BURST_SECONDS, self._after_burst)
+        if self._start_timer is None:
+            self._start_timer = asyncio.get_running_loop().call_later(RECENT_START_SECONDS, self._start_after_timer)
         return True
 
-    def _after_burst(self) -> None:
-        self._burst_timer = None
+    def _start_after_timer(self) -> None:
+        self._start_timer = None
         self._start_queued()
 
     async def _attempt(self, delivery: ReservedDelivery, tenant_host: TenantHost) -> None:
         started_at = self._clock()
         body = delivery.body.encode()
         with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
-            headers = common_headers(*trace) | self._signature(delivery, started_at, body)
+            headers = common_headers(*trace) | self._signature_headers(delivery, started_at, body)
             posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
         decision = retry_schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
         metrics.count_post("task_result", delivery.command, is_delivered=posted.is_delivered)
@@ -243,7 +244,7 @@ class Sender:
         self._start_queued()
         self._changed.set()
 
-    def _signature(self, delivery: ReservedDelivery, moment: datetime, body: bytes) -> dict[str, str]:
+    def _signature_headers(self, delivery: ReservedDelivery, moment: datetime, body: bytes) -> dict[str, str]:
         secrets = self._secrets.get(delivery.tid, delivery.address)
         return signing.headers(secrets, str(delivery.id), int(moment.timestamp()), body)
 
@@ -266,7 +267,7 @@ def _close_connection() -> None:
 
 
 def common_headers(trace_parent: str = "", trace_state: str = "") -> dict[str, str]:
-    """Return the headers of every webhook request, without a malformed trace context."""
+    """Return the headers that every webhook request has. Leave out a malformed trace context."""
     headers = {"Content-Type": "application/json", "User-Agent": "codeQ"}
     if TRACE_PARENT.fullmatch(trace_parent):
         headers["traceparent"] = trace_parent

@@ -50,9 +50,9 @@ def recover(endpoint: Endpoint, since: datetime, now: datetime) -> int:
 
 
 def register(tid: str, url: str, description: str = "") -> tuple[Endpoint, str]:
-    """Give an endpoint a secret of its own, instead of its tenant's, and return both.
+    """Give an endpoint its own secret instead of its tenant's; return the endpoint and secret.
 
-    The secret cannot be read again later.
+    The secret cannot be read later.
     """
     address = url_check.check_url(url).endpoint_url
     secret = _new_secret()
@@ -101,7 +101,7 @@ class SigningSecrets:
         rows = Endpoint.objects.filter(
             tenant_id__in={tid for tid, _ in missing}, address__in={address for _, address in missing}
         ).exclude(sealed="")
-        own = {(row.tenant_id, row.address): _unseal_secrets(row, now) for row in rows}
+        own = {(row.tenant_id, row.address): _decrypt_secrets(row, now) for row in rows}
         for tid, address in missing:
             self._by_endpoint[tid, address] = own.get((tid, address)) or self._tenant_secrets(tid)
 
@@ -113,12 +113,13 @@ class SigningSecrets:
         if tid not in self._by_tenant:
             secrets = tenant_services.signing_secrets(tid)
             slug = None if secrets else Tenant.objects.filter(pk=tid).values_list("slug", flat=True).first()
-            # A deleted tenant has no secret. Sign its remaining deliveries with a random one, which cannot be forged.
+            # A deleted tenant has no secret. Sign its remaining deliveries with a random one, so that
+            # their signatures cannot be forged.
             self._by_tenant[tid] = secrets or [tenant_services.signing_secret(slug) if slug else _new_secret()]
         return self._by_tenant[tid]
 
 
-def _unseal_secrets(row: Endpoint, now: datetime) -> list[str]:
+def _decrypt_secrets(row: Endpoint, now: datetime) -> list[str]:
     sealed = [row.sealed]
     if row.former_sealed and row.former_until and row.former_until > now:
         sealed.append(row.former_sealed)
@@ -137,9 +138,9 @@ def disable_failing(now: datetime) -> int:
 
 
 def cleanup(now: datetime) -> int:
-    """Delete at most `CHUNK` ended deliveries whose retention is over; return how many.
+    """Delete at most `CHUNK` ended deliveries whose retention has expired; return how many.
 
-    Their attempts are deleted too, and so are endpoint rows that hold no information any more.
+    Also delete their attempts, and the rows of endpoints that have no secret and no description and do not fail.
     """
     before = now - timedelta(seconds=conf().webhooks.retention_seconds)
     old = Delivery.objects.filter(ended_at__lt=before).order_by("ended_at").values_list("pk", flat=True)[:CHUNK]

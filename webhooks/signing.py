@@ -1,8 +1,8 @@
 """Signatures of webhook requests: codeQ's own and those of Standard Webhooks.
 
 The timestamp is that of the attempt, so a receiver that rejects timestamps older than five minutes also accepts a
-retry an hour later. During a secret rotation both secrets sign: the Standard Webhooks header holds several signatures;
-codeQ's header holds one, so the former secret's signature has a header of its own.
+retry an hour later. During a secret rotation a request is signed with both secrets. The Standard Webhooks header holds
+several signatures. codeQ's header holds one, so the signature with the former secret has its own header.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def headers(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
     signed = {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": " ".join(standard(secret, message_id, timestamp, body) for secret in secrets),
+        "webhook-signature": " ".join(sign_standard(secret, message_id, timestamp, body) for secret in secrets),
         "X-CodeQ-Timestamp": str(timestamp),
-        "X-CodeQ-Signature": plain(secrets[0], timestamp, body),
+        "X-CodeQ-Signature": sign_codeq(secrets[0], timestamp, body),
     }
     if len(secrets) > 1:
-        signed["X-CodeQ-Signature-Previous"] = plain(secrets[1], timestamp, body)
+        signed["X-CodeQ-Signature-Previous"] = sign_codeq(secrets[1], timestamp, body)
     return signed
 
 
-def plain(secret: str, timestamp: int, body: bytes) -> str:
+def sign_codeq(secret: str, timestamp: int, body: bytes) -> str:
     """Return codeQ's signature: hex HMAC-SHA256 of `timestamp.body`.
 
     The key is the secret as printed, with its `whsec_` prefix.
@@ -36,7 +36,7 @@ def plain(secret: str, timestamp: int, body: bytes) -> str:
     return hmac.digest(secret.encode(), b"%d." % timestamp + body, "sha256").hex()
 
 
-def standard(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+def sign_standard(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     """Return the Standard Webhooks signature, `v1,` and a base64 HMAC-SHA256.
 
     It signs `id.timestamp.body` with the decoded secret.

@@ -84,7 +84,7 @@ def subscribe(
 def renew(
     tenant: TenantSnapshot, worker: str, subscription_id: str, now: datetime, *, ttl_seconds: int | None = None
 ) -> Subscription:
-    """Let a subscription expire `ttl_seconds` from now, by default its last value.
+    """Extend a subscription to `ttl_seconds` from now; the default is its last TTL.
 
     Raises NotFound if it has expired or belongs to another worker.
     """
@@ -164,9 +164,10 @@ def is_interval_over(subscription: Subscription, now: datetime) -> bool:
 
 
 def _weight(command: str, pk: uuid.UUID) -> bytes:
-    """Weight of a subscription for a queue in rendezvous hashing: the highest is selected.
+    """Return the weight of a subscription for a queue. The highest weight is selected.
 
-    A subscription that is added or removed moves only the queues that it wins.
+    This is rendezvous hashing: adding or removing a subscription reassigns only the queues for which its weight is the
+    highest.
     """
     return hashlib.blake2b(command.encode(), key=pk.bytes, digest_size=8).digest()
 

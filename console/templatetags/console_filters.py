@@ -40,7 +40,7 @@ def _points(values: Sequence[int]) -> list[str]:
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """Format a duration in at most two units: 12 ms, 3.4 s, 5 min 10 s, 3 h 12 min, 2 d 4 h."""
+    """Format a duration in at most two units: 12 ms, 3.4 s, 5 min, 3 h 12 min, 2 d 4 h."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -50,8 +50,8 @@ def duration(seconds: float | None) -> str:
     for large, small, names in ((86_400, 3_600, "d h"), (3_600, 60, "h min"), (60, 1, "min s")):
         if seconds >= large:
             whole, rest = divmod(int(seconds), large)
-            name, other = names.split()
-            return f"{whole} {name} {rest // small} {other}"
+            large_name, small_name = names.split()
+            return f"{whole} {large_name}" + (f" {rest // small} {small_name}" if rest >= small else "")
     raise AssertionError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpRequest
+from unfold.decorators import display
 from unfold.paginator import InfinitePaginator
 
 
@@ -24,3 +25,11 @@ class ReadOnlyAdminMixin:
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class QueueColumnMixin:
+    """Show the column `command` under the name that the console uses for it."""
+
+    @display(description="Queue", ordering="command")
+    def queue(self, row: Any) -> str:
+        return str(row.command)

@@ -8,7 +8,7 @@ from core import errors, threadpool
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
 from pipeline import selectors
-from pipeline.api import wire
+from pipeline.api import schemas
 from pipeline.models import MARTS
 from tenants.domain import Caller
 from tenants.permissions import IsProducer
@@ -23,11 +23,11 @@ class InsightsView(ApiView):
         summary="Read a mart",
         permission_classes=(IsProducer,),
         rate="admin",
-        query=wire.InsightsQuery,
-        answers={200: wire.Insights},
+        query=schemas.InsightsQuery,
+        answers={200: schemas.Insights},
         errors=(errors.NotFound,),
     )
-    async def get(self, caller: Caller, mart: str, query: wire.InsightsQuery) -> HttpResponse:
+    async def get(self, caller: Caller, mart: str, query: schemas.InsightsQuery) -> HttpResponse:
         """Returns the tenant's rows, ordered by day and then by the rest of the mart's key.
 
         The pipeline updates the marts once an hour. Days and hours are UTC. The period is at most 92 days; the
@@ -45,4 +45,4 @@ class InsightsView(ApiView):
             cursor=query.cursor,
             limit=query.limit,
         )
-        return json_response(wire.build_insights(mart, page))
+        return json_response(schemas.build_insights(mart, page))

@@ -26,6 +26,7 @@ from typing import Any
 
 from pipeline.spark.store import Store, checksum, open_store
 
+# `vacuum` keeps at least this number of roots, everything that is younger than KEEP_SECONDS, and the state of loads.
 KEEP_ROOTS = 20
 KEEP_SECONDS = 24 * 3600
 KEEP_LOADS_SECONDS = 7 * 24 * 3600
@@ -77,12 +78,12 @@ class Manifest:
     def rows(self) -> int:
         return sum(partition.rows for partition in self.partitions.values())
 
-    def find_stale_keys(self, others: Mapping[str, str], must_recompute: Callable[[str], bool]) -> set[str]:
-        """Return the keys whose source differs from `others` or for which `must_recompute` is true."""
+    def find_stale_keys(self, sources: Mapping[str, str], must_recompute: Callable[[str], bool]) -> set[str]:
+        """Return the keys whose source differs from that in `sources`, or that must be recomputed."""
         return {
             key
-            for key in self.sources.keys() | others.keys()
-            if self.sources.get(key) != others.get(key) or must_recompute(key)
+            for key in self.sources.keys() | sources.keys()
+            if self.sources.get(key) != sources.get(key) or must_recompute(key)
         }
 
     def dump(self) -> bytes:
@@ -104,7 +105,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Root:
-    """One version of the lake: the manifest of each table, and the checksum of each manifest."""
+    """The content of a pointer file: one version of the lake.
+
+    It names the manifest of each table, and holds the checksum of each manifest.
+    """
 
     number: int = 0
     tables: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Load a dataset as tasks.
 
-The executors send each row through the batch API, once even if the load is repeated.
+The executors send the rows through the batch API. Each row becomes one task, even if the load is repeated.
 
 The rows are staged once, in buckets by their key, so that a resumed load sends the rows that it started with. An
 accepted bucket is recorded. An interrupted bucket is sent again, and the API recognises its rows by their idempotency
@@ -33,7 +33,7 @@ TABLE_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){0,2}"
 ROWS_PER_BUCKET = 5_000
 BUCKETS_PER_WAVE = 16
 GIVE_UP_SECONDS = 300.0
-RESULT = "bucket long, sent long, refused long, reason string"
+RESULT_SCHEMA = "bucket long, sent long, refused long, reason string"
 
 
 class LoadRejected(RuntimeError):
@@ -214,7 +214,7 @@ def _send_wave(
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         return _send(batches, target)
 
-    sums = distributed.mapInArrow(send, RESULT).groupBy("bucket")
+    sums = distributed.mapInArrow(send, RESULT_SCHEMA).groupBy("bucket")
     for row in sums.agg(
         F.sum("sent").alias("sent"), F.sum("refused").alias("refused"), F.max("reason").alias("reason")
     ).collect():

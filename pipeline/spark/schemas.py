@@ -31,8 +31,8 @@ TYPES: dict[str, DataType] = {
     "date": DateType(),
     "time": TimestampType(),
 }
-# Types that a value may have been written as and can still be read without loss.
-WIDENS = {"long": ("bigint", "int", "smallint", "tinyint"), "int": ("int", "smallint", "tinyint")}
+# For each type of a contract, the types in a file that can be read as it without loss.
+LOSSLESS_SOURCES = {"long": ("bigint", "int", "smallint", "tinyint"), "int": ("int", "smallint", "tinyint")}
 
 OUTCOMES = ("COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED", "CANCELLED")
 STATUSES = ("PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "CANCELLED")
@@ -57,8 +57,8 @@ class TableContract:
     keys: tuple[str, ...]
     partitions: tuple[str, ...]
     version: int = 1
-    lookahead_days: int = 0  # number of following days whose facts a mart's day also depends on
-    fact: str = "attempts"
+    lookahead_days: int = 0  # a day of a mart is computed from the facts of that day and this many following days
+    source: str = "attempts"  # the table that this one is computed from
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +93,7 @@ def check(table: TableContract, schema: StructType, location: str, *, ignore: It
         if actual is None:
             if not column.optional:
                 problems.append(f"{column.name} is missing")
-        elif actual != expected and actual not in WIDENS.get(column.type, ()):
+        elif actual != expected and actual not in LOSSLESS_SOURCES.get(column.type, ()):
             problems.append(f"{column.name} is {actual}, not {expected}")
     problems += [f"{name} is unknown" for name in types]
     if problems:
@@ -136,7 +136,7 @@ ATTEMPTS = TableContract(
     _parse_columns(f"date:date tenant:string {_ATTEMPT} wait_ms:long? run_ms:long?"),
     ("task_id", "number"),
     _BY_DAY,
-    fact="raw",
+    source="raw",
 )
 
 _HOUR = "date:date tenant:string command:string hour:time"
@@ -206,7 +206,7 @@ MARTS: dict[str, TableContract] = {
             ),
             ("date", "tenant", "endpoint", "hour"),
             ("date",),
-            fact="deliveries",
+            source="deliveries",
         ),
     )
 }
@@ -215,7 +215,7 @@ DELIVERIES = TableContract(
     _parse_columns(f"date:date tenant:string {_DELIVERY}"),
     ("delivery_id", "number"),
     _BY_DAY,
-    fact="deliveries_raw",
+    source="deliveries_raw",
 )
 _FACTS = (RAW, REJECTED, ATTEMPTS, DELIVERIES_RAW, DELIVERIES_REJECTED, DELIVERIES)
 TABLES = {table.name: table for table in (*_FACTS, *MARTS.values())}

@@ -17,8 +17,8 @@ from pipeline.spark import java
 
 logger = logging.getLogger(__name__)
 
-# Settings that results depend on, for every master.
-SAME_EVERYWHERE = {
+# Settings for every master, so that results do not depend on it.
+COMMON_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -43,7 +43,7 @@ SAME_EVERYWHERE = {
     # Keep secrets out of query plans and logs.
     "spark.sql.redaction.options.regex": "(?i)url|dsn|password|token",
 }
-LOCAL = {
+LOCAL_SETTINGS = {
     # The default of 200 adds scheduling overhead per task without a benefit on a few cores.
     "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
     "spark.driver.memory": "2g",
@@ -55,7 +55,7 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
 }
-LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+LOOPBACK_SETTINGS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
 def is_local(master: str) -> bool:
@@ -83,7 +83,11 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Pickle the functions that run on executors by value, so that a cluster needs the dependencies but not this code.
     cloudpickle.register_pickle_by_value(pipeline.spark)  # type: ignore[no-untyped-call]
-    settings = {**SAME_EVERYWHERE, **(LOCAL if is_local(master) else {}), **(LOOPBACK if is_loopback(master) else {})}
+    settings = {
+        **COMMON_SETTINGS,
+        **(LOCAL_SETTINGS if is_local(master) else {}),
+        **(LOOPBACK_SETTINGS if is_loopback(master) else {}),
+    }
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)

@@ -1,9 +1,9 @@
 """Simulate real history with other workers, priorities, leases or backoff.
 
 Each tenant is a separate queue. Like the engine, a free worker takes the task with the highest priority and, among
-those, the oldest. An attempt takes as long as it took in reality. If the simulated lease is shorter than the run, the
-task becomes visible again when the lease expires, and the worker's run is wasted. An attempt whose worker was lost ends
-when the simulated lease expires.
+those, the oldest. A simulated attempt takes as long as the recorded one. If the simulated lease is shorter than the
+run, the task becomes visible again when the lease expires, and the worker's run is wasted. An attempt whose worker was
+lost ends when the simulated lease expires.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 BACKOFFS = ("fixed", "linear", "exponential", "exp_full_jitter", "exp_equal_jitter")
-SUMMARY = (
+SUMMARY_SCHEMA = (
     "tenant string, command string, tasks long, attempts long, dead long, duplicate_ms long, wait_mean_ms double, "
     "wait_p50_ms long, wait_p95_ms long, wait_p99_ms long, wait_max_ms long, workers int, busy double"
 )
@@ -67,7 +67,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class RecordedAttempt:
-    """A recorded attempt."""
+    """An attempt of the history: how long it ran, and how it ended."""
 
     run_ms: int  # time that it held its worker
     failed: bool = False
@@ -100,7 +100,8 @@ def simulate_tasks(
 ) -> tuple[dict[str, CommandOutcome], float]:
     """Simulate the history with this number of servers.
 
-    Return the outcome of each command, and the share of time that the servers were busy.
+    A server runs one task at a time: a worker with a concurrency of 4 is four servers. Return the outcome of each
+    command, and the share of time that the servers were busy.
     """
     outcomes: dict[str, CommandOutcome] = {}
     order = sorted(range(len(tasks)), key=lambda i: tasks[i].visible_ms)
@@ -131,16 +132,14 @@ def simulate_tasks(
         outcome = outcomes.setdefault(task.command, CommandOutcome())
         outcome.tasks += number == 0
         outcome.waits.append(now - visible)
-        held_ms, ended_ms, failed, gap_ms = _simulate_attempt(
-            task.attempts[min(number, len(task.attempts) - 1)], number, scenario
-        )
-        heapq.heapreplace(free, now + held_ms)
-        busy += held_ms
-        outcome.duplicate_ms += held_ms if failed and held_ms > ended_ms else 0
-        if failed:
+        attempt = _simulate_attempt(task.attempts[min(number, len(task.attempts) - 1)], number, scenario)
+        heapq.heapreplace(free, now + attempt.run_ms)
+        busy += attempt.run_ms
+        outcome.duplicate_ms += attempt.run_ms if attempt.failed and attempt.run_ms > attempt.lease_held_ms else 0
+        if attempt.failed:
             has_attempts_left = number + 1 < (scenario.max_attempts or len(task.attempts))
             if has_attempts_left and (number + 1 < len(task.attempts) or scenario.max_attempts is not None):
-                heapq.heappush(retries, (now + ended_ms + gap_ms, index, number + 1))
+                heapq.heappush(retries, (now + attempt.lease_held_ms + attempt.gap_ms, index, number + 1))
             else:
                 outcome.dead += 1
     span = max(free) - first if order else 0
@@ -151,22 +150,26 @@ def _get_priority(task: SimulatedTask, scenario: Scenario) -> int:
     return scenario.priorities.get(task.command, task.priority)
 
 
-def _simulate_attempt(attempt: RecordedAttempt, number: int, scenario: Scenario) -> tuple[int, int, bool, int]:
-    """Return the attempt's timing and result in the scenario.
+class SimulatedAttempt(NamedTuple):
+    """The timing and result of an attempt in a scenario."""
 
-    The values are the time that it holds its worker, the time after which the task leaves it, whether it failed, and
-    the delay until the task is visible again.
-    """
-    held = ended = attempt.run_ms
+    run_ms: int  # time that its server is busy
+    lease_held_ms: int  # time until it ends or its lease expires
+    failed: bool
+    gap_ms: int  # delay after that until the task is visible again
+
+
+def _simulate_attempt(attempt: RecordedAttempt, number: int, scenario: Scenario) -> SimulatedAttempt:
+    run_ms = lease_held_ms = attempt.run_ms
     failed = attempt.failed or attempt.lost
     if scenario.lease_seconds is not None:
-        lease = scenario.lease_seconds * 1000
+        lease_ms = scenario.lease_seconds * 1000
         if attempt.lost:
-            held = ended = lease
-        elif attempt.run_ms > lease:
-            ended, failed = lease, True
-    gap = scenario.backoff.delay_ms(number + 1) if scenario.backoff else attempt.gap_ms
-    return held, ended, failed, gap
+            run_ms = lease_held_ms = lease_ms
+        elif attempt.run_ms > lease_ms:
+            lease_held_ms, failed = lease_ms, True
+    gap_ms = scenario.backoff.delay_ms(number + 1) if scenario.backoff else attempt.gap_ms
+    return SimulatedAttempt(run_ms, lease_held_ms, failed, gap_ms)
 
 
 def peak_concurrency(starts: Any, ends: Any) -> int:
@@ -181,7 +184,7 @@ def peak_concurrency(starts: Any, ends: Any) -> int:
 def simulate_tenants(attempts: DataFrame, scenario: Scenario) -> DataFrame:
     """Simulate each tenant's history with this scenario.
 
-    The result has a row per command (`SUMMARY`).
+    The result has a row per command (`SUMMARY_SCHEMA`).
     """
     columns = ("tenant", "task_id", "number", "command", "priority", "outcome", "status")
     times = [F.unix_millis(f"{name}_at").alias(f"{name}_ms") for name in ("visible", "claimed", "ended")]
@@ -190,11 +193,11 @@ def simulate_tenants(attempts: DataFrame, scenario: Scenario) -> DataFrame:
     def simulate_tenant(rows: Any) -> Any:
         return _simulate_rows(rows, scenario)
 
-    return history.groupBy("tenant").applyInPandas(simulate_tenant, SUMMARY)
+    return history.groupBy("tenant").applyInPandas(simulate_tenant, SUMMARY_SCHEMA)
 
 
 def measure_tenants(attempts: DataFrame) -> DataFrame:
-    """Return the same columns, computed from the recorded history."""
+    """Return the summary of the recorded history, with the columns of `simulate_tenants`."""
     from pipeline.spark.transforms.common import collect_sorted, count_where, quantile
     from pipeline.spark.transforms.throughput import is_dead
 
@@ -234,7 +237,7 @@ def _simulate_rows(rows: Any, scenario: Scenario) -> Any:
         quantiles = (int(waits[rank]) for rank in ranks)
         counts = (outcome.tasks, len(waits), outcome.dead, outcome.duplicate_ms)
         result.append((tenant, command, *counts, float(waits.mean()), *quantiles, servers, round(busy, 4)))
-    return pd.DataFrame(result, columns=[column.split()[0] for column in SUMMARY.split(", ")])
+    return pd.DataFrame(result, columns=[column.split()[0] for column in SUMMARY_SCHEMA.split(", ")])
 
 
 def _build_tasks(rows: Any) -> Iterator[SimulatedTask]:

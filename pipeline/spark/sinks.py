@@ -1,7 +1,7 @@
-"""Write partitions of the lake, staged under a run's own name, and the marts in PostgreSQL.
+"""Write partitions of the lake and the marts in PostgreSQL.
 
-Both are idempotent: readers do not see a staged run that is not published, and rows of a day and tenant that are
-already up to date in PostgreSQL are not written again.
+Both writes can be repeated. Partitions are staged under the name of the run, and readers see only published runs. In
+PostgreSQL, the rows of a day and tenant that are up to date are not written again.
 """
 
 from __future__ import annotations

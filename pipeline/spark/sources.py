@@ -36,7 +36,7 @@ def read(
     where = "true"
     if between:
         where = f"a.{audit.day} >= '{between[0]:%Y-%m-%d}Z' AND a.{audit.day} < '{between[1]:%Y-%m-%d}Z'"
-    if (via or ("jdbc" if is_plain(dsn) and has_jdbc(spark) else "python")) == "jdbc":
+    if (via or ("jdbc" if is_jdbc_compatible(dsn) and has_jdbc(spark) else "python")) == "jdbc":
         return _read_jdbc(spark, dsn, snapshot, audit, where)
     spark.dataSource.register(AuditSource)
     return (
@@ -154,10 +154,10 @@ def has_jdbc(spark: SparkSession) -> bool:
     return loader.getResource(JDBC_DRIVER.replace(".", "/") + ".class") is not None
 
 
-def is_plain(dsn: str) -> bool:
-    """Return whether the DSN only has parameters that are passed on to the JDBC driver.
+def is_jdbc_compatible(dsn: str) -> bool:
+    """Return whether all parameters of the DSN can be passed on to the JDBC driver.
 
-    For example, without the DSN's `sslmode` the driver would send the password to an unverified server.
+    Ignoring a parameter is unsafe: without `sslmode`, the driver would send the password to an unverified server.
     """
     from psycopg.conninfo import conninfo_to_dict
 

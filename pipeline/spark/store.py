@@ -136,14 +136,14 @@ class LocalStore:
 class HadoopStore:
     """A file system of the session's Hadoop: `s3a://`, `hdfs://`, `abfss://`, `gs://`.
 
-    On an object store, an object appears when its stream is closed, and must be created there without overwriting.
+    On an object store, an object appears when its stream is closed, and that step must not overwrite another object.
     S3A needs an option for this (Hadoop >= 3.4.2). Without it, S3A checks whether the object exists before writing,
     and overwrites an object that was created in the meantime. On other file systems, the atomic step is a rename that
     does not overwrite.
     """
 
     OBJECTS = ("s3a", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
-    EXCLUSIVE = ("gs", "abfs", "abfss")  # creating without overwriting is a conditional request
+    NO_OVERWRITE = ("gs", "abfs", "abfss")  # object stores that create without overwriting, in one request
     CONDITIONAL = "fs.option.create.conditional.overwrite"
 
     def __init__(self, url: str, spark: Any) -> None:
@@ -156,7 +156,7 @@ class HadoopStore:
         scheme = urlsplit(self.url).scheme
         self._is_object = scheme in self.OBJECTS
         self.is_conditional = bool(self._fs.hasPathCapability(self._path(""), self.CONDITIONAL))
-        if self._is_object and not self.is_conditional and scheme not in self.EXCLUSIVE:
+        if self._is_object and not self.is_conditional and scheme not in self.NO_OVERWRITE:
             logger.warning(
                 "%s:// cannot create objects without overwriting. Run only one pipeline at a time on this lake.", scheme
             )

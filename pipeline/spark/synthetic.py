@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pipeline.spark import schemas
 
 MAX_ATTEMPTS = 5
-SIGMA = 0.8
+SIGMA = 0.8  # of the lognormal distribution of run times
 # (command, mean run time in seconds, share of attempts that fail)
 COMMANDS = (
     ("send-email", 0.4, 0.03),
@@ -160,8 +160,8 @@ def _build_rows(attempts: DataFrame, shape: HistoryShape) -> DataFrame:
     ):
         text = F.replace(text, F.lit(placeholder), value)
     names = shape.tenant_ids or tuple(f"t{number:04d}" for number in range(shape.tenants))
-    # Late rows arrive up to e^15 s = 38 days later.
-    late = F.when(draw("late") < shape.late_share, F.exp(draw("lateness") * 15)).otherwise(1.0)
+    # Late rows arrive up to e^15 s = 38 days after their end, the others one second after it.
+    late_seconds = F.when(draw("late") < shape.late_share, F.exp(draw("lateness") * 15)).otherwise(1.0)
     rows = attempts.select(
         _choose(names, F.least(F.col("tenant_no"), F.lit(len(names) - 1))).alias("tenant"),
         (F.col("task") * (MAX_ATTEMPTS + 1) + F.col("number")).alias("id"),
@@ -184,7 +184,7 @@ def _build_rows(attempts: DataFrame, shape: HistoryShape) -> DataFrame:
         F.when(expired, "LEASE_EXPIRED").when(failed, text).otherwise("").alias("error"),
         "payload_bytes",
         F.when(failed, 0).otherwise(F.floor(100 + 900 * draw("result"))).alias("result_bytes"),
-        F.timestamp_millis(F.col("ended") + (late * 1000).cast("long")).alias("arrived_at"),
+        F.timestamp_millis(F.col("ended") + (late_seconds * 1000).cast("long")).alias("arrived_at"),
     )
     return rows.select(
         *(F.col(c.name).cast(schemas.TYPES[c.type]).alias(c.name) for c in schemas.SOURCE.columns), "arrived_at"

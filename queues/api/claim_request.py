@@ -138,7 +138,7 @@ class ClaimRequest:
 
 
 def _check_commands_of_token(commands: Sequence[str]) -> None:
-    """Check the commands of a token as the schema checks those of a body. Raises InvalidRequest."""
+    """Check the commands of a token like those of a body. Raises InvalidRequest."""
     if commands == [ANY_COMMAND]:
         return
     validation.require(len(commands) <= CLAIM_QUEUES, f"commands: 1 to {CLAIM_QUEUES} in one claim")

@@ -57,16 +57,16 @@ REFUSED_ON_PURPOSE = {
     "error: must contain a letter or digit": "a pattern of JSON Schema cannot name all letters of Unicode",
     "text: must contain a letter or digit": "the same",
     "q: must contain a letter or digit": "the same",
-    "filter.command: the path says another": "a schema cannot compare them",
+    "filter.command: must be the queue of the path": "a schema cannot compare them",
     "filter: ": "a filter with times or numbers that exclude each other matches nothing",
     "groupId: ": "the worker's token names its group",
-    "artifacts: url is not an address": "a port above 65535, an invalid IPv6 address",
+    "artifacts: `url` is not a valid URL": "a port above 65535, an invalid IPv6 address",
     "Nested deeper than 100 levels": "a schema cannot limit depth",
     "runAt: at most ": "the limit depends on the clock",
     "from, to: ": "a limited number of days, and both or neither: a schema cannot count them",
-    "from: the day before": "a schema cannot compare them",
+    "from: must be before": "a schema cannot compare them",
     "command: this mart": "the path decides whether a mart has commands",
-    "createdAfter: not a moment in time": "a date-time with a day that does not exist, or a leap second",
+    "createdAfter: not a time with a zone": "a date-time with a day that does not exist, or a leap second",
 }
 # DELETE ends the work but keeps its record: GET correctly answers with the state CANCELLED.
 ENDED_AND_KEPT = ("DELETE /v1/codeq/tasks/", "DELETE /v1/codeq/admin/bulk/")

@@ -18,11 +18,11 @@ from core.redis.script_call import ScriptCall
 from queues.domain import Enqueued, NewResult, Result, Task, TaskStatus
 from queues.engine import Engine, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from tests.concurrency.threads import result_or_error, run_together, wait_randomly
-from tests.fixtures.queues import NOON_MS
+from tests.fixtures.queues import START_MS
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, World, build_task
 
 LEASE_MS = 1_000
-DEADLINE_MS = NOON_MS + LEASE_MS
+DEADLINE_MS = START_MS + LEASE_MS
 OPTIONS: dict[str, Any] = {"partitions": 1, "backoff": "fixed", "max_attempts": 100}
 ROUNDS = 1_000 if LONG else 100
 
@@ -280,5 +280,5 @@ def test_due_tasks_are_promoted_once(valkey: Valkey, world: World) -> None:
             total += moved
         return total
 
-    assert sum(run_together(valkey.url, [promote_all] * 8, clocks=[lambda: NOON_MS + 10] * 8, **OPTIONS)) == task_count
+    assert sum(run_together(valkey.url, [promote_all] * 8, clocks=[lambda: START_MS + 10] * 8, **OPTIONS)) == task_count
     assert sum(map(len, world.check().ready.values())) == task_count

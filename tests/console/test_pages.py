@@ -93,7 +93,7 @@ def test_the_overview_has_depths_and_rates(root: Client, acme: Queue) -> None:
 def test_with_many_tenants_the_busiest_are_shown(
     root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "TENANTS", 1)
+    monkeypatch.setattr(overview, "MAX_TENANTS", 1)
     acme.enqueue()
     zeta.enqueue_many(5)
     sample(lambda: True, datetime.now(UTC))
@@ -308,6 +308,23 @@ def test_an_invalid_filter_is_reported(root: Client, acme: Queue, query: dict[st
         assert root.get(url("dead-export"), query).status_code == 400
 
 
+def test_an_error_names_the_field_as_the_page_does(root: Client, acme: Queue) -> None:
+    for name, query, label in (
+        ("dead-list", {"jsonPath": "$.["}, "JSON path: "),
+        ("tasks", {"command": "a b"}, "Queue: "),
+    ):
+        assert root.get(url(name), query).context["problem"].startswith(label)
+
+
+@pytest.mark.parametrize("kind", ["replay", "delete"])
+def test_a_dry_run_without_a_match_has_no_form(root: Client, acme: Queue, kind: str) -> None:
+    query = {"tenant": acme.tenant.tid, "kind": kind, "command": "render", "age": "day", "deliveriesFrom": "2"}
+    text = root.get(url("bulk-new"), query).content.decode()
+    assert "Filter: queue render, min. attempts 2, last failure in the last day." in text
+    assert "Back to the list" in text
+    assert url("bulk-start") not in text
+
+
 @pytest.mark.spec("ADM-2", "Dead letters are exported as CSV and as JSON Lines")
 def test_exports_have_all_matching_dead_letters(root: Client, acme: Queue) -> None:
     ids = create_dead_letters(acme, 3, payload='{"n":1.10}', error="=cmd()|' /C calc'!A1")
@@ -427,7 +444,7 @@ def test_a_search_covers_a_limited_number_of_tenants(
     assert [row.task.id for row in response.context["tasks"]] == [task.id]
     assert "the first 1 of your tenants" in response.content.decode()
     assert "Some live tasks were left out. Select a tenant" in response.content.decode()
-    monkeypatch.setattr(search, "TENANTS", 1)
+    monkeypatch.setattr(search, "MAX_SAMPLED_TENANTS", 1)
     response = root.get(url("tasks"), {"status": "PENDING"})
     assert [row.task.id for row in response.context["tasks"]] == [task.id]
     assert "Showing the first 50 tasks of each of the first 1 of your 2 tenants" in response.content.decode()
@@ -473,7 +490,7 @@ def test_the_queries_of_a_search_do_not_grow_with_the_tenants(root: Client, acme
 def test_with_many_tenants_one_is_selected_by_name(
     root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "TENANTS", 1)
+    monkeypatch.setattr(deadletters, "MAX_LISTED_TENANTS", 1)
     [task_id], _ = create_dead_letters(zeta), create_dead_letters(acme)
     page = root.get(url("dead-list"), {"tenant": zeta.tenant.slug})
     assert [row["letter"].id for row in page.context["rows"]] == [task_id]
@@ -554,6 +571,7 @@ def test_policies_are_listed(login: Login, acme: Queue, zeta: Queue) -> None:
         (None, "–"),
         (0.0121, "12 ms"),
         (3.42, "3.4 s"),
+        (300, "5 min"),
         (310, "5 min 10 s"),
         (11_520, "3 h 12 min"),
         (187_200, "2 d 4 h"),

@@ -46,7 +46,7 @@ def test_a_sample_has_depths_arrivals_and_outcomes(queue: Queue, clock: Clock) -
     services.cancel(queue.tenant, queue.enqueue().id).run_sync()
     queue.claim(lease_seconds=3600)
     # The priority makes it the task that `dead` claims.
-    queue.dead(priority=9)
+    queue.make_dead_letter(priority=9)
     advance_minute(clock)
     row = latest_sample()
     assert (row.tenant_id, row.command) == (queue.tenant.tid, queue.command)

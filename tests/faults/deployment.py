@@ -67,6 +67,8 @@ class Deployment:
             "CODEQ_WEBHOOKS_ALLOW_HOSTS": "127.0.0.0/8",
             **environment,
         }
+        if source == settings.BASE_DIR:  # a former release refuses settings that it does not know
+            self.environment["CODEQ_REDIS_ALLOCATOR"] = settings.CODEQ.get("redis_allocator", "")
 
     @property
     def base(self) -> str:

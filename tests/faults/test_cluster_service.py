@@ -206,8 +206,10 @@ def test_life_cycle_of_a_task_on_every_primary(
     cookie = create_console_cookie()
     status, overview = fetch(deployment, "/admin/console/overview.json?pulses", cookie)
     assert status == 200
-    assert {row["tid"] for row in json.loads(overview)["rows"]} == {tenant.tid for tenant in tenants.values()}
-    assert {sign["name"]: sign["says"] for sign in json.loads(overview)["signs"]}["Redis"] == "3 primaries answer"
+    assert {row["tid"] for row in json.loads(overview)["queues"]} == {tenant.tid for tenant in tenants.values()}
+    assert {check["name"]: check["message"] for check in json.loads(overview)["checks"]}[
+        "Redis"
+    ] == "3 primaries answer"
     assert fetch(deployment, "/admin/", cookie)[0] == 200
     text = fetch(deployment, "/metrics")[1]
     assert "codeq_depths_complete 1.0" in text
@@ -278,9 +280,9 @@ def test_failed_primary_affects_only_its_tenants(
         assert "codeq_depths_complete 0.0" in fetch(deployment, "/metrics")[1]
         status, overview = fetch(deployment, "/admin/console/overview.json", cookie)
         assert status == 200
-        assert {row["tid"] for row in json.loads(overview)["rows"]} == {tenant.tid for tenant in others}
-        signs = {sign["name"]: sign["says"] for sign in json.loads(overview)["signs"]}
-        assert signs["Redis"] == f"no answer from 127.0.0.1:{cluster.ports[failed]}"
+        assert {row["tid"] for row in json.loads(overview)["queues"]} == {tenant.tid for tenant in others}
+        checks = {check["name"]: check["message"] for check in json.loads(overview)["checks"]}
+        assert checks["Redis"] == f"no answer from 127.0.0.1:{cluster.ports[failed]}"
 
         thaw(frozen) if frozen else cluster.servers[failed].start()
         for task_id in affected_ids:

@@ -52,7 +52,7 @@ def run_and_kill(lake: Lake, audit: Audit, message: str, delay_seconds: float, t
     try:
         for line in process.stdout:
             if line.startswith(message):
-                time.sleep(delay_seconds)  # strike between two messages
+                time.sleep(delay_seconds)  # kill between two messages
                 children = psutil.Process(process.pid).children(recursive=True)
                 if target == "all":
                     process.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.spark import cli, jobs, schemas, sinks, snapshots, sources
 from pipeline.spark.jobs import compact
-from pipeline.spark.jobs.running import HORIZON_DAYS
+from pipeline.spark.jobs.context import HORIZON_DAYS
 from pipeline.spark.lake import Lake, files
 from pipeline.spark.synthetic import HistoryShape, generate_history, write_to_audit
 from tests.pipeline.history import (

@@ -189,7 +189,7 @@ def test_jdbc_is_not_used_if_the_dsn_requires_tls(spark: Any, audit: Audit, monk
         assert sources.read(spark, "host=127.0.0.1 dbname=x user=y password=z", snapshot) == "through JDBC"
         assert sources.read(spark, f"{audit.dsn} sslmode=prefer", snapshot).count() == 1
     for parameter in ("sslmode=verify-full", "sslrootcert=system", "host=/run", "host=a,b", "options=-csearch_path=x"):
-        assert not sources.is_plain(f"dbname=x user=y {parameter}")
+        assert not sources.is_jdbc_compatible(f"dbname=x user=y {parameter}")
 
 
 def test_password_is_not_in_the_query_plan(spark: Any, audit: Audit) -> None:

@@ -86,9 +86,9 @@ def test_writer_that_loses_the_race_gets_false(spark: Any, tmp_path: Path, is_ob
 
 
 def test_conditional_file_system_must_create_without_overwriting(spark: Any, tmp_path: Path) -> None:
-    """The option is mandatory: the local file system, which does not support it, fails.
+    """The option is mandatory: a file system that does not support it raises an error.
 
-    S3A sends the condition.
+    The local file system does not support it. S3A does.
     """
     store = HadoopStore((tmp_path / "store").as_uri(), spark)
     assert not store.is_conditional

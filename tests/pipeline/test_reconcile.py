@@ -45,7 +45,7 @@ def run_random_tasks(queue: Queue, clock: Clock, rng: random.Random) -> None:
     count = rng.randrange(1, 5)
     queue.enqueue_many(count, max_attempts=2)
     clock.advance(rng.random() * 20)
-    claimed = queue.look(f"w{rng.randrange(3)}", count=count, lease_seconds=60).tasks
+    claimed = queue.try_claim(f"w{rng.randrange(3)}", count=count, lease_seconds=60).tasks
     for task in claimed:
         clock.advance(rng.random() * 10)
         action = rng.choice(("complete", "complete", "complete", "fail", "nack", "abandon", "lose", "cancel"))

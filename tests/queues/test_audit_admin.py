@@ -143,7 +143,7 @@ def test_staff_see_their_tenants_rows_only(staff_of_acme: Client, audited: Audit
     assert staff_of_acme.get(reverse(f"admin:queues_{model}_change", args=[rows[other].pk])).status_code == 302
 
 
-def test_the_audit_cannot_be_changed_by_hand(root: Client, audited: Audited) -> None:
+def test_audit_cannot_be_changed_in_the_admin(root: Client, audited: Audited) -> None:
     row = audited()
     assert root.get(reverse("admin:queues_auditedresult_add")).status_code == 403
     assert (
@@ -185,10 +185,10 @@ def test_retry_of_the_quarantine_is_recorded(root: Client) -> None:
     row = QuarantineFactory()
     form = {"action": "retry", "_selected_action": [row.pk]}
     listed = reverse("admin:queues_quarantine_changelist")
-    assert "Give a reason" in root.post(listed, form, follow=True).content.decode()
+    assert "Enter a reason" in root.post(listed, form, follow=True).content.decode()
     assert not LogEntry.objects.exists()
     form["reason"] = "the column is wider now"
     shown = root.post(listed, form, follow=True).content.decode()
-    assert "0 stored, 1 still in quarantine." in shown
+    assert "Entries stored: 0. Still in quarantine: 1." in shown
     assert Quarantine.objects.filter(pk=row.pk).exists()
     assert LogEntry.objects.get().change_message == ("Retried 1 quarantined entries, 0 stored: the column is wider now")

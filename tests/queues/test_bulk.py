@@ -207,7 +207,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool) -> None
 @pytest.mark.parametrize("function", ["_send", "_record", "_choose_next", "_clear_dead_flags"])
 @pytest.mark.parametrize("drained", [False, True], ids=["audit not drained", "audit drained"])
 @pytest.mark.parametrize("kind", ["replay", "delete"])
-def test_crashed_job_continues_where_it_was(
+def test_crashed_job_continues_at_its_position(
     tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch, function: str, after: bool, drained: bool, kind: str
 ) -> None:
     monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
@@ -270,7 +270,7 @@ def test_two_processes_at_one_job_count_each_task_once(tenant: TenantSnapshot, m
 
 @pytest.mark.real_time
 @pytest.mark.spec("ADM-2", "A bulk replay killed by SIGKILL continues, and each item is processed exactly once (A-9)")
-def test_killed_worker_leaves_no_task_undone_and_replays_no_task_twice(tenant: TenantSnapshot) -> None:
+def test_job_of_a_killed_worker_replays_every_task_once(tenant: TenantSnapshot) -> None:
     count = 3_000
     create_dead_letters(tenant, count)
     job = start_job(tenant, rate_per_second=1_500)
@@ -306,8 +306,8 @@ def test_killed_worker_leaves_no_task_undone_and_replays_no_task_twice(tenant: T
     assert len(set(taken)) == len(taken) == count
 
 
-@pytest.mark.spec("ADM-2", "A job keeps its rate")
-def test_job_keeps_its_rate(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec("ADM-2", "A job does not exceed its rate")
+def test_job_does_not_exceed_its_rate(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     create_dead_letters(tenant, 120)
     now = datetime.now(UTC)
     monkeypatch.setattr(bulk_runner, "_now", lambda: now)
@@ -514,7 +514,7 @@ def test_number_of_recorded_failures_is_limited(tenant: TenantSnapshot, monkeypa
     assert queries.page([tenant.tid], Filter()).letters == []
 
 
-def test_the_schedule_runs_jobs_every_second() -> None:
+def test_bulk_jobs_have_a_periodic_task() -> None:
     app.loader.import_default_modules()
     assert "queues.bulk" in app.tasks
 
@@ -566,7 +566,7 @@ def test_recalled_and_replayed_task_is_not_claimed_too_early(tenant: TenantSnaps
     assert selectors.queue_stats(tenant, "render").run_sync().delayed == 1
 
 
-def test_crashed_recall_continues_where_it_was(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_recall_continues_at_its_position(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     create_dead_letters(tenant, 5)
     replayed = run_to_end(start_job(tenant))
     periodic_tasks.run_drain(lambda: True)

@@ -24,36 +24,36 @@ def test_a_claim_opens_a_lease(queue: Queue, clock: Clock) -> None:
         Location.INPROG_SET,
         clock.now_ms + 60_000,
     )
-    assert stored.lease_token is None, "only the claimer learns the token"
+    assert stored.lease_token is None, "only the claim returns the token"
 
 
 @pytest.mark.spec("CLM-3", "A claim from an empty queue returns no task, and the time at which the next one is due")
 def test_empty_claim_returns_the_next_due_time(queue: Queue, clock: Clock) -> None:
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
     queue.enqueue(delay_ms=5_000)
-    looked = queue.look()
+    looked = queue.try_claim()
     assert (looked.tasks, looked.next_due_ms) == ([], clock.now_ms + 5_000)
 
 
-@pytest.mark.spec("CLM-3", "A batch claim takes up to a number of tasks, the best first")
-def test_a_batch_claim_takes_the_best_first(queue: Queue) -> None:
+@pytest.mark.spec("CLM-3", "A batch claim takes up to `count` tasks, the highest priority first")
+def test_batch_claim_takes_the_highest_priority_first(queue: Queue) -> None:
     for priority in (0, 9, 4, 9):
         queue.enqueue(str(priority), priority=priority)
-    assert [task.priority for task in queue.look(count=3).tasks] == [9, 9, 4]
-    assert [task.priority for task in queue.look(count=3).tasks] == [0]
+    assert [task.priority for task in queue.try_claim(count=3).tasks] == [9, 9, 4]
+    assert [task.priority for task in queue.try_claim(count=3).tasks] == [0]
 
 
 @pytest.mark.spec("QUE-2", "A higher priority is taken first, across all queues of the claim")
 def test_priority_comes_before_command(queue: Queue) -> None:
     for command, priority in (("a", 1), ("b", 8), ("c", 1), ("a", 8)):
         queue.enqueue(f"{command}{priority}", command=command, priority=priority)
-    assert queue.payloads(commands=["a", "b", "c"]) == ["a8", "b8", "a1", "c1"]
+    assert queue.claim_payloads(commands=["a", "b", "c"]) == ["a8", "b8", "a1", "c1"]
 
 
 @pytest.mark.spec("QUE-1", "A queue belongs to one tenant: queues with the same name are separate")
 def test_tenants_never_take_each_others_tasks(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue("of acme")
-    assert other_queue.look(count=10).tasks == []
+    assert other_queue.try_claim(count=10).tasks == []
     assert queue.claim().spec.payload == "of acme"
 
 
@@ -65,7 +65,7 @@ def test_every_key_names_its_tenant(queue: Queue, other_queue: Queue, store: red
         tenant_queue.enqueue(idempotency_key="k")
         tenant_queue.enqueue(delay_ms=1000)
         tenant_queue.complete(tenant_queue.claim())
-        tenant_queue.dead()
+        tenant_queue.make_dead_letter()
     shared = ("due", "tenants", "woken", "waiting", "events", "task:")
     for key in store.keys("*"):
         name = key.decode().split("}:", 1)[1]
@@ -76,7 +76,7 @@ def test_every_key_names_its_tenant(queue: Queue, other_queue: Queue, store: red
 def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(450, delay_ms=1000)
     clock.advance(2)
-    queue.look()
+    queue.try_claim()
     stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.ready, stats.delayed, stats.in_progress) == (199, 250, 1)
 
@@ -85,15 +85,17 @@ def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
 def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine(), "options", Options(backoff="fixed"))  # jitter can choose a delay of zero
     queue.enqueue_many(250)
-    assert len(queue.look(count=250, lease_seconds=1).tasks) == 250
+    assert len(queue.try_claim(count=250, lease_seconds=1).tasks) == 250
     clock.advance(1)
-    looked = queue.look()
+    looked = queue.try_claim()
     assert (looked.tasks, looked.expired, looked.dead) == ([], 200, 0)
     stats = selectors.queue_stats(queue.tenant, "send").run_sync()
     assert (stats.delayed, stats.in_progress) == (200, 50)
 
 
-@pytest.mark.spec("CLM-5", "The work of one script is limited: after a number of ghosts the claim continues in another")
+@pytest.mark.spec(
+    "CLM-5", "The work of one script call is limited: after a number of ghosts the claim continues in another call"
+)
 def test_claim_skips_any_number_of_ghosts(queue: Queue, store: redis.Redis) -> None:
     for task in queue.enqueue_many(1000):
         services.cancel(queue.tenant, task.id).run_sync()
@@ -126,7 +128,7 @@ def test_every_claim_has_a_token_of_its_own(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     first = queue.claim(lease_seconds=1)
     clock.advance(1000)
-    queue.look()  # gives it back
+    queue.try_claim()  # returns the expired task to the queue
     clock.advance(1000)
     assert queue.claim().lease_token != first.lease_token
 
@@ -147,7 +149,7 @@ def test_waiting_claim_is_registered_and_the_next_enqueue_publishes(queue: Queue
     queue.enqueue("no worker waits")
     queue.claim()
     assert listener.get_message(timeout=0.05) is None
-    assert queue.look(wait_ms=30_000).tasks == []
+    assert queue.try_claim(wait_ms=30_000).tasks == []
     queue.enqueue("a worker waits")
     message = listener.get_message(timeout=1)
     assert message is not None

@@ -23,7 +23,7 @@ from queues.models import AuditedResult
 from queues.search import pagination
 from tenants.domain import TenantSnapshot
 from tests.factories import AuditedResultFactory
-from tests.fixtures.queues import Queue, plan
+from tests.fixtures.queues import Queue, explain_queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -343,7 +343,7 @@ def test_lists_are_answered_by_an_index(
         cursor.execute("ANALYZE queues_auditedresult")
     for name, (read, index) in INDEXED_READS.items():
         with subtests.test(name):
-            query_plan = plan(lambda read=read: read(tenant.tid))
+            query_plan = explain_queries(lambda read=read: read(tenant.tid))
             assert f"{index} " in query_plan
             assert "Seq Scan on queues_auditedresult" not in query_plan
             assert "OFFSET" not in query_plan
@@ -351,7 +351,7 @@ def test_lists_are_answered_by_an_index(
 
 @pytest.mark.spec("RET-4", "A replayed dead letter is in no list any more, and is ready again")
 def test_dead_letter_is_replayed(live: Queue) -> None:
-    task = live.dead()
+    task = live.make_dead_letter()
     periodic_tasks.run_drain(lambda: True)
     [again] = queries.replay(live.tenant, [task.id])
     assert not isinstance(again, errors.CodeqError)
@@ -366,7 +366,7 @@ def test_dead_letter_is_replayed(live: Queue) -> None:
 )
 @pytest.mark.parametrize("drains", [0, 1], ids=["drained at the end", "drained at once"])
 def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
-    task = live.dead()
+    task = live.make_dead_letter()
     for _ in range(2):
         for _ in range(drains):
             periodic_tasks.run_drain(lambda: True)
@@ -385,7 +385,7 @@ def test_the_list_follows_the_stream(live: Queue, drains: int) -> None:
 
 def test_later_death_is_not_cleared_by_an_earlier_position(live: Queue) -> None:
     """The task dies again after its row was read and before its flag is cleared."""
-    task = live.dead()
+    task = live.make_dead_letter()
     periodic_tasks.run_drain(lambda: True)
     earlier = {uuid.UUID(task.id): AuditedResult.objects.get(pk=task.id).position}
     services.replay(live.tenant, [task.id]).run_sync()
@@ -397,7 +397,7 @@ def test_later_death_is_not_cleared_by_an_earlier_position(live: Queue) -> None:
 
 @pytest.mark.spec("ADM-2", "A payload can be corrected before the replay")
 def test_dead_letter_is_replayed_with_a_new_payload(live: Queue) -> None:
-    poisoned, other = live.dead(payload='{"amount":"x"}'), live.dead(payload='"other"')
+    poisoned, other = live.make_dead_letter(payload='{"amount":"x"}'), live.make_dead_letter(payload='"other"')
     periodic_tasks.run_drain(lambda: True)
     queries.replay(live.tenant, [poisoned.id, other.id], {poisoned.id: '{ "amount": 1.10 }'})
     assert [live.claim().spec.payload, live.claim().spec.payload] == ['{"amount":1.10}', '"other"']
@@ -405,21 +405,21 @@ def test_dead_letter_is_replayed_with_a_new_payload(live: Queue) -> None:
 
 @pytest.mark.parametrize("payload", ["", "{", "null", "NaN", '"\ud800"', "1 2"])
 def test_invalid_json_is_refused_and_no_task_is_replayed(live: Queue, payload: str) -> None:
-    task = live.dead()
+    task = live.make_dead_letter()
     with pytest.raises(errors.InvalidRequest):
         queries.replay(live.tenant, [task.id], {task.id: payload})
     assert selectors.queue_stats(live.tenant, "render").run_sync().dlq == 1
 
 
 def test_new_payload_is_limited_like_the_tenants_payloads(live: Queue) -> None:
-    task = live.dead()
+    task = live.make_dead_letter()
     with pytest.raises(errors.PayloadTooLarge):
         queries.replay(live.tenant, [task.id], {task.id: '"' + "x" * live.tenant.payload_bytes + '"'})
 
 
 @pytest.mark.spec("ADM-2", "Only dead letters can be deleted; their attempts stay in the audit")
 def test_only_dead_letters_are_deleted(live: Queue) -> None:
-    dead, finished = live.dead(), live.enqueue()
+    dead, finished = live.make_dead_letter(), live.enqueue()
     live.complete(live.claim())
     waiting = live.enqueue()
     periodic_tasks.run_drain(lambda: True)
@@ -436,7 +436,7 @@ def test_only_dead_letters_are_deleted(live: Queue) -> None:
 @pytest.mark.spec("RET-4", "Expired dead letters are in no list any more")
 def test_dead_letter_after_its_retention_is_not_listed(tenant: TenantSnapshot) -> None:
     short = TenantSnapshot(tid=tenant.tid, slug=tenant.slug, dead_retention_ms=0)
-    Queue(short, "render").dead()
+    Queue(short, "render").make_dead_letter()
     periodic_tasks.run_drain(lambda: True)
     assert len(list_ids(short)) == 1
     assert periodic_tasks.cleanup() == "1 removed"
@@ -445,7 +445,7 @@ def test_dead_letter_after_its_retention_is_not_listed(tenant: TenantSnapshot) -
 
 
 def test_replay_of_a_task_that_redis_lost_removes_it_from_the_list(live: Queue) -> None:
-    task = live.dead()
+    task = live.make_dead_letter()
     periodic_tasks.run_drain(lambda: True)
     client().flushdb()
     assert list_ids(live.tenant) == [task.id]

@@ -1,7 +1,4 @@
-"""The drain: everything that ended is in PostgreSQL once and in order.
-
-This holds even if a process is killed on the way.
-"""
+"""The drain stores every ended task in PostgreSQL once, even if a process is killed."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def run_drain(**options: Any) -> tuple[int, int]:
 
 
 def add_entry(tenant: TenantSnapshot, **fields: object) -> str:
-    """Add an entry with these fields, as another release or an accident might write it."""
+    """Add an entry with these fields, as another release might write it."""
     defaults: dict[str, object] = {
         "id": uuid.uuid4(), "queue": f"{tenant.tid}:render", "attempt": 1, "outcome": "COMPLETED",
         "status": "COMPLETED", "attempts": 0, "priority": 0, "worker": "w-1", "created": 1_760_000_000_000,
@@ -102,7 +99,7 @@ def test_result_is_stored_and_kept_after_the_task_is_removed(tenant: TenantSnaps
 
 
 @pytest.mark.spec("ENQ-4", "Every attempt is stored with its tenant")
-def test_every_attempt_is_stored_and_the_last_ending_is_kept(tenant: TenantSnapshot) -> None:
+def test_every_attempt_is_stored_and_the_row_has_the_last_end(tenant: TenantSnapshot) -> None:
     [task_id] = enqueue_tasks(tenant, max_attempts=2)
     for _ in range(2):
         claim_tasks(tenant)
@@ -203,7 +200,7 @@ def test_two_drains_over_the_same_entries_write_each_row_once(tenant: TenantSnap
     assert stream.lag() == 0
 
 
-def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tenant: TenantSnapshot) -> None:
+def test_earlier_end_that_is_stored_late_does_not_replace_the_last_end(tenant: TenantSnapshot) -> None:
     task_id = uuid.uuid4()
     add_entry(tenant, id=task_id, attempt=1, outcome="NACKED", status="FAILED", error="dead")
     add_entry(tenant, id=task_id, attempt=2, worker="w-2")
@@ -214,7 +211,7 @@ def test_an_older_ending_that_is_written_late_does_not_replace_the_last_one(tena
     assert Attempt.objects.count() == 2
 
 
-def test_entries_that_a_killed_drain_had_read_are_stored_first_by_the_next(tenant: TenantSnapshot) -> None:
+def test_entries_read_by_a_killed_drain_are_stored_by_the_next_drain(tenant: TenantSnapshot) -> None:
     ids = complete_tasks(tenant, 30)
     stream.survey()
     stream.read({partition_of(tenant): stream.NEW}, 10)  # the process is killed here
@@ -224,7 +221,7 @@ def test_entries_that_a_killed_drain_had_read_are_stored_first_by_the_next(tenan
     assert {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} == set(ids)
 
 
-def test_the_stream_is_trimmed_only_behind_what_is_stored(tenant: TenantSnapshot) -> None:
+def test_stream_is_trimmed_only_up_to_the_last_stored_entry(tenant: TenantSnapshot) -> None:
     complete_tasks(tenant, 10)
     key = keys.of_partition(partition_of(tenant)).events
     entries = _read_new(tenant)
@@ -401,7 +398,7 @@ def test_streams_of_many_tenants_are_drained_completely() -> None:
     assert stream.lag() == 0
 
 
-@pytest.mark.spec("BEA-1", "One run of a periodic task at a time; the last run is recorded for operators")
+@pytest.mark.spec("BEA-1", "A periodic task has one run at a time; the last run is recorded for operators")
 def test_second_run_is_skipped_and_the_first_is_recorded(tenant: TenantSnapshot) -> None:
     complete_tasks(tenant)
     lock = PeriodicTaskLock.acquire("queues.drain", 15)
@@ -420,7 +417,7 @@ def test_second_run_is_skipped_and_the_first_is_recorded(tenant: TenantSnapshot)
     assert not client().exists(lock_key("queues.drain"))
 
 
-def test_run_frozen_until_its_lock_expired_does_not_release_the_next_ones_lock(tenant: TenantSnapshot) -> None:
+def test_run_whose_lock_expired_does_not_release_the_lock_of_the_next_run(tenant: TenantSnapshot) -> None:
     lock = PeriodicTaskLock.acquire("queues.drain", 15)
     assert lock
     client().delete(lock_key("queues.drain"))  # as if it had expired

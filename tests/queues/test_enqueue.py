@@ -57,13 +57,13 @@ def test_invalid_item_of_a_batch_does_not_affect_the_others(queue: Queue) -> Non
     assert first.task.spec.payload == "1"
     assert not isinstance(fourth, Exception)
     assert fourth.task.spec.payload == "4"
-    assert queue.payloads(commands=["send", "mail"]) == ["4", "1"]
+    assert queue.claim_payloads(commands=["send", "mail"]) == ["4", "1"]
 
 
 @pytest.mark.spec("QUE-3", "Tasks of one priority are claimed in the order they were enqueued")
 def test_a_batch_keeps_its_order(queue: Queue) -> None:
     queue.enqueue_many(250)
-    assert queue.payloads() == [str(n) for n in range(250)]
+    assert queue.claim_payloads() == [str(n) for n in range(250)]
 
 
 @pytest.mark.spec("SCH-1", "A delayed task is invisible until it is due, regardless of its priority")
@@ -75,20 +75,20 @@ def test_a_delayed_task_is_invisible_until_it_is_due(queue: Queue, clock: Clock,
     task = queue.enqueue("late", priority=9, **when)
     queue.enqueue("now", priority=0)
     assert task.location is Location.DELAYED_ZSET
-    assert queue.payloads() == ["now"]
+    assert queue.claim_payloads() == ["now"]
     clock.advance(29.999)
-    assert queue.payloads() == []
+    assert queue.claim_payloads() == []
     clock.advance(0.001)
-    assert queue.payloads() == ["late"]
+    assert queue.claim_payloads() == ["late"]
 
 
 @pytest.mark.spec("SCH-5", "A task due in two weeks runs in two weeks")
 def test_a_task_due_in_two_weeks_runs_in_two_weeks(queue: Queue, clock: Clock) -> None:
     queue.enqueue("later", delay_ms=14 * 86_400_000)
     clock.advance(14 * 86_400 - 1)
-    assert queue.payloads() == []
+    assert queue.claim_payloads() == []
     clock.advance(1)
-    assert queue.payloads() == ["later"]
+    assert queue.claim_payloads() == ["later"]
 
 
 def test_task_with_a_run_time_in_the_past_is_ready_at_once(queue: Queue, clock: Clock) -> None:
@@ -103,8 +103,8 @@ def test_idempotency_key_identifies_one_task(queue: Queue, other_queue: Queue) -
     assert not isinstance(again, Exception)
     assert (again.task, again.is_replayed, again.is_mismatch) == (first, True, False)
     assert other_queue.enqueue("1", idempotency_key="k").id != first.id
-    assert queue.look(count=10).tasks[0].id == first.id
-    assert queue.payloads() == []
+    assert queue.try_claim(count=10).tasks[0].id == first.id
+    assert queue.claim_payloads() == []
 
 
 def test_repeated_key_returns_the_current_task(queue: Queue) -> None:
@@ -127,7 +127,7 @@ def test_key_used_twice_in_a_batch_creates_one_task(queue: Queue) -> None:
     new = [NewTask(command="send", payload="1", idempotency_key="k", priority=p) for p in (0, 0, 5)]
     items = services.enqueue(queue.tenant, new).run_sync()
     assert len({item.task.id for item in items if not isinstance(item, Exception)}) == 1
-    assert len(queue.look(count=10).tasks) == 1
+    assert len(queue.try_claim(count=10).tasks) == 1
 
 
 def test_key_can_be_used_again_when_its_task_is_removed(queue: Queue, store: redis.Redis) -> None:
@@ -139,11 +139,11 @@ def test_key_can_be_used_again_when_its_task_is_removed(queue: Queue, store: red
 
 
 BAD: dict[str, tuple[dict[str, object], type[errors.CodeqError]]] = {
-    "delay beyond the horizon": ({"delay_ms": 10**15}, errors.InvalidRequest),
-    "moment beyond the horizon": ({"run_at_ms": 253_402_300_799_000}, errors.InvalidRequest),
-    "moment beyond dates": ({"run_at_ms": 10**18}, errors.InvalidRequest),
+    "delay beyond the limit": ({"delay_ms": 10**15}, errors.InvalidRequest),
+    "run time beyond the limit": ({"run_at_ms": 253_402_300_799_000}, errors.InvalidRequest),
+    "run time beyond the year 9999": ({"run_at_ms": 10**18}, errors.InvalidRequest),
     "payload too large": ({"payload": "1" * (256 * 1024 + 1)}, errors.PayloadTooLarge),
-    "payload with half a character": ({"payload": '"\ud800"'}, errors.InvalidRequest),
+    "payload with half a surrogate pair": ({"payload": '"\ud800"'}, errors.InvalidRequest),
 }
 
 
@@ -164,5 +164,5 @@ def test_suspended_tenant_can_only_finish_claimed_tasks(queue: Queue, tenant: Te
     with pytest.raises(errors.TenantSuspended):
         queue.enqueue()
     with pytest.raises(errors.TenantSuspended):
-        queue.look()
+        queue.try_claim()
     assert queue.complete(task).status is TaskStatus.COMPLETED

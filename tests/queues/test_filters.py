@@ -35,19 +35,19 @@ def use(filters: Filters, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "filters", lambda: filters)
 
 
-class Day:
-    """A random sequence of calls, the same for all filters.
+class RandomCalls:
+    """A random sequence of calls, which depends only on the seed.
 
-    Ids and tokens differ between two runs, so the answers have their number instead.
+    Ids and tokens differ between two runs. In the recorded answers, a number replaces each of them.
     """
 
     def __init__(self, seed: int, clock: Clock) -> None:
-        self.dice, self.clock = random.Random(seed), clock
+        self.rng, self.clock = random.Random(seed), clock
         self.ids: list[str] = []
         self.held: list[tuple[TenantSnapshot, str, str]] = []
         self.answers: list[str] = []
 
-    def live(self, steps: int) -> list[str]:
+    def run(self, steps: int) -> list[str]:
         verbs = [self.enqueue] * 5 + [self.claim] * 5 + [self.submit, self.nack, self.heartbeat, self.abandon] * 2
         verbs += [self.read] * 4 + [
             self.cancel,
@@ -59,9 +59,9 @@ class Day:
             self.look,
         ]
         for _ in range(steps):
-            verb = self.dice.choice(verbs)
+            verb = self.rng.choice(verbs)
             try:
-                answer = verb(self.dice.choice(TENANTS))
+                answer = verb(self.rng.choice(TENANTS))
             except errors.CodeqError as error:
                 answer = (type(error).__name__, error.detail)
             self.answers.append(
@@ -78,18 +78,18 @@ class Day:
         return TOKEN.sub('"token"', text)
 
     def _id(self) -> str:
-        return self.dice.choice(self.ids) if self.ids else "01890000-0000-7000-8000-000000000000"
+        return self.rng.choice(self.ids) if self.ids else "01890000-0000-7000-8000-000000000000"
 
     def enqueue(self, tenant: TenantSnapshot) -> Any:
         new = [
             NewTask(
                 command="send",
-                payload=self.dice.choice(["{}", "[]"]),
-                max_attempts=self.dice.choice([1, 3]),
-                idempotency_key=self.dice.choice([None, "a", "b", "c", "d"]),
-                delay_ms=self.dice.choice([0, 0, 500]),
+                payload=self.rng.choice(["{}", "[]"]),
+                max_attempts=self.rng.choice([1, 3]),
+                idempotency_key=self.rng.choice([None, "a", "b", "c", "d"]),
+                delay_ms=self.rng.choice([0, 0, 500]),
             )
-            for _ in range(self.dice.randint(1, 3))
+            for _ in range(self.rng.randint(1, 3))
         ]
         return services.enqueue(tenant, new).run_sync()
 
@@ -99,7 +99,7 @@ class Day:
         return claimed.tasks, claimed.expired, claimed.dead
 
     def _held(self, tenant: TenantSnapshot) -> tuple[TenantSnapshot, str, str]:
-        return self.dice.choice(self.held) if self.held else (tenant, self._id(), "x")
+        return self.rng.choice(self.held) if self.held else (tenant, self._id(), "x")
 
     def submit(self, tenant: TenantSnapshot) -> Any:
         tenant, task_id, token = self._held(tenant)
@@ -119,7 +119,7 @@ class Day:
         return services.abandon(tenant, task_id, "w1", token=token).run_sync()
 
     def read(self, tenant: TenantSnapshot) -> Any:
-        read = self.dice.choice([selectors.task, selectors.result])
+        read = self.rng.choice([selectors.task, selectors.result])
         return read(tenant, self._id()).run_sync()
 
     def cancel(self, tenant: TenantSnapshot) -> Any:
@@ -135,7 +135,7 @@ class Day:
         return services.replay(tenant, [self._id(), self._id()]).run_sync()
 
     def sleep(self, tenant: TenantSnapshot) -> Any:
-        self.clock.advance(self.dice.choice([0.1, 1, 6, 30, 100]))
+        self.clock.advance(self.rng.choice([0.1, 1, 6, 30, 100]))
 
     def look(self, tenant: TenantSnapshot) -> Any:
         return selectors.queues(tenant).run_sync()
@@ -147,18 +147,18 @@ def test_filters_do_not_change_any_answer(clock: Clock, monkeypatch: pytest.Monk
     options = msgspec.structs.replace(engine().options, backoff="fixed")  # random jitter would make the two runs differ
     monkeypatch.setattr(engine(), "options", options)
     began = clock.now_ms
-    days = []
+    runs = []
     for filters in (Filters(), Filters(is_enabled=False)):
         client().flushall()
         clock.now_ms = began
         use(filters, monkeypatch)
-        days.append(Day(seed, clock).live(600))
+        runs.append(RandomCalls(seed, clock).run(600))
         check_consistency(client(), engine())
-    for with_filters, without in zip(*days, strict=True):
+    for with_filters, without in zip(*runs, strict=True):
         assert with_filters == without
-    met = " ".join(days[0])
+    all_answers = " ".join(runs[0])
     for word in ('"is_replayed":true', "TaskNotFound", "AlreadyEnded", "LeaseLost", "IdempotencyMismatch"):
-        assert word in met
+        assert word in all_answers
 
 
 def calls(store: redis.Redis) -> int:
@@ -185,7 +185,7 @@ def test_missing_task_is_not_read_again(clock: Clock, store: redis.Redis, tenant
     assert calls(store) == 0
 
 
-@pytest.mark.spec("BLM-2", "A task that another tenant asked for is not remembered as missing for its owner")
+@pytest.mark.spec("BLM-2", "A task that another tenant looked up is not remembered as missing for its owner")
 def test_task_is_not_missing_for_its_owner_after_another_tenants_read(
     clock: Clock, tenant: TenantSnapshot, other_tenant: TenantSnapshot
 ) -> None:

@@ -20,7 +20,7 @@ def test_a_heartbeat_extends_the_lease(queue: Queue, clock: Clock, store: redis.
     written = {name for name in store.info("commandstats") if name in ("cmdstat_hset", "cmdstat_xadd", "cmdstat_zadd")}
     assert written == {"cmdstat_zadd"}
     clock.advance(59)
-    assert queue.look().expired == 0
+    assert queue.try_claim().expired == 0
 
 
 def test_heartbeat_can_shorten_the_lease(queue: Queue, clock: Clock) -> None:
@@ -28,7 +28,7 @@ def test_heartbeat_can_shorten_the_lease(queue: Queue, clock: Clock) -> None:
     task = queue.claim(lease_seconds=1000)
     services.heartbeat(queue.tenant, task.id, "w1", extend_seconds=5).run_sync()
     clock.advance(5)
-    assert queue.look().expired == 1
+    assert queue.try_claim().expired == 1
 
 
 @pytest.mark.spec("CLM-7", "A lease expires at its deadline, even before the reaper runs")
@@ -38,16 +38,16 @@ def test_a_heartbeat_after_the_deadline_is_refused(queue: Queue, clock: Clock, i
     task = queue.claim(lease_seconds=10)
     clock.advance(10)
     if is_reaped:
-        queue.look()
+        queue.try_claim()
     with pytest.raises(errors.LeaseLost):
         services.heartbeat(queue.tenant, task.id, "w1").run_sync()
 
 
-def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue, clock: Clock) -> None:
+def test_worker_with_an_older_claim_of_the_same_name_is_refused(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     old = queue.claim("pool", lease_seconds=1)
     clock.advance(2000)
-    queue.look("pool")
+    queue.try_claim("pool")
     clock.advance(2000)
     new = queue.claim("pool")
     with pytest.raises(errors.LeaseLost):
@@ -55,7 +55,7 @@ def test_a_holder_with_the_same_name_but_an_older_claim_is_refused(queue: Queue,
     services.heartbeat(queue.tenant, new.id, "pool", token=new.lease_token).run_sync()
 
 
-def test_only_the_holder_may_extend(queue: Queue, other_queue: Queue) -> None:
+def test_only_the_lease_owner_can_extend(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim("w1")
     with pytest.raises(errors.NotLeaseOwner):

@@ -29,12 +29,12 @@ def _stop_tenant_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def keeping(tenant: TenantSnapshot) -> Tenant:
+def tenant_row(tenant: TenantSnapshot) -> Tenant:
     return TenantFactory(tid=tenant.tid, slug=tenant.slug, dead_retention_seconds=120)
 
 
 @pytest.fixture
-def forgetful(tenant: TenantSnapshot) -> TenantSnapshot:
+def tenant_without_retention(tenant: TenantSnapshot) -> TenantSnapshot:
     """A tenant whose tasks can be removed as soon as they have ended."""
     return TenantSnapshot(tid=tenant.tid, slug=tenant.slug, retention_ms=0)
 
@@ -50,7 +50,7 @@ def test_repair_visits_every_queue_with_something_due_in_one_run(tenant: TenantS
     assert periodic_tasks.repair() == "0 ready, 0 leases expired"
 
 
-@pytest.mark.usefixtures("keeping")
+@pytest.mark.usefixtures("tenant_row")
 def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: TenantSnapshot, clock: Clock) -> None:
     services.enqueue(tenant, [NewTask(command="held", payload="1", max_attempts=1)]).run_sync()
     services.claim(tenant, ["held"], "w", lease_seconds=1).run_sync()
@@ -62,11 +62,11 @@ def test_an_expired_lease_uses_the_dead_retention_of_its_tenant(tenant: TenantSn
 
 
 @pytest.mark.spec("CLN-3", "Nothing is removed from Redis before it is in PostgreSQL")
-def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
-    [item] = services.enqueue(forgetful, [NewTask(command="c", payload="1")]).run_sync()
-    services.claim(forgetful, ["c"], "w").run_sync()
+def test_cleanup_removes_no_task_that_the_audit_does_not_have(tenant_without_retention: TenantSnapshot) -> None:
+    [item] = services.enqueue(tenant_without_retention, [NewTask(command="c", payload="1")]).run_sync()
+    services.claim(tenant_without_retention, ["c"], "w").run_sync()
     services.submit(
-        forgetful, "w", [NewResult(task_id=item.task.id, status=TaskStatus.COMPLETED, result=b"{}")]
+        tenant_without_retention, "w", [NewResult(task_id=item.task.id, status=TaskStatus.COMPLETED, result=b"{}")]
     ).run_sync()
     assert periodic_tasks.cleanup() == "0 removed"
     periodic_tasks.drain()
@@ -75,8 +75,11 @@ def test_cleanup_never_passes_the_audit(forgetful: TenantSnapshot) -> None:
 
 
 @pytest.mark.spec("CLN-2", "Live work is never removed")
-def test_cleanup_does_not_remove_live_tasks(forgetful: TenantSnapshot) -> None:
-    [waiting, _] = services.enqueue(forgetful, [NewTask(command="c", payload="1")] * 2).run_sync()
-    services.claim(forgetful, ["c"], "w").run_sync()
+def test_cleanup_does_not_remove_live_tasks(tenant_without_retention: TenantSnapshot) -> None:
+    [waiting, _] = services.enqueue(tenant_without_retention, [NewTask(command="c", payload="1")] * 2).run_sync()
+    services.claim(tenant_without_retention, ["c"], "w").run_sync()
     assert periodic_tasks.cleanup() == "0 removed"
-    assert queries.task(engine(), forgetful.tid, waiting.task.id).run_sync()[0].location is Location.INPROG_SET
+    assert (
+        queries.task(engine(), tenant_without_retention.tid, waiting.task.id).run_sync()[0].location
+        is Location.INPROG_SET
+    )

@@ -55,12 +55,12 @@ def test_the_delay_follows_the_policy(queue: Queue, policy: str, expected: list[
 
 
 @pytest.mark.spec("RET-1", "Jitter is random between its bounds: 0..d in full, d/2..d in equal")
-@pytest.mark.parametrize(("policy", "least"), [("exp_full_jitter", 0.0), ("exp_equal_jitter", 0.5)])
-def test_jitter_is_random_between_its_bounds(queue: Queue, policy: str, least: float) -> None:
+@pytest.mark.parametrize(("policy", "min_share"), [("exp_full_jitter", 0.0), ("exp_equal_jitter", 0.5)])
+def test_jitter_is_random_between_its_bounds(queue: Queue, policy: str, min_share: float) -> None:
     delays_ms = measure_delays(queue, policy, 60, base_ms=100_000, cap_ms=100_000)
-    assert all(least * 100_000 <= delay <= 100_000 for delay in delays_ms)
+    assert all(min_share * 100_000 <= delay <= 100_000 for delay in delays_ms)
     assert len(set(delays_ms)) > 50
-    middle = (least + 1) / 2 * 100_000
+    middle = (min_share + 1) / 2 * 100_000
     assert abs(sum(delays_ms) / len(delays_ms) - middle) < 15_000
 
 
@@ -84,36 +84,36 @@ def test_requested_delay_is_limited_by_the_cap(queue: Queue, delay_seconds: floa
     )
 
 
-def test_no_delay_means_the_back_of_the_line_at_once(queue: Queue) -> None:
+def test_nack_without_delay_makes_the_task_the_last_of_its_priority(queue: Queue) -> None:
     queue.enqueue("first")
     queue.enqueue("second")
     services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=0).run_sync()
-    assert queue.payloads() == ["second", "first"]
+    assert queue.claim_payloads() == ["second", "first"]
 
 
-@pytest.mark.spec("RET-1", "At `maxAttempts` the task is dead: in the DLQ, FAILED, with the error kept")
-@pytest.mark.parametrize("most", [1, 3])
-def test_exactly_so_many_deliveries_and_then_dead(queue: Queue, clock: Clock, most: int) -> None:
-    task = queue.enqueue(max_attempts=most)
-    for number in range(most):
+@pytest.mark.spec("RET-1", "After `maxAttempts` attempts the task is a dead letter: FAILED, with its last error")
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_task_becomes_a_dead_letter_after_its_last_attempt(queue: Queue, clock: Clock, max_attempts: int) -> None:
+    task = queue.enqueue(max_attempts=max_attempts)
+    for number in range(max_attempts):
         clock.advance(1000)
         answer = services.nack(queue.tenant, queue.claim().id, "w1", reason=f"failure {number}").run_sync()
     assert answer.is_dead
     clock.advance(10_000)
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
     stored = selectors.task(queue.tenant, task.id).run_sync()
-    assert (stored.status, stored.location, stored.attempts) == (TaskStatus.FAILED, Location.DLQ_SET, most)
-    assert stored.error == f"failure {most - 1}"
-    assert [event["status"] for event in queue.events()] == ["PENDING"] * (most - 1) + ["FAILED"]
+    assert (stored.status, stored.location, stored.attempts) == (TaskStatus.FAILED, Location.DLQ_SET, max_attempts)
+    assert stored.error == f"failure {max_attempts - 1}"
+    assert [event["status"] for event in queue.read_events()] == ["PENDING"] * (max_attempts - 1) + ["FAILED"]
 
 
-def test_dying_without_a_reason_says_max_attempts(queue: Queue) -> None:
+def test_dead_letter_without_a_reason_has_the_error_max_attempts(queue: Queue) -> None:
     task = queue.enqueue(max_attempts=1)
     services.nack(queue.tenant, queue.claim().id, "w1").run_sync()
     assert selectors.task(queue.tenant, task.id).run_sync().error == "MAX_ATTEMPTS"
 
 
-def test_only_the_holder_may_nack(queue: Queue, clock: Clock) -> None:
+def test_only_the_lease_owner_can_nack(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     task = queue.claim("w1", lease_seconds=10)
     with pytest.raises(errors.NotLeaseOwner):

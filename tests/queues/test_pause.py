@@ -16,10 +16,10 @@ def test_paused_queue_returns_no_tasks(queue: Queue, clock: Clock) -> None:
     services.pause(queue.tenant, "send").run_sync()
     queue.enqueue("waiting")
     assert selectors.queue_stats(queue.tenant, "send").run_sync().is_paused
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
     queue.complete(running)
     services.resume(queue.tenant, "send").run_sync()
-    assert queue.payloads() == ["waiting"]
+    assert queue.claim_payloads() == ["waiting"]
 
 
 def test_pause_does_not_affect_other_queues(queue: Queue, other_queue: Queue) -> None:
@@ -27,8 +27,8 @@ def test_pause_does_not_affect_other_queues(queue: Queue, other_queue: Queue) ->
     queue.enqueue("stays")
     queue.enqueue("goes", command="mail")
     other_queue.enqueue("theirs")
-    assert queue.payloads(commands=["send", "mail"]) == ["goes"]
-    assert other_queue.payloads() == ["theirs"]
+    assert queue.claim_payloads(commands=["send", "mail"]) == ["goes"]
+    assert other_queue.claim_payloads() == ["theirs"]
 
 
 def test_a_paused_queue_is_still_repaired(queue: Queue, clock: Clock) -> None:
@@ -42,7 +42,7 @@ def test_a_paused_queue_is_still_repaired(queue: Queue, clock: Clock) -> None:
 def test_a_queue_can_be_paused_before_it_has_a_task(queue: Queue) -> None:
     services.pause(queue.tenant, "send").run_sync()
     queue.enqueue()
-    assert queue.look().tasks == []
+    assert queue.try_claim().tasks == []
 
 
 def test_invalid_command_is_refused(queue: Queue) -> None:

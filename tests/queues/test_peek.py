@@ -48,14 +48,14 @@ def test_task_has_a_position(queue: Queue) -> None:
 def test_position_far_back_is_not_counted(queue: Queue) -> None:
     for _ in range(10):
         queue.enqueue_many(1000)
-    first, last = queue.look().tasks[0], queue.enqueue_many(3)[-1]
+    first, last = queue.try_claim().tasks[0], queue.enqueue_many(3)[-1]
     assert selectors.queue_position(queue.tenant, last.id).run_sync().ahead is None
     assert selectors.queue_position(queue.tenant, first.id).run_sync().ahead is None
 
 
 def test_position_reports_a_waiting_worker(queue: Queue) -> None:
     task = queue.enqueue(delay_ms=60_000)
-    queue.look(wait_ms=10_000)
+    queue.try_claim(wait_ms=10_000)
     assert selectors.queue_position(queue.tenant, task.id).run_sync().is_awaited
 
 

@@ -32,15 +32,15 @@ def test_ended_task_is_removed_after_its_retention(queue: Queue, clock: Clock, s
 def test_before_does_not_remove_tasks_within_their_retention(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     queue.complete(queue.claim())
-    over_ms = clock.now_ms + DAY * 1000
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms + 10**9).run_sync() == 0
+    retention_end_ms = clock.now_ms + DAY * 1000
+    assert services.cleanup(queue.tenant.tid, before_ms=retention_end_ms + 10**9).run_sync() == 0
     clock.advance(DAY + 10)
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms - 1).run_sync() == 0
-    assert services.cleanup(queue.tenant.tid, before_ms=over_ms).run_sync() == 1
+    assert services.cleanup(queue.tenant.tid, before_ms=retention_end_ms - 1).run_sync() == 0
+    assert services.cleanup(queue.tenant.tid, before_ms=retention_end_ms).run_sync() == 1
 
 
-@pytest.mark.spec("CLN-2", "Live work is never removed, however old or far in the future")
-def test_live_work_is_never_removed(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("CLN-2", "Live tasks are never removed, regardless of their age or due time")
+def test_live_tasks_are_never_removed(queue: Queue, clock: Clock) -> None:
     running = queue.enqueue()
     queue.claim(lease_seconds=43_200)
     delayed = queue.enqueue(delay_ms=300 * DAY * 1000)
@@ -54,7 +54,7 @@ def test_live_work_is_never_removed(queue: Queue, clock: Clock) -> None:
 
 @pytest.mark.spec("RET-4", "Dead letters have a retention of their own")
 def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -> None:
-    dead = queue.dead()
+    dead = queue.make_dead_letter()
     clock.advance(6 * DAY)
     assert services.cleanup(queue.tenant.tid).run_sync() == 0
     clock.advance(DAY)
@@ -65,13 +65,13 @@ def test_dead_letters_stay_for_their_own_retention(queue: Queue, clock: Clock) -
 
 
 def test_an_operator_deletes_dead_letters_of_one_tenant_at_once(queue: Queue, other_queue: Queue) -> None:
-    dead, other_dead = queue.dead(), other_queue.dead()
+    dead, other_dead = queue.make_dead_letter(), other_queue.make_dead_letter()
     assert services.purge(queue.tenant, [dead.id, other_dead.id, dead.id]).run_sync() == 1
     assert selectors.task(other_queue.tenant, other_dead.id).run_sync().status is TaskStatus.FAILED
     assert selectors.queue_stats(queue.tenant, "send").run_sync().dlq == 0
 
 
-def test_a_key_is_free_when_its_task_was_deleted(queue: Queue) -> None:
+def test_idempotency_key_of_a_deleted_task_can_be_used_again(queue: Queue) -> None:
     queue.enqueue("1", idempotency_key="k", max_attempts=1)
     dead = queue.claim()
     services.nack(queue.tenant, dead.id, "w1").run_sync()

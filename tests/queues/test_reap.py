@@ -13,8 +13,8 @@ from tests.fixtures.queues import Clock, Queue
 @pytest.mark.spec("CLM-8", "A lease that its worker does not renew expires exactly at its deadline, without a claim")
 def test_expired_lease_is_found_without_a_claim(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(3)
-    queue.look(count=1, lease_seconds=10)
-    queue.look(count=2, lease_seconds=20)
+    queue.try_claim(count=1, lease_seconds=10)
+    queue.try_claim(count=2, lease_seconds=20)
     partition = engine().partition_of(queue.tenant.tid)
     clock.advance(9.999)
     assert maintenance_commands.due_queues(engine(), partition).run_sync() == []
@@ -47,7 +47,7 @@ def test_expired_lease_counts_and_the_last_one_makes_a_dead_letter(queue: Queue,
 
 def test_reaping_is_limited_and_continues_at_its_position(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(100)
-    queue.look(count=100, lease_seconds=1)
+    queue.try_claim(count=100, lease_seconds=1)
     clock.advance(1)
     assert [maintenance_commands.reap(engine(), queue.tenant.tid, "send", 40).run_sync()[0] for _ in range(4)] == [
         40,
@@ -59,7 +59,7 @@ def test_reaping_is_limited_and_continues_at_its_position(queue: Queue, clock: C
 
 def test_live_leases_are_not_read(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     queue.enqueue_many(200)
-    queue.look(count=199, lease_seconds=1000)
+    queue.try_claim(count=199, lease_seconds=1000)
     queue.claim(lease_seconds=1)
     clock.advance(1)
     maintenance_commands.reap(engine(), queue.tenant.tid, "send").run_sync()

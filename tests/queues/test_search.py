@@ -23,7 +23,7 @@ from queues.models import AuditedResult
 from queues.search import pagination, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants.domain import TenantSnapshot
-from tests.fixtures.queues import Queue, plan
+from tests.fixtures.queues import Queue, explain_queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -171,7 +171,7 @@ def test_search_does_not_find_another_tenants_tasks(
 def test_each_live_task_is_on_one_page(tenant: TenantSnapshot, queue: Queue) -> None:
     tasks = queue.enqueue_many(60)
     tasks += queue.enqueue_many(25, priority=5, delay_ms=1_000_000)
-    held = {task.id for task in queue.look(count=10).tasks}
+    held = {task.id for task in queue.try_claim(count=10).tasks}
     seen = search_ids(tenant, limit=7)
     assert sorted(seen) == sorted(task.id for task in tasks)
     assert set(seen[:10]) == held
@@ -269,7 +269,7 @@ def test_ended_tasks_are_found_by_an_index(tenant: TenantSnapshot, subtests: pyt
         cursor.execute("ANALYZE queues_auditedresult")
     for conditions, index in INDEXED_SEARCHES:
         with subtests.test(conditions=conditions):
-            query_plan = plan(partial(tenant_search.page, tenant, TaskQuery(**conditions)))
+            query_plan = explain_queries(partial(tenant_search.page, tenant, TaskQuery(**conditions)))
             assert f"{index} " in query_plan
             assert "Seq Scan on queues_auditedresult" not in query_plan
 

@@ -14,7 +14,7 @@ from tests.fixtures.queues import Clock, Queue
 
 @pytest.mark.spec("QUE-6", "Stats are exact in every state")
 def test_stats_are_exact(queue: Queue, clock: Clock) -> None:
-    queue.dead()
+    queue.make_dead_letter()
     for priority in (0, 0, 7):
         queue.enqueue(priority=priority)
     queue.enqueue(delay_ms=1000)
@@ -26,8 +26,8 @@ def test_stats_are_exact(queue: Queue, clock: Clock) -> None:
     assert stats.oldest_ready_ms == clock.now_ms - 500
 
 
-@pytest.mark.spec("QUE-6", "Stats cost the same at any length")
-def test_stats_do_not_walk_the_queue(queue: Queue, store: redis.Redis) -> None:
+@pytest.mark.spec("QUE-6", "The cost of stats does not depend on the length of the queue")
+def test_stats_do_not_read_the_tasks_of_the_queue(queue: Queue, store: redis.Redis) -> None:
     queue.enqueue_many(1000)
     selectors.queue_stats(queue.tenant, "send").run_sync()
     store.config_resetstat()

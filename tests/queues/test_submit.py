@@ -11,7 +11,8 @@ from tests.fixtures.queues import Clock, Queue
 
 
 @pytest.mark.spec(
-    "ACK-1", "The owner of a live lease ends the task: result stored, status set, lease cleared, one step"
+    "ACK-1",
+    "The owner of a valid lease ends the task: one step stores the result, sets the status and clears the lease",
 )
 def test_a_result_ends_the_task(queue: Queue, clock: Clock, store: redis.Redis) -> None:
     queue.enqueue()
@@ -55,7 +56,7 @@ def test_the_same_submission_again_is_harmless(queue: Queue, clock: Clock) -> No
     clock.advance(3600)
     again = queue.complete(task)
     assert msgspec.json.encode(again) == msgspec.json.encode(first)
-    assert [event["outcome"] for event in queue.events()] == ["COMPLETED"]
+    assert [event["outcome"] for event in queue.read_events()] == ["COMPLETED"]
 
 
 def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> None:
@@ -69,15 +70,15 @@ def test_another_submission_for_an_ended_task_is_a_conflict(queue: Queue) -> Non
 
 
 @pytest.mark.spec("ACK-2", "A task without a result is ready again after its lease; a late result is refused")
-@pytest.mark.parametrize("late", ["not reaped", "reaped", "with another", "ended by another", "dead"])
+@pytest.mark.parametrize("late", ["not reaped", "reaped", "claimed by another", "ended by another", "dead"])
 def test_a_late_result_is_refused(queue: Queue, clock: Clock, late: str) -> None:
     queue.enqueue(max_attempts=1 if late == "dead" else 5)
     task = queue.claim("w1", lease_seconds=10)
     clock.advance(10)
     if late != "not reaped":
-        queue.look()
+        queue.try_claim()
         clock.advance(1000)
-    if late in ("with another", "ended by another"):
+    if late in ("claimed by another", "ended by another"):
         other = queue.claim("w2")
         if late == "ended by another":
             queue.complete(other, "w2", result=b'{"by":2}')
@@ -87,19 +88,19 @@ def test_a_late_result_is_refused(queue: Queue, clock: Clock, late: str) -> None
     assert selectors.task(queue.tenant, task.id).run_sync() == before
 
 
-@pytest.mark.spec("CLM-7", "A late holder is refused even when it has the name of the new one")
-def test_a_late_holder_of_the_same_name_is_refused(queue: Queue, clock: Clock) -> None:
+@pytest.mark.spec("CLM-7", "A worker whose lease expired is refused even if the new owner has the same name")
+def test_former_owner_with_the_name_of_the_new_owner_is_refused(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     old = queue.claim("pool", lease_seconds=1)
     clock.advance(2000)
-    queue.look("pool")
+    queue.try_claim("pool")
     clock.advance(2000)
     new = queue.claim("pool")
     assert isinstance(queue.complete(old, "pool", lease_token=old.lease_token), errors.LeaseLost)
     assert queue.complete(new, "pool", lease_token=new.lease_token).status is TaskStatus.COMPLETED
 
 
-def test_only_the_owner_may_answer(queue: Queue, other_queue: Queue) -> None:
+def test_only_the_lease_owner_can_submit(queue: Queue, other_queue: Queue) -> None:
     task = queue.enqueue()
     assert isinstance(queue.complete(task), errors.LeaseLost), "never claimed"
     queue.claim("w1")
@@ -110,7 +111,7 @@ def test_only_the_owner_may_answer(queue: Queue, other_queue: Queue) -> None:
 @pytest.mark.spec("ACK-6", "Results in a batch are independent, and answered in order")
 def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) -> None:
     queue.enqueue_many(3)
-    mine = queue.look(count=3).tasks
+    mine = queue.try_claim(count=3).tasks
     foreign = other_queue.enqueue()
     done = TaskStatus.COMPLETED
     answers = services.submit(
@@ -137,35 +138,35 @@ def test_results_of_a_batch_are_independent(queue: Queue, other_queue: Queue) ->
         "Result",
         "AlreadyEnded",
     ]
-    assert len(queue.events()) == 3
+    assert len(queue.read_events()) == 3
 
 
-def test_a_result_too_large_is_refused_and_the_lease_lives_on(queue: Queue) -> None:
+def test_result_that_is_too_large_is_refused_and_the_lease_stays_valid(queue: Queue) -> None:
     queue.enqueue()
     task = queue.claim()
     assert isinstance(queue.complete(task, result=b"1" * (256 * 1024 + 1)), errors.PayloadTooLarge)
     assert queue.complete(task).status is TaskStatus.COMPLETED
 
 
-def test_every_ended_attempt_is_one_entry_in_the_outbox(queue: Queue, clock: Clock) -> None:
+def test_every_ended_attempt_is_one_entry_of_the_event_stream(queue: Queue, clock: Clock) -> None:
     queue.enqueue()
     services.nack(queue.tenant, queue.claim().id, "w1", reason="flaky", delay_seconds=0).run_sync()
     services.abandon(queue.tenant, queue.claim("w2").id, "w2").run_sync()
     clock.advance(1)
     queue.claim("w3", lease_seconds=1)
     clock.advance(1)
-    queue.look()
+    queue.try_claim()
     clock.advance(1000)
     task = queue.claim("w4")
     clock.advance(2)
     queue.complete(task, "w4")
-    events = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.events()]
+    events = [(e["attempt"], e["outcome"], e["status"], e["worker"], e["attempts"]) for e in queue.read_events()]
     assert events == [
         ("1", "NACKED", "PENDING", "w1", "1"),
         ("2", "ABANDONED", "PENDING", "w2", "2"),
         ("3", "EXPIRED", "PENDING", "w3", "3"),
         ("4", "COMPLETED", "COMPLETED", "w4", "3"),
     ]
-    last = queue.events()[-1]
+    last = queue.read_events()[-1]
     assert int(last["ended"]) - int(last["claimed"]) == 2000
-    assert [event["error"] for event in queue.events()] == ["flaky", "", "LEASE_EXPIRED", ""]
+    assert [event["error"] for event in queue.read_events()] == ["flaky", "", "LEASE_EXPIRED", ""]

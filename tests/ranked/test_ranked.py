@@ -28,7 +28,7 @@ from ranked import engine as ranked_engine
 from ranked.services import Rank, RankedQueue
 from tenants.domain import TenantSnapshot
 from tests.concurrency.threads import run_together
-from tests.fixtures.queues import NOON_MS, Clock
+from tests.fixtures.queues import START_MS, Clock
 from tests.queues.engine.world import LONG, TID, World
 from tests.waiting import until
 
@@ -98,12 +98,12 @@ def test_entries_of_one_millisecond_are_served_in_order(queue: RankedQueue, cloc
 def test_score_is_the_rank_and_the_time(queue: RankedQueue, clock: Clock) -> None:
     for rank in range(101):
         enqueue_entries(queue, f"t{rank}", rank=rank)
-        assert read_score(queue, f"t{rank}") == (100 - rank) * 10**13 + NOON_MS
+        assert read_score(queue, f"t{rank}") == (100 - rank) * 10**13 + START_MS
     assert client().keys("*ranked*") == [key_of(queue).encode()]
     assert client().type(key_of(queue)) == b"zset"
 
 
-@pytest.mark.parametrize("ms", [0, NOON_MS, 10**13 - 1], ids=["1970", "2030", "2286"])
+@pytest.mark.parametrize("ms", [0, START_MS, 10**13 - 1], ids=["1970", "2030", "2286"])
 def test_every_possible_score_is_exact_in_a_double(ms: int) -> None:
     highest = 4 * 10**15 + (ms + 400 * 86_400_000) * 101 + 100
     assert highest < 2**53
@@ -251,7 +251,7 @@ def test_task_of_a_broken_lock_is_ready_at_once(queue: RankedQueue, other_worker
     assert other_worker.break_lock("t1")
     assert not other_worker.break_lock("t1")
     assert not queue.release_lock("t1")
-    assert read_score(queue, "t1") == 93 * 10**13 + NOON_MS
+    assert read_score(queue, "t1") == 93 * 10**13 + START_MS
     assert other_worker.dequeue() == "t1"
 
 
@@ -467,7 +467,7 @@ def test_task_of_a_crashed_worker_is_served_when_its_lock_expires(tenant: Tenant
 class Model:
     """A ranked queue in plain Python."""
 
-    now: int = NOON_MS
+    now: int = START_MS
     ready: dict[str, tuple[int, int]] = field(default_factory=dict)  # 100 - rank, ms
     delayed: dict[str, tuple[int, int]] = field(default_factory=dict)  # due, 100 - rank
     held: dict[str, tuple[int, int]] = field(default_factory=dict)  # until, 100 - rank
@@ -556,7 +556,7 @@ STEPS = st.one_of(
 @given(steps=st.lists(STEPS, min_size=10, max_size=60))
 def test_queue_equals_the_model(tenant: TenantSnapshot, clock: Clock, steps: list[tuple[Any, ...]]) -> None:
     client().flushdb()
-    model, clock.now_ms = Model(), NOON_MS
+    model, clock.now_ms = Model(), START_MS
     workers = [RankedQueue(tenant, "reviews") for _ in range(2)]
     for operation, *words in steps:
         match operation, *words:

@@ -64,7 +64,7 @@ def test_replay_reports_a_count_and_is_logged(login: Login, make_delivery: MakeD
     done = [make_delivery(HOOK, status=status) for status in ("delivered", "given up", "held")]
     pending = make_delivery(HOOK, due_at=datetime(2030, 1, 1, tzinfo=UTC))
     page = send_again(login("operator"), *done, pending)
-    assert "3 will be sent again, 1 skipped" in page
+    assert "Deliveries to be sent again: 3. Skipped, because pending, refused or not permitted: 1." in page
     assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "tries")) == {("pending", 0)}
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == ("acme", "Sent 3 deliveries again: they asked")
@@ -89,7 +89,9 @@ def test_replay_skips_tenants_without_the_operator_role(
     TenantMembershipFactory(tenant=other, user=user)
     client = Client()
     client.force_login(user)
-    assert "1 will be sent again, 1 skipped" in send_again(client, foreign, own)
+    assert "Deliveries to be sent again: 1. Skipped, because pending, refused or not permitted: 1." in send_again(
+        client, foreign, own
+    )
     foreign.refresh_from_db()
     assert foreign.status == "delivered"
 

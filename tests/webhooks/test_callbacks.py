@@ -220,7 +220,7 @@ def test_task_without_webhook_creates_no_delivery(tenant: TenantSnapshot) -> Non
 
 
 def test_refused_url_is_recorded_and_never_sent(tenant: TenantSnapshot, send: Send) -> None:
-    """Such a task was enqueued before the settings changed, or bypassed the check."""
+    """A task has such a URL if it was enqueued before the settings changed."""
     task_id = enqueue(tenant, webhook="http://169.254.169.254/latest/")
     services.cancel(tenant, task_id).run_sync()
     drain()

@@ -1,4 +1,4 @@
-"""Subscriptions: create, renew, delete, and whom each delivery mode selects."""
+"""Subscriptions: creation, renewal, deletion, and the recipients of each delivery mode."""
 
 from __future__ import annotations
 
@@ -179,8 +179,10 @@ def test_group_without_a_ready_member_defers_to_one() -> None:
     assert [numbers(rows) for rows in subscriptions.select_recipients(members, "render", NOON)] == [[], [2]]
 
 
-@pytest.mark.spec("WHK-2", "hash notifies the same subscriber for a queue; one that leaves moves only its own queues")
-def test_hash_is_stable_and_spreads() -> None:
+@pytest.mark.spec(
+    "WHK-2", "hash notifies the same subscriber for a queue; when one is deleted, only its queues are reassigned"
+)
+def test_hash_is_stable_and_distributes_the_queues() -> None:
     members = [build_subscription(number, "hash", event_types=["*"]) for number in range(1, 11)]
     commands = [f"command-{number}" for number in range(1000)]
 

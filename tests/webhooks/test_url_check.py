@@ -115,7 +115,7 @@ async def test_name_that_resolves_to_a_private_address_is_not_called(canary: Rec
     assert posted.error == "refused: the address is not public"
 
 
-@pytest.mark.spec("WHK-5", "DNS rebinding gains nothing: the address that was checked is the one that is called")
+@pytest.mark.spec("WHK-5", "DNS rebinding has no effect: the connection goes to the address that was checked")
 async def test_checked_address_is_called_without_resolving_again(
     configure: Configure, make_receiver: MakeReceiver
 ) -> None:

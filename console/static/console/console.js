@@ -9,8 +9,9 @@ const PROGRESS_REFRESH_MS = 1000;
 const format = {
   count: (value) => (value ?? 0).toLocaleString("en-GB"),
 
-  rate(value) {
-    if (!value) return "–";
+  rate(value, zero = "–") {
+    if (!value) return zero;
+    if (value < 0.005) return "< 0.01";
     return value >= 100 ? format.count(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
   },
 
@@ -104,18 +105,18 @@ const BACKGROUND = {
 };
 const CHARTS = {
   depth: {
-    series: [["ready", "Ready", "indigo"], ["delayed", "Delayed", "cyan"], ["in_progress", "In progress", "amber"], ["dead", "Dead", "red"]],
+    series: [["ready", "Ready", "indigo"], ["delayed", "Delayed", "cyan"], ["in_progress", "In progress", "amber"], ["dead", "Dead letters", "red"]],
     valuesOf: (timeSeries, key) => timeSeries[key],
-    write: (value) => format.count(value),
+    formatValue: format.count,
   },
   outcomes: {
     type: "bar",
-    series: [["completed", "Completed", "green"], ["returned", "Returned for retry", "amber"], ["failed", "Failed", "pink"], ["died", "Dead", "red"], ["cancelled", "Cancelled", "grey"]],
+    series: [["completed", "Completed", "green"], ["returned", "Returned for retry", "amber"], ["failed", "Failed", "pink"], ["died", "Dead letters", "red"], ["cancelled", "Cancelled", "grey"]],
     valuesOf: (timeSeries, key) => timeSeries[key],
-    write: (value) => format.count(value),
+    formatValue: format.count,
   },
-  waits: { series: percentiles(), valuesOf: (timeSeries, index) => timeSeries.waits[index], write: (value) => format.duration(value) },
-  runs: { series: percentiles(), valuesOf: (timeSeries, index) => timeSeries.runs[index], write: (value) => format.duration(value) },
+  waits: { series: percentiles(), valuesOf: (timeSeries, index) => timeSeries.waits[index], formatValue: format.duration },
+  runs: { series: percentiles(), valuesOf: (timeSeries, index) => timeSeries.runs[index], formatValue: format.duration },
 };
 
 // The charts of the pipeline's marts.
@@ -123,19 +124,19 @@ const INSIGHTS = {
   ended: {
     type: "bar",
     series: [["completed", "Completed", "green"], ["nacked", "Nacked", "amber"], ["abandoned", "Abandoned", "cyan"], ["expired", "Lease expired", "indigo"], ["failed", "Failed", "red"], ["cancelled", "Cancelled", "grey"]],
-    write: (value) => format.count(value),
+    formatValue: format.count,
   },
-  waited: { series: byName(percentiles()), write: (value) => format.duration(value) },
-  ran: { series: byName(percentiles()), write: (value) => format.duration(value) },
+  wait_time: { series: byName(percentiles()), formatValue: format.duration },
+  run_time: { series: byName(percentiles()), formatValue: format.duration },
   workers: {
     series: [["within_60s", "60 s", "green"], ["within_10s", "10 s", "amber"], ["within_1s", "1 s", "red"], ["load", "Mean busy workers", "grey"]],
-    write: (value) => (Number.isInteger(value) ? format.count(value) : value.toFixed(2)),
+    formatValue: (value) => (Number.isInteger(value) ? format.count(value) : value.toFixed(2)),
   },
-  worked: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], write: (value) => format.duration(value) },
-  answered: {
+  worker_time: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], formatValue: format.duration },
+  deliveries: {
     type: "bar",
     series: [["delivered", "Delivered", "green"], ["refused", "Refused", "amber"], ["unreachable", "Unreachable", "red"]],
-    write: (value) => format.count(value),
+    formatValue: format.count,
   },
 };
 for (const [kind, chart] of Object.entries(INSIGHTS)) CHARTS[kind] = { ...chart, valuesOf: (timeSeries, key) => timeSeries.values[key] };
@@ -173,15 +174,25 @@ function isEmptyChart(kind, timeSeries) {
   return series.every(([key]) => valuesOf(timeSeries, key).every((value) => !value));
 }
 
+// Chart.js divides an axis by powers of ten, which gives labels such as 33.3 min. Each step is at most twice the one before.
+const DURATION_STEPS = [30, 60, 120, 240, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+
+function durationStep(seconds) {
+  const longest = Math.max(...seconds);
+  if (longest <= 60) return undefined;
+  return DURATION_STEPS.find((step) => longest <= 4 * step) ?? 86400 * Math.ceil(longest / (4 * 86400));
+}
+
 function isMissing(value) {
   return value === null || value === undefined;
 }
 
 function drawChart(canvas, kind, timeSeries) {
-  const { type = "line", series, valuesOf, write } = CHARTS[kind];
+  const { type = "line", series, valuesOf, formatValue } = CHARTS[kind];
   const theme = isDark() ? "dark" : "light";
   const background = BACKGROUND[theme];
   const isBar = type === "bar";
+  const stepSize = formatValue === format.duration ? durationStep(series.flatMap(([key]) => valuesOf(timeSeries, key))) : undefined;
   return new Chart(canvas, {
     type,
     data: {
@@ -216,14 +227,14 @@ function drawChart(canvas, kind, timeSeries) {
           beginAtZero: true,
           border: { display: false },
           grid: { color: background.grid },
-          ticks: { color: background.text, maxTicksLimit: 5, font: { size: 11 }, callback: (value) => write(value) },
+          ticks: { color: background.text, maxTicksLimit: 5, stepSize, font: { size: 11 }, callback: (value) => formatValue(value) },
         },
       },
       plugins: {
         legend: { position: "bottom", labels: { color: background.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
         tooltip: {
           backgroundColor: background.tip,
-          callbacks: { label: (item) => ` ${item.dataset.label}: ${write(item.raw)}` },
+          callbacks: { label: (item) => ` ${item.dataset.label}: ${formatValue(item.raw)}` },
         },
       },
     },
@@ -248,11 +259,11 @@ document.addEventListener("alpine:init", () => {
       { key: "ready", name: "Ready", number: true },
       { key: "delayed", name: "Delayed", number: true },
       { key: "in_progress", name: "In progress", number: true },
-      { key: "dead", name: "Dead", number: true },
-      { key: "oldest_seconds", name: "Oldest", number: true },
+      { key: "dead", name: "Dead letters", number: true },
+      { key: "oldest_seconds", name: "Oldest ready", number: true },
       { key: "arrivals", name: "Enqueued / s", number: true },
       { key: "endings", name: "Ended / s", number: true },
-      { key: "failures", name: "Failed", number: true },
+      { key: "failures", name: "Failure rate", number: true },
     ],
 
     init() {
@@ -308,7 +319,7 @@ document.addEventListener("alpine:init", () => {
       this.order = { key, isAscending };
     },
 
-    sortOf(key) {
+    ariaSort(key) {
       return this.order.key === key ? (this.order.isAscending ? "ascending" : "descending") : "none";
     },
 
@@ -325,8 +336,8 @@ document.addEventListener("alpine:init", () => {
         { key: "delayed", name: "Delayed", value: format.count(sum("delayed")) },
         { key: "in_progress", name: "In progress", value: format.count(sum("in_progress")) },
         { key: "dead", name: "Dead letters", value: format.count(dead), tone: dead ? "bad" : "" },
-        { key: "arrivals", name: "Enqueued", value: format.rate(sum("arrivals")), unit: " / s" },
-        { key: "endings", name: "Ended", value: format.rate(sum("endings")), unit: " / s" },
+        { key: "arrivals", name: "Enqueued", value: format.rate(sum("arrivals"), "0"), unit: " / s" },
+        { key: "endings", name: "Ended", value: format.rate(sum("endings"), "0"), unit: " / s" },
       ];
     },
 
@@ -430,7 +441,7 @@ document.addEventListener("alpine:init", () => {
       },
 
       until(ms) {
-        return ms < this.nowMs ? `${format.age((this.nowMs - ms) / 1000)} ago` : format.age((ms - this.nowMs) / 1000);
+        return ms < this.nowMs ? `${format.age((this.nowMs - ms) / 1000)} ago` : `in ${format.age((ms - this.nowMs) / 1000)}`;
       },
     };
   });
@@ -516,12 +527,12 @@ document.addEventListener("alpine:init", () => {
       return this.job.total ? (100 * this.job[name]) / this.job.total : 0;
     },
 
-    share() {
+    progressTotal() {
       if (this.job.is_over) return format.count(this.job.handled);
       return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.handled) / this.job.total : 0)} %`;
     },
 
-    sentence() {
+    progressDetails() {
       const { handled, total, per_second: rate, seconds, is_over: isOver } = this.job;
       if (isOver) return `processed in ${format.duration(seconds)}`;
       if (total === null) return "the matching dead letters";

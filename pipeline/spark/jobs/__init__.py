@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pipeline.spark.jobs import compact, facts, ingest, marts, publish
-from pipeline.spark.jobs.running import JobContext, JobReport, SparkJob
+from pipeline.spark.jobs.context import JobContext, JobReport, SparkJob
 from pipeline.spark.lake import PublishConflict
 
 __all__ = ["JOBS", "JobContext", "JobReport", "run", "run_one", "select_jobs"]

@@ -1,8 +1,8 @@
 """The Spark job `compact`: merge the files of past days.
 
-When a day is over, the files that the hourly runs wrote for it become one file per tenant. Otherwise a year of hourly
-runs would leave a file for each tenant and hour: opening the files would take longer than reading them, and every run
-would write all their names into a manifest.
+After the end of a day, the files that the hourly runs wrote for it become one file per tenant. Otherwise a year of
+hourly runs would leave a file for each tenant and hour: opening the files would take longer than reading them, and
+every run would write all their names into a manifest.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.spark import schemas, sinks
+from pipeline.spark.jobs.context import JobContext, JobReport
 from pipeline.spark.jobs.facts import build_source_id
-from pipeline.spark.jobs.running import JobContext, JobReport
 from pipeline.spark.lake import new_run_id
 
 MAX_FILES = 4
+# Each table of raw rows, and the table of facts that is computed from it.
 FEEDS = ((schemas.RAW, schemas.ATTEMPTS), (schemas.DELIVERIES_RAW, schemas.DELIVERIES))
 
 

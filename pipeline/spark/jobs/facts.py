@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.running import JobContext, JobReport
+from pipeline.spark.jobs.context import JobContext, JobReport
 from pipeline.spark.lake import Manifest, Partition, new_run_id
 from pipeline.spark.transforms.attempts import attempts as to_attempts
 from pipeline.spark.transforms.webhooks import deliveries as to_deliveries
@@ -28,7 +28,7 @@ def _compute_facts(
     context: JobContext, table: schemas.TableContract, transform: Callable[[DataFrame], DataFrame]
 ) -> JobReport:
     lake, spark, root = context.lake, context.spark, context.lake.root()
-    source = schemas.TABLES[table.fact]
+    source = schemas.TABLES[table.source]
     raw, before = lake.manifest(source.name, root), lake.manifest(table.name, root)
     sources = {key: build_source_id(table, part) for key, part in raw.partitions.items()}
     changed = before.find_stale_keys(sources, context.must_recompute)

@@ -1,6 +1,6 @@
 """The Spark job `ingest`: copy new audit rows to Parquet files by day and tenant.
 
-Late rows are added to their days, up to the horizon.
+Late rows are added to their days, unless the day is more than `HORIZON_DAYS` old.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.spark import files, schemas, sinks, snapshots, sources
-from pipeline.spark.jobs.running import JobContext, JobReport
+from pipeline.spark.jobs.context import JobContext, JobReport
 from pipeline.spark.lake import Manifest, Partition, new_run_id
 from pipeline.spark.transforms.attempts import LATE, add_rejection_reason
 
+# The audit table, the tables of valid and of rejected rows, and the facts that are computed from the valid rows.
 FEEDS = (
     (snapshots.ATTEMPTS, schemas.RAW, schemas.REJECTED, schemas.ATTEMPTS),
     (snapshots.DELIVERIES, schemas.DELIVERIES_RAW, schemas.DELIVERIES_REJECTED, schemas.DELIVERIES),
@@ -113,15 +114,15 @@ def _open_source(
             frame = sources.read(
                 context.spark, context.dsn, snapshot, audit, between=between if context.is_forced else None
             )
-            # Reading selected days again does not show that other days are settled.
+            # After a run over selected days, rows of other days may still be missing: keep the settled id.
             yield frame, 0 if context.is_forced else snapshot.settled, ()
 
 
 def _find_closing_day(context: JobContext, raw: Manifest) -> date | None:
     """Return the day before which rows are dropped as late, or None if no rows are dropped.
 
-    It is counted from the newest day in the lake, not from the current date, so that a run that is repeated tomorrow
-    drops the same rows.
+    It is counted from the newest day in the lake, not from the current date, so that a run repeated tomorrow drops the
+    same rows.
     """
     if context.is_forced or context.files or not raw.partitions:
         return None

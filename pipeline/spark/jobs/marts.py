@@ -12,7 +12,7 @@ from datetime import date, timedelta
 from pyspark.sql import DataFrame
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.running import JobContext, JobReport, SparkJob
+from pipeline.spark.jobs.context import JobContext, JobReport, SparkJob
 from pipeline.spark.lake import Manifest, Partition, new_run_id
 from pipeline.spark.transforms.capacity import capacity
 from pipeline.spark.transforms.failures import failures
@@ -35,7 +35,7 @@ def _compute_mart(
     context: JobContext, table: schemas.TableContract, transform: Callable[[DataFrame], DataFrame]
 ) -> JobReport:
     lake, spark, root = context.lake, context.spark, context.lake.root()
-    fact = schemas.TABLES[table.fact]
+    fact = schemas.TABLES[table.source]
     facts, before = lake.manifest(fact.name, root), lake.manifest(table.name, root)
     sources = {key: _build_source_id(table, facts, key) for key in _list_keys(table, facts.partitions)}
     changed = before.find_stale_keys(sources, context.must_recompute)

@@ -6,7 +6,7 @@ The console and the API read them there.
 from __future__ import annotations
 
 from pipeline.spark import schemas, sinks
-from pipeline.spark.jobs.running import JobContext, JobReport
+from pipeline.spark.jobs.context import JobContext, JobReport
 
 PUBLISHED = "pipeline_published"
 

@@ -53,10 +53,10 @@ def capacity(attempts: DataFrame) -> DataFrame:
         round_ratio(F.col("wait_ms") / F.col("arrivals")).alias("wait_mean_ms"),
     )
     struct = schemas.MARTS["capacity"].struct
-    return measured.mapInPandas(_with_workers, struct)
+    return measured.mapInPandas(_add_workers_needed, struct)
 
 
-def _with_workers(frames: Iterator[Any]) -> Iterator[Any]:
+def _add_workers_needed(frames: Iterator[Any]) -> Iterator[Any]:
     for frame in frames:
         for name, seconds in TARGETS_SECONDS.items():
             frame[name] = erlang.workers_needed(

@@ -9,7 +9,7 @@ from pipeline.spark import schemas
 from pipeline.spark.transforms.common import collect_sorted, count_where, quantile
 
 MIN_RUNS = 20  # fewer completed runs give no advice
-# Bounds of the advice: the API's limits; leases below the minimum would expire while a worker restarts.
+# A shorter lease than the minimum would expire while a worker restarts. The maximum is the API's limit.
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 30, 43_200
 
 

@@ -53,7 +53,10 @@ class ClaimBatchView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
-        """Claim up to `count` ready tasks, each under a lease. Answers 204 if there is none after `waitSeconds`."""
+        """Claim up to `count` ready tasks, each under a lease.
+
+        Answers 204 if there is none after `waitSeconds`.
+        """
         tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
             return no_content()

@@ -104,7 +104,10 @@ class CleanupView(ApiView):
 
 
 def now_ms() -> int:
-    """Return the time of this process, for ages and defaults. Transitions of tasks use only the clock of Redis."""
+    """Return the time of this process, for ages and defaults.
+
+    Transitions of tasks use only the clock of Redis.
+    """
     return round(time.time() * 1000)
 
 

@@ -33,38 +33,41 @@ class Answer(msgspec.Struct):
         return str(self.json["code"])
 
 
-class Exchange:
-    """A request in progress. `await answer()` waits for the response, `leave()` disconnects."""
+class PendingRequest:
+    """A request in progress.
+
+    `await answer()` waits for the response, `disconnect()` closes the connection.
+    """
 
     def __init__(
-        self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes], *, stalls: bool = False
+        self, application: Application, scope: dict[str, Any], chunks: Sequence[bytes], *, never_ends: bool = False
     ) -> None:
         self._chunks = list(chunks) or [b""]
-        self._stalls = stalls
-        self._left = asyncio.Event()
+        self._never_ends = never_ends
+        self._is_disconnected = asyncio.Event()
         self._started: dict[str, Any] = {}
         self._body = b""
-        self.taken = 0
+        self.bytes_read = 0
         self.transport: Any = None  # where uvicorn exposes its transport
         self.task = asyncio.create_task(application(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         if self._chunks:
             chunk = self._chunks.pop(0)
-            self.taken += len(chunk)
-            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or self._stalls}
-        await self._left.wait()
+            self.bytes_read += len(chunk)
+            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks) or self._never_ends}
+        await self._is_disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
-            assert not self._started, "a second answer"
+            assert not self._started, "a second response"
             self._started = dict(message)
         else:
             self._body += message.get("body", b"")
 
-    def leave(self) -> None:
-        self._left.set()
+    def disconnect(self) -> None:
+        self._is_disconnected.set()
 
     async def answer(self) -> Answer | None:
         """Return the response, or None if the application sent none."""
@@ -72,7 +75,7 @@ class Exchange:
         if not self._started:
             return None
         names = [name.decode().lower() for name, _ in self._started["headers"]]
-        assert len(names) == len(set(names)), f"a header twice: {names}"
+        assert len(names) == len(set(names)), f"a repeated header: {names}"
         headers = {name.decode().lower(): value.decode() for name, value in self._started["headers"]}
         return Answer(status=self._started["status"], headers=headers, body=self._body)
 
@@ -90,11 +93,11 @@ class Client:
         *,
         headers: dict[str, str] | None = None,
         chunks: Sequence[bytes] | None = None,
-        stalls: bool = False,
-    ) -> Exchange:
+        never_ends: bool = False,
+    ) -> PendingRequest:
         """Start a request.
 
-        `body` is sent as JSON, or unchanged if it is bytes. With `stalls`, the body never ends.
+        `body` is sent as JSON, or unchanged if it is bytes. With `never_ends`, the body never ends.
         """
         target, _, query = path.partition("?")
         sent = {"host": "testserver"}
@@ -119,7 +122,7 @@ class Client:
             "client": ("127.0.0.1", 1),
             "server": ("testserver", 80),
         }
-        return Exchange(self.application, scope, chunks or [], stalls=stalls)
+        return PendingRequest(self.application, scope, chunks or [], never_ends=never_ends)
 
     async def request(self, method: str, path: str, body: Any = NO_BODY, **options: Any) -> Answer:
         answer = await self.start(method, path, body, **options).answer()

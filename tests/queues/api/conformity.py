@@ -13,8 +13,8 @@ from openapi_schema_validator import OAS31Validator
 if TYPE_CHECKING:
     from tests.queues.api.asgi_client import Answer
 
-# Errors of the path, or of a defect: no operation declares them.
-OF_NO_OPERATION = (404, 405, 500)
+# Statuses of unknown paths and of bugs. No operation declares them.
+UNDECLARED_STATUSES = (404, 405, 500)
 
 
 @cache
@@ -25,9 +25,9 @@ def document() -> dict[str, Any]:
 
 @cache
 def _paths() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    found = [(re.sub(r"{\w+}", "[^/]+", path), methods) for path, methods in document()["paths"].items()]
+    paths = [(re.sub(r"{\w+}", "[^/]+", path), methods) for path, methods in document()["paths"].items()]
     # Literal paths first, in the order of the URLconf.
-    return [(re.compile(path), methods) for path, methods in sorted(found, key=lambda each: "[" in each[0])]
+    return [(re.compile(path), methods) for path, methods in sorted(paths, key=lambda path: "[" in path[0])]
 
 
 @cache
@@ -40,23 +40,23 @@ def check(method: str, path: str, answer: Answer) -> None:
     target = unquote(path.partition("?")[0])
     methods = next((methods for pattern, methods in _paths() if pattern.fullmatch(target)), {})
     operation = methods.get("get" if method == "HEAD" else method.lower())
-    if operation is None or (answer.status in OF_NO_OPERATION and str(answer.status) not in operation["responses"]):
+    if operation is None or (answer.status in UNDECLARED_STATUSES and str(answer.status) not in operation["responses"]):
         return
     declared = operation["responses"].get(str(answer.status))
     assert declared is not None, f"{method} {path} answered {answer.status}, which it does not declare"
     if "$ref" in declared:
         declared = document()["components"]["responses"][declared["$ref"].rpartition("/")[2]]
-    kinds = declared.get("content", {})
-    if not kinds or method == "HEAD":
+    media_types = declared.get("content", {})
+    if not media_types or method == "HEAD":
         assert answer.body == b""
         return
-    kind = answer.headers["content-type"].partition(";")[0]
-    assert kind in kinds, f"{method} {path} answered {kind}"
+    media_type = answer.headers["content-type"].partition(";")[0]
+    assert media_type in media_types, f"{method} {path} answered {media_type}"
     # The schema of a response body, or of several alternatives.
-    schema = kinds[kind]["schema"]
-    if references := [each["$ref"] for each in schema.get("oneOf", [schema]) if "$ref" in each]:
-        errors = min(([*validator(each).iter_errors(answer.json)] for each in references), key=len)
+    schema = media_types[media_type]["schema"]
+    if references := [reference["$ref"] for reference in schema.get("oneOf", [schema]) if "$ref" in reference]:
+        errors = min(([*validator(reference).iter_errors(answer.json)] for reference in references), key=len)
         assert not errors, (method, path, answer.status, errors[0].message)
-    if kind == "application/problem+json":
-        codes = set(kinds[kind]["examples"])
+    if media_type == "application/problem+json":
+        codes = set(media_types[media_type]["examples"])
         assert answer.json["code"] in codes, f"{method} {path} answered {answer.json['code']}, not one of {codes}"

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.django_db)
 
 
-def forget_rows() -> None:
+def delete_rows() -> None:
     """Delete the rows that requests and drains have committed, which no rollback removes."""
     for model in (AuditedResult, Attempt, BulkJob, QueuePolicy, Delivery, Subscription):
         model.objects.all().delete()
@@ -60,7 +60,7 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
         tenant_cache.stop()
         threadpool.stop_pools()
         installation_keys.retire(row.kid)
-        forget_rows()
+        delete_rows()
         models.Tenant.objects.filter(slug__in=[NORTH, SOUTH]).delete()
 
 
@@ -72,7 +72,7 @@ async def _registry(_database: None) -> AsyncIterator[None]:
 
 def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
     """Return a valid token of this installation. A claim that is None is left out."""
-    said: dict[str, Any] = {
+    token_claims: dict[str, Any] = {
         "iss": "codeq",
         "sub": role,
         "tenantId": tenant,
@@ -81,14 +81,14 @@ def make_token(role: str, tenant: str = NORTH, **claims: Any) -> str:
         "aud": "codeq-worker" if role == "worker" else "codeq-producer",
     }
     if role == "worker":
-        said |= {"scope": " ".join(WORKER_SCOPES), "eventTypes": ["*"]}
+        token_claims |= {"scope": " ".join(WORKER_SCOPES), "eventTypes": ["*"]}
     if role == "admin":
-        said |= {"role": "ADMIN", "scope": "codeq:admin"}
+        token_claims |= {"role": "ADMIN", "scope": "codeq:admin"}
     if role == "operator":
-        said |= {"role": "ADMIN", "scope": "codeq:admin codeq:operator"}
-    said |= claims
-    given = {name: value for name, value in said.items() if value is not None}
-    return jwt.encode(given, SIGNER["key"], installation_keys.ALGORITHM, headers={"kid": SIGNER["kid"]})
+        token_claims |= {"role": "ADMIN", "scope": "codeq:admin codeq:operator"}
+    token_claims |= claims
+    present_claims = {name: value for name, value in token_claims.items() if value is not None}
+    return jwt.encode(present_claims, SIGNER["key"], installation_keys.ALGORITHM, headers={"kid": SIGNER["kid"]})
 
 
 @pytest.fixture
@@ -134,9 +134,9 @@ def stranger(client: Callable[..., Client]) -> Client:
 
 @pytest.fixture
 def tenant(_registry: None) -> TenantSnapshot:
-    found = tenant_cache.find(NORTH)
-    assert found is not None
-    return found
+    tenant = tenant_cache.find(NORTH)
+    assert tenant is not None
+    return tenant
 
 
 @pytest.fixture

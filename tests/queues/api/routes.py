@@ -119,7 +119,7 @@ def fill_in_id(value: Any, task_id: str) -> Any:
 
 
 async def call_route(client: Client, route: tuple[str, str], case: RouteCase, task_id: str = ABSENT) -> Any:
-    """Call the route with this id wherever it takes one."""
+    """Call the route, with this id in its path and body."""
     method, path = route
     target = (
         path.replace("<str:task_id>", task_id)

@@ -12,7 +12,7 @@ from queues import periodic_tasks
 from queues.deadletters import bulk_runner
 from queues.models import BulkJob
 from tests.queues.api.asgi_client import Client
-from tests.queues.api.conftest import TASKS, forget_rows
+from tests.queues.api.conftest import TASKS, delete_rows
 from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
 ADMIN = "/v1/codeq/admin"
@@ -22,32 +22,34 @@ MakeClient = Callable[..., Client]
 @pytest.fixture(autouse=True)
 async def _no_rows_left(_registry: None) -> AsyncIterator[None]:
     yield
-    await threadpool.run_db(forget_rows)
+    await threadpool.run_db(delete_rows)
 
 
-async def drained() -> None:
+async def drain_events() -> None:
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
 
 
-async def dead(producer: Client, worker: Client, count: int = 1, error: str = "disk full", **said: Any) -> list[str]:
-    """So many dead letters, and the audit knows of them."""
-    found = []
+async def make_dead_letters(
+    producer: Client, worker: Client, count: int = 1, error: str = "disk full", **fields: Any
+) -> list[str]:
+    """Create dead letters and drain them to the audit. Returns their ids."""
+    ids = []
     for _ in range(count):
-        task = await enqueue_task(producer, maxAttempts=1, **said)
+        task = await enqueue_task(producer, maxAttempts=1, **fields)
         lease = await claim_task(worker, commands=[task["command"]])
         await worker.post(f"{TASKS}/{lease['id']}/nack", {"reason": error})
-        found.append(lease["id"])
-    await drained()
-    return found
+        ids.append(lease["id"])
+    await drain_events()
+    return ids
 
 
 @pytest.mark.spec("ADM-5", "Dead letters are listed, filtered and paged")
 async def test_dead_letters_are_listed_filtered_and_paged(
     producer: Client, worker: Client, admin: Client, client: MakeClient
 ) -> None:
-    full = await dead(producer, worker, 3, payload={"n": 1})
-    (timeout,) = await dead(producer, worker, error="connection timeout")
-    await dead(producer, worker, command="OTHER")
+    full = await make_dead_letters(producer, worker, 3, payload={"n": 1})
+    (timeout,) = await make_dead_letters(producer, worker, error="connection timeout")
+    await make_dead_letters(producer, worker, command="OTHER")
     listed = (await admin.get(f"{ADMIN}/dlq/RENDER")).json
     assert [letter["id"] for letter in listed["deadLetters"]] == [timeout, *reversed(full)]
     assert "cursor" not in listed
@@ -55,23 +57,23 @@ async def test_dead_letters_are_listed_filtered_and_paged(
     assert (letter["error"], letter["deliveries"], letter["workerId"]) == ("disk full", 1, "worker-1")
     assert letter["payloadStart"] == '{"n":1}'
     of_error = (await admin.get(f"{ADMIN}/dlq/RENDER?error=connection+timeout")).json
-    assert [each["id"] for each in of_error["deadLetters"]] == [timeout]
+    assert [letter["id"] for letter in of_error["deadLetters"]] == [timeout]
     first = (await admin.get(f"{ADMIN}/dlq/RENDER?limit=3")).json
     rest = (await admin.get(f"{ADMIN}/dlq/RENDER?limit=3&cursor={first['cursor']}")).json
-    assert [each["id"] for each in first["deadLetters"] + rest["deadLetters"]] == [timeout, *reversed(full)]
+    assert [letter["id"] for letter in first["deadLetters"] + rest["deadLetters"]] == [timeout, *reversed(full)]
     assert (await admin.get(f"{ADMIN}/dlq/RENDER?olderThan=3600")).json["deadLetters"] == []
     assert len((await admin.get(f"{ADMIN}/dlq/RENDER?olderThan=2999-01-01T00:00:00Z")).json["deadLetters"]) == 4
     assert (await admin.get(f"{ADMIN}/dlq/NEVER")).json == {"deadLetters": []}
     assert (await client("admin", "south-of-the-api-tests").get(f"{ADMIN}/dlq/RENDER")).json == {"deadLetters": []}
 
 
-NO_LISTS = [
+INVALID_LIST_QUERIES = [
     "cursor=x", "cursor=%00", "limit=0", "limit=201", "olderThan=x", "olderThan=-1",
     "olderThan=2026-01-01T00:00:00", "olderThan=1e300", "error=", "error=---", "x=1",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("query", NO_LISTS)
+@pytest.mark.parametrize("query", INVALID_LIST_QUERIES)
 async def test_invalid_query_for_dead_letters_is_refused(admin: Client, query: str) -> None:
     answer = await admin.get(f"{ADMIN}/dlq/RENDER?{query}")
     assert (answer.status, answer.code) == (400, "invalid_request")
@@ -109,27 +111,27 @@ async def test_numbers_of_a_filter_may_be_written_in_several_ways(admin: Client)
 
 @pytest.mark.spec("RET-4", "Dead letters are replayed by a bulk job that shows its progress")
 async def test_replay_by_filter(producer: Client, worker: Client, admin: Client) -> None:
-    ids = await dead(producer, worker, 3)
-    await dead(producer, worker, error="timeout")
-    await dead(producer, worker, command="OTHER")
+    ids = await make_dead_letters(producer, worker, 3)
+    await make_dead_letters(producer, worker, error="timeout")
+    await make_dead_letters(producer, worker, command="OTHER")
     dry = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {"error": "disk full"}, "dryRun": True})
     assert (dry.status, dry.json["count"], len(dry.json["sample"])) == (200, 3, 3)
-    said = {"filter": {"error": "disk full"}, "ratePerSecond": 1000, "reason": "it is larger now"}
-    started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", said)
+    body = {"filter": {"error": "disk full"}, "ratePerSecond": 1000, "reason": "it is larger now"}
+    started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
     assert (started.status, started.json["state"], started.json["done"]) == (202, "running", 0)
     path = started.headers["location"]
     assert path == f"{ADMIN}/bulk/{started.json['id']}"
     await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
     job = (await admin.get(path)).json
     assert (job["state"], job["total"], job["done"], job["reason"]) == ("done", 3, 3, "it is larger now")
-    found = set()
+    claimed_ids = set()
     while (answer := await worker.post(f"{TASKS}/claim")).status == 200:
-        found.add(answer.json["id"])
-    assert found == set(ids)
+        claimed_ids.add(answer.json["id"])
+    assert claimed_ids == set(ids)
 
 
 async def test_replay_by_id_and_cancel(producer: Client, worker: Client, admin: Client) -> None:
-    first, second = await dead(producer, worker, 2)
+    first, second = await make_dead_letters(producer, worker, 2)
     started = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"ids": [first]})
     assert started.status == 202
     stopped = await admin.delete(started.headers["location"])
@@ -227,17 +229,17 @@ async def test_invalid_topic_name_is_refused(admin: Client) -> None:
     assert (answer.status, answer.code) == (400, "invalid_request")
 
 
-async def everything(client: Client, query: str) -> list[dict[str, Any]]:
+async def search_all(client: Client, query: str) -> list[dict[str, Any]]:
     """Return the tasks of all pages of a search."""
-    found: list[dict[str, Any]] = []
+    tasks: list[dict[str, Any]] = []
     cursor = ""
     for _ in range(100):
         page = (await client.get(f"{TASKS}?{query}{cursor}")).json
-        found += page["tasks"]
+        tasks += page["tasks"]
         if "cursor" not in page:
-            return found
+            return tasks
         cursor = f"&cursor={page['cursor']}"
-    raise AssertionError("a search that does not end")
+    raise AssertionError("the search has more than 100 pages")
 
 
 @pytest.mark.spec("ADM-3", "Live and audited tasks are searched by their fields, in pages")
@@ -249,10 +251,10 @@ async def test_tasks_are_searched(producer: Client, worker: Client, stranger: Cl
     await claim_task(worker)
     waiting = [await enqueue_task(producer) for _ in range(5)]
     delayed = await enqueue_task(producer, delaySeconds=100, idempotencyKey="the key")
-    await drained()
+    await drain_events()
 
     async def ids(query: str) -> set[str]:
-        return {task["id"] for task in await everything(producer, query)}
+        return {task["id"] for task in await search_all(producer, query)}
 
     live = {task["id"] for task in [*waiting, delayed, running]}
     assert await ids("limit=2") == live | {done["id"]}
@@ -265,17 +267,17 @@ async def test_tasks_are_searched(producer: Client, worker: Client, stranger: Cl
     assert await ids("q=the%20key&status=PENDING") == {delayed["id"]}
     assert await ids("createdAfter=2999-01-01T00:00:00Z") == set()
     assert await ids("createdAfter=2020-01-01T00:00:00Z") == live | {done["id"]}
-    assert await everything(stranger, "limit=50") == []
-    assert await everything(stranger, f"q={delayed['id']}") == []
+    assert await search_all(stranger, "limit=50") == []
+    assert await search_all(stranger, f"q={delayed['id']}") == []
 
 
-NO_SEARCHES = [
+INVALID_SEARCH_QUERIES = [
     "command=a:b", "status=DONE", "createdAfter=x", "createdAfter=2020-01-01T00:00:00", "q=", "q=%00", "cursor=x",
     "cursor=%00", "limit=0", "limit=x", "x=1", "q=a&q=b",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("query", NO_SEARCHES)
+@pytest.mark.parametrize("query", INVALID_SEARCH_QUERIES)
 async def test_invalid_search_is_refused(producer: Client, query: str) -> None:
     answer = await producer.get(f"{TASKS}?{query}")
     assert (answer.status, answer.code) == (400, "invalid_request")

@@ -14,18 +14,20 @@ import pytest
 from django.core.files.storage import FileSystemStorage
 
 from core import threadpool
+from core.redis.connections import client as redis_client
 from queues import artifacts, periodic_tasks
 from queues.api import conversion
+from queues.filters import filters
 from tests.queues.api.artifacts import CONTENT, inline_artifact, result_with
 from tests.queues.api.asgi_client import Client
-from tests.queues.api.conftest import TASKS
+from tests.queues.api.conftest import SOUTH, TASKS
 from tests.queues.api.tasks import claim_task, enqueue_task
 
 MakeClient = Callable[..., Client]
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def artifact_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the directory of the artifacts."""
     directory = tmp_path / "artifacts"
     storage = FileSystemStorage(directory, file_permissions_mode=0o600, directory_permissions_mode=0o700)
@@ -35,17 +37,17 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert outside == []
 
 
-def files(directory: Path) -> list[Path]:
+def list_files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
 @pytest.mark.spec("ACK-4", "Artifacts are submitted inline or by URL, stored, and downloaded through the API")
-async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, kept: Path) -> None:
+async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, artifact_directory: Path) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     elsewhere = {"name": "film", "url": "https://example.org/film.mp4"}
-    said = result_with(inline_artifact(name="out put.bin", contentType="image/png"), elsewhere)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", said)
+    body = result_with(inline_artifact(name="out put.bin", contentType="image/png"), elsewhere)
+    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
     assert answer.status == 200, answer.body
     mine, theirs = answer.json["artifacts"]
     digest = hashlib.sha256(CONTENT).hexdigest()
@@ -54,7 +56,7 @@ async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, kep
         "size": len(CONTENT),
     }  # fmt: skip
     assert theirs == elsewhere
-    (file,) = files(kept)
+    (file,) = list_files(artifact_directory)
     assert file.read_bytes() == CONTENT
     assert file.stat().st_mode & 0o777 == 0o600
     for client in (producer, worker):
@@ -68,21 +70,21 @@ async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, kep
 
 @pytest.mark.spec("ACK-3", "A repeated submission stores nothing new; a refused one leaves no file")
 async def test_repeat_stores_nothing_and_refusal_leaves_no_file(
-    producer: Client, worker: Client, other_worker: Client, kept: Path
+    producer: Client, worker: Client, other_worker: Client, artifact_directory: Path
 ) -> None:
     task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result"
     for early in (worker, other_worker):
         assert (await early.post(path, result_with(inline_artifact()))).status == 409
-    assert files(kept) == []
+    assert list_files(artifact_directory) == []
     await claim_task(worker)
     first = await worker.post(path, result_with(inline_artifact()))
     again = await worker.post(path, result_with(inline_artifact()))
     assert (again.status, again.json) == (200, first.json)
-    assert len(files(kept)) == 1
+    assert len(list_files(artifact_directory)) == 1
     other = await worker.post(path, result_with(inline_artifact(), inline_artifact(b"more", "more")))
     assert (other.status, other.code) == (409, "already_ended")
-    (left,) = files(kept)
+    (left,) = list_files(artifact_directory)
     assert left.read_bytes() == CONTENT
 
 
@@ -103,20 +105,20 @@ NAMES = [
 
 @pytest.mark.spec("ACK-4", "An artifact's name is data, never a path")
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_name_is_never_a_path(producer: Client, worker: Client, kept: Path, name: str) -> None:
+async def test_a_name_is_never_a_path(producer: Client, worker: Client, artifact_directory: Path, name: str) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(b"x", name)))
     assert answer.status == 200, answer.body
     assert answer.json["artifacts"][0]["name"] == name
-    (file,) = files(kept)
+    (file,) = list_files(artifact_directory)
     assert file.name == hashlib.sha256(b"x").hexdigest()
     got = await producer.get(answer.json["artifacts"][0]["url"])
     assert (got.status, got.body) == (200, b"x")
-    said = got.headers["content-disposition"]
-    assert said.startswith("attachment")
-    assert not re.findall("/|%2F|%5C", said)
-    assert "\\" not in said.replace('\\"', "")
+    disposition = got.headers["content-disposition"]
+    assert disposition.startswith("attachment")
+    assert not re.findall("/|%2F|%5C", disposition)
+    assert "\\" not in disposition.replace('\\"', "")
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -140,17 +142,19 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("artifact", REFUSED.values(), ids=REFUSED.keys())
-async def test_invalid_artifact_is_refused(producer: Client, worker: Client, kept: Path, artifact: Any) -> None:
+async def test_invalid_artifact_is_refused(
+    producer: Client, worker: Client, artifact_directory: Path, artifact: Any
+) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
     answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(), artifact))
     assert (answer.status, answer.code) == (400, "invalid_request")
-    assert files(kept) == []
+    assert list_files(artifact_directory) == []
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
 async def test_size_and_number_of_artifacts_are_limited(
-    producer: Client, worker: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
+    producer: Client, worker: Client, artifact_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = msgspec.structs.replace(conversion.LIMITS, artifact_bytes=1000)
     monkeypatch.setattr(conversion, "LIMITS", limits)
@@ -161,21 +165,21 @@ async def test_size_and_number_of_artifacts_are_limited(
     assert (large.status, large.code) == (413, "payload_too_large")
     many = await worker.post(path, result_with(*[inline_artifact(b"x", str(number)) for number in range(101)]))
     assert many.status == 400
-    assert files(kept) == []
+    assert list_files(artifact_directory) == []
     assert (await worker.post(path, result_with(inline_artifact(b"x" * 1000)))).status == 200
 
 
 async def test_batch_keeps_artifacts_of_accepted_results(
-    producer: Client, stranger: Client, worker: Client, kept: Path
+    producer: Client, stranger: Client, worker: Client, artifact_directory: Path
 ) -> None:
     mine = await enqueue_task(producer)
     foreign = (await stranger.post(TASKS, {"command": "A", "payload": 1})).json
     await claim_task(worker)
-    results = [{"taskId": each["id"]} | result_with(inline_artifact()) for each in (mine, foreign)]
+    results = [{"taskId": task["id"]} | result_with(inline_artifact()) for task in (mine, foreign)]
     items = (await worker.post(f"{TASKS}/batch/results", {"results": results})).json["results"]
     assert "artifacts" in items[0]["result"]
     assert items[1]["error"] == "task_not_found"
-    (file,) = files(kept)
+    (file,) = list_files(artifact_directory)
     assert mine["id"] in str(file)
 
 
@@ -188,19 +192,13 @@ async def test_other_tenants_cannot_download_an_artifact(
     submitted = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()))
     one = submitted.json["artifacts"][0]["url"]
     await worker.post(f"{TASKS}/{other['id']}/result", result_with())
-    for who in (stranger, client("worker", stranger_tenant())):
-        refused = await who.get(one)
+    for caller in (stranger, client("worker", SOUTH)):
+        refused = await caller.get(one)
         assert (refused.status, refused.code) == (404, "task_not_found")
     # Another task of the same tenant does not have the artifact either.
     assert (await producer.get(one.replace(task["id"], other["id"]))).code == "not_found"
     for wrong in ("0" * 64, "x", "..", "%2e%2e%2f" * 3, os.path.basename(one).upper()):
         assert (await producer.get(f"{TASKS}/{task['id']}/artifacts/{wrong}")).status == 404
-
-
-def stranger_tenant() -> str:
-    from tests.queues.api.conftest import SOUTH
-
-    return SOUTH
 
 
 async def test_a_full_disk_is_a_503_and_changes_nothing(
@@ -228,11 +226,7 @@ async def test_audit_answers_for_a_task_that_redis_has_deleted(
     path = f"{TASKS}/{task['id']}"
     live, answered = (await producer.get(path)).json, (await producer.get(f"{path}/result")).json
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
-    from core.redis.connections import client as redis_client
-
     redis_client().flushall()
-    from queues.filters import filters
-
     filters.cache_clear()
     audited = (await producer.get(path)).json
     assert audited == live

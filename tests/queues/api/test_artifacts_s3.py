@@ -29,7 +29,7 @@ from tests.queues.api.redis_dump import dump_redis
 from tests.queues.api.tasks import claim_task, enqueue_task
 from tests.s3_server import BUCKET, S3Server
 
-Use = Callable[..., None]
+UseStorage = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +42,34 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
-    """`use("file:///tmp/x")`: artifacts are kept there until the test ends."""
+def use_storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseStorage]:
+    """Return a function that sets the storage of artifacts: `use_storage("file:///tmp/x")`."""
 
-    def at(address: str) -> None:
-        monkeypatch.setattr(artifacts, "conf", lambda: msgspec.structs.replace(conf(), artifacts=address))
+    def use(url: str) -> None:
+        monkeypatch.setattr(artifacts, "conf", lambda: msgspec.structs.replace(conf(), artifacts=url))
         artifacts.storage.cache_clear()
         artifacts.storage_errors.cache_clear()
 
-    yield at
+    yield use
     artifacts.storage.cache_clear()
     artifacts.storage_errors.cache_clear()
 
 
-def address(url: str, bucket: str = BUCKET) -> str:
+def bucket_url(url: str, bucket: str = BUCKET) -> str:
     return f"s3://{bucket}/some/where?endpoint_url={url}&region_name=eu-central-1&access_key=key&secret_key=secret"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def s3(server: S3Server, use: Use, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3Server]:
+async def s3(server: S3Server, use_storage: UseStorage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3Server]:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 1)
     monkeypatch.setattr(artifacts, "S3_CONNECT_SECONDS", 1)
-    use(address(server.url))
+    use_storage(bucket_url(server.url))
     yield server
     server.resume()
     server.clear()
 
 
-async def in_progress(producer: Client, worker: Client) -> str:
+async def claim_new_task(producer: Client, worker: Client) -> str:
     task = await enqueue_task(producer)
     await claim_task(worker)
     return f"{TASKS}/{task['id']}"
@@ -79,7 +79,7 @@ async def in_progress(producer: Client, worker: Client) -> str:
 async def test_artifact_is_stored_and_downloaded(
     producer: Client, worker: Client, stranger: Client, s3: S3Server, tenant: Any
 ) -> None:
-    path = await in_progress(producer, worker)
+    path = await claim_new_task(producer, worker)
     body = result_with(inline_artifact(), inline_artifact(b"", "empty"))
     answer = await worker.post(f"{path}/result", body)
     assert answer.status == 200, answer.body
@@ -98,34 +98,34 @@ async def test_artifact_is_stored_and_downloaded(
     assert len(s3.list_names()) == 2, "a refused submission leaves nothing"
 
 
-async def away_by_hanging(s3: S3Server, use: Use) -> None:
+async def hang_storage(s3: S3Server, use_storage: UseStorage) -> None:
     s3.hang()
 
 
-async def away_by_refusing(s3: S3Server, use: Use) -> None:
-    use(address(f"http://127.0.0.1:{free_port()}"))
+async def refuse_connections(s3: S3Server, use_storage: UseStorage) -> None:
+    use_storage(bucket_url(f"http://127.0.0.1:{free_port()}"))
 
 
-async def away_by_name(s3: S3Server, use: Use) -> None:
-    use(address("http://no-such-host.invalid"))
+async def use_unknown_host(s3: S3Server, use_storage: UseStorage) -> None:
+    use_storage(bucket_url("http://no-such-host.invalid"))
 
 
-async def away_without_a_bucket(s3: S3Server, use: Use) -> None:
-    use(address(s3.url, "no-such-bucket"))
+async def use_unknown_bucket(s3: S3Server, use_storage: UseStorage) -> None:
+    use_storage(bucket_url(s3.url, "no-such-bucket"))
 
 
-AWAY = [away_by_hanging, away_by_refusing, away_by_name, away_without_a_bucket]
+OUTAGES = [hang_storage, refuse_connections, use_unknown_host, use_unknown_bucket]
 
 
 @pytest.mark.spec("ACK-4", "While the storage is unavailable a result with artifacts gets a 503, and nothing changes")
-@pytest.mark.parametrize("away", AWAY)
+@pytest.mark.parametrize("break_storage", OUTAGES)
 async def test_unavailable_storage_is_a_503(
-    producer: Client, worker: Client, s3: S3Server, use: Use, away: Any
+    producer: Client, worker: Client, s3: S3Server, use_storage: UseStorage, break_storage: Any
 ) -> None:
-    path = await in_progress(producer, worker)
-    other = await in_progress(producer, worker)
+    path = await claim_new_task(producer, worker)
+    other = await claim_new_task(producer, worker)
     before = dump_redis()
-    await away(s3, use)
+    await break_storage(s3, use_storage)
     refused = await worker.post(f"{path}/result", result_with(inline_artifact()))
     assert (refused.status, refused.code) == (503, "unavailable")
     assert refused.json["detail"] == "Artifacts cannot be stored right now."
@@ -138,14 +138,14 @@ async def test_unavailable_storage_is_a_503(
     theirs = result_with({"name": "film", "url": "https://example.org/film.mp4"})
     assert (await worker.post(f"{other}/result", theirs)).status == 200
     s3.resume()
-    use(address(s3.url))
+    use_storage(bucket_url(s3.url))
     assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
 
 
 async def test_artifact_cannot_be_read_while_its_storage_is_unavailable(
-    producer: Client, worker: Client, s3: S3Server, use: Use
+    producer: Client, worker: Client, s3: S3Server, use_storage: UseStorage
 ) -> None:
-    path = await in_progress(producer, worker)
+    path = await claim_new_task(producer, worker)
     url = (await worker.post(f"{path}/result", result_with(inline_artifact()))).json["artifacts"][0]["url"]
     s3.hang()
     refused = await producer.get(url)
@@ -155,32 +155,37 @@ async def test_artifact_cannot_be_read_while_its_storage_is_unavailable(
     assert (await producer.get(url)).body == CONTENT
 
 
-def files_called(name: str, directory: Path) -> list[Path]:
+def find_files(name: str, directory: Path) -> list[Path]:
     return list(directory.rglob(name))
 
 
 @pytest.mark.spec("ACK-4", "A storage that hangs delays only requests that need it")
 async def test_hanging_storage_delays_no_other_request(
-    producer: Client, worker: Client, admin: Client, s3: S3Server, use: Use, monkeypatch: pytest.MonkeyPatch
+    producer: Client,
+    worker: Client,
+    admin: Client,
+    s3: S3Server,
+    use_storage: UseStorage,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(artifacts, "S3_READ_SECONDS", 20)
-    use(address(s3.url))
-    paths = [await in_progress(producer, worker) for _ in range(2 * threadpool.POOL_THREADS)]
+    use_storage(bucket_url(s3.url))
+    paths = [await claim_new_task(producer, worker) for _ in range(2 * threadpool.POOL_THREADS)]
     s3.hang()
-    handed_in = [worker.start("POST", f"{path}/result", result_with(inline_artifact())) for path in paths]
+    submissions = [worker.start("POST", f"{path}/result", result_with(inline_artifact())) for path in paths]
     async with asyncio.timeout(15):
         assert (await admin.get("/v1/codeq/admin/topics")).status == 200
         assert (await producer.get(TASKS)).status == 200
         assert (await enqueue_task(producer))["status"] == "PENDING"
-    assert not any(each.task.done() for each in handed_in)
+    assert not any(submission.task.done() for submission in submissions)
     s3.resume()
-    for each in handed_in:
-        answer = await each.answer()
+    for submission in submissions:
+        answer = await submission.answer()
         assert answer is not None
         assert answer.status in (200, 503)
 
 
-async def cleaned_up() -> int:
+async def run_cleanup() -> int:
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     return await threadpool.run_db(maintenance.cleanup, lambda: True)
 
@@ -190,28 +195,34 @@ async def cleaned_up() -> int:
 )
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
 async def test_artifacts_are_deleted_with_their_task(
-    producer: Client, worker: Client, s3: S3Server, use: Use, configure_tenant: Configure, tmp_path: Path, kind: str
+    producer: Client,
+    worker: Client,
+    s3: S3Server,
+    use_storage: UseStorage,
+    configure_tenant: Configure,
+    tmp_path: Path,
+    kind: str,
 ) -> None:
     if kind == "directory":
-        use(f"file://{tmp_path}")
+        use_storage(f"file://{tmp_path}")
 
     def list_names() -> list[str]:
         if kind == "bucket":
             return s3.list_names()
         return [str(path) for path in tmp_path.rglob("*") if path.is_file()]
 
-    kept = await in_progress(producer, worker)
+    kept = await claim_new_task(producer, worker)
     await worker.post(f"{kept}/result", result_with(inline_artifact()))
     configure_tenant(retention_ms=0)
-    path = await in_progress(producer, worker)
+    path = await claim_new_task(producer, worker)
     body = result_with(inline_artifact(), inline_artifact(b"more", "more"))
     mine = (await worker.post(f"{path}/result", body)).json["artifacts"]
     assert len(list_names()) == 3
-    assert await cleaned_up() == 1
+    assert await run_cleanup() == 1
     (left,) = list_names()
     assert kept.rpartition("/")[2] in left
     if kind == "directory":
-        assert files_called(path.rpartition("/")[2], tmp_path) == [], "an empty directory is left"
+        assert find_files(path.rpartition("/")[2], tmp_path) == [], "an empty directory is left"
     # The audit still has their names.
     assert (await producer.get(f"{path}/result")).json["result"]["artifacts"] == mine
     gone = await producer.get(mine[0]["url"])
@@ -224,21 +235,23 @@ async def test_cleanup_continues_while_the_storage_is_unavailable(
     producer: Client, worker: Client, s3: S3Server, configure_tenant: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure_tenant(retention_ms=0)
-    with_files = [await in_progress(producer, worker) for _ in range(3)]
+    with_files = [await claim_new_task(producer, worker) for _ in range(3)]
     for path in with_files:
         assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
-    without = [await in_progress(producer, worker) for _ in range(3)]
+    without = [await claim_new_task(producer, worker) for _ in range(3)]
     for path in without:
         assert (await worker.post(f"{path}/result", result_with())).status == 200
     s3.hang()
     with caplog.at_level(logging.WARNING):
-        assert await cleaned_up() == 3
-    assert len([each for each in caplog.records if "cannot be deleted" in each.message]) == 1, "one attempt per run"
+        assert await run_cleanup() == 3
+    assert len([record for record in caplog.records if "cannot be deleted" in record.message]) == 1, (
+        "one attempt per run"
+    )
     s3.resume()
     assert len(s3.list_names()) == 3
-    assert await cleaned_up() == 3
+    assert await run_cleanup() == 3
     assert s3.list_names() == []
-    assert await cleaned_up() == 0
+    assert await run_cleanup() == 0
     assert not [key for key in redis_client().keys("*") if b":task:" in key]
     ids = [path.rpartition("/")[2] for path in with_files + without]
     assert await threadpool.run_db(AuditedResult.objects.filter(pk__in=ids).count) == 6
@@ -250,10 +263,10 @@ async def test_storage_outage_does_not_fill_redis(
     monkeypatch.setattr(maintenance, "MAX_POSTPONED", 1)
     configure_tenant(retention_ms=0)
     for _ in range(3):
-        path = await in_progress(producer, worker)
+        path = await claim_new_task(producer, worker)
         assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
     s3.hang()
-    assert await cleaned_up() == 3
+    assert await run_cleanup() == 3
     s3.resume()
 
 
@@ -262,7 +275,7 @@ async def test_cleanup_of_an_administrator_deletes_artifacts(
 ) -> None:
     configure_tenant(retention_ms=0)
     for _ in range(2):
-        path = await in_progress(producer, worker)
+        path = await claim_new_task(producer, worker)
         assert (await worker.post(f"{path}/result", result_with(inline_artifact()))).status == 200
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     assert (await admin.post("/v1/codeq/admin/tasks/cleanup", {"limit": 1})).json["deleted"] == 1
@@ -271,9 +284,9 @@ async def test_cleanup_of_an_administrator_deletes_artifacts(
     assert s3.list_names() == []
 
 
-def test_setting_selects_the_storage(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_selects_the_storage(use_storage: UseStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def location(text: str) -> Any:
-        use(text)
+        use_storage(text)
         storage = artifacts.storage()
         assert isinstance(storage, FileSystemStorage)
         return storage.location
@@ -281,10 +294,10 @@ def test_setting_selects_the_storage(use: Use, tmp_path: Path, monkeypatch: pyte
     assert location("") == str(conf().home_path / "artifacts")
     assert location(f"file://{tmp_path}") == str(tmp_path)
     for wrong in ("ftp://example.org/", "s3://", "s3:///prefix", "s3://bucket?acl=public-read"):
-        use(wrong)
+        use_storage(wrong)
         with pytest.raises(ConfigError, match="CODEQ_ARTIFACTS"):
             artifacts.storage()
     monkeypatch.setitem(sys.modules, "storages.backends.s3", None)
-    use("s3://bucket/prefix")
+    use_storage("s3://bucket/prefix")
     with pytest.raises(ConfigError, match="django-storages"):
         artifacts.storage()

@@ -20,7 +20,7 @@ from tests.queues.api.conftest import TASKS
 from tests.queues.api.redis_dump import dump_redis
 from tests.queues.api.tasks import enqueue_task
 
-GOOD: dict[str, Any] = {"command": "A", "payload": {}}
+VALID_TASK: dict[str, Any] = {"command": "A", "payload": {}}
 
 
 PAYLOADS = {
@@ -115,7 +115,7 @@ FIELDS: dict[str, list[Any]] = {
     ("field", "value"), [(field, value) for field, values in FIELDS.items() for value in values], ids=repr
 )
 async def test_invalid_field_is_named(producer: Client, field: str, value: Any) -> None:
-    answer = await producer.post(TASKS, json.dumps(GOOD | {field: value}).replace("Infinity", "1e400").encode())
+    answer = await producer.post(TASKS, json.dumps(VALID_TASK | {field: value}).replace("Infinity", "1e400").encode())
     assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
     assert field in answer.json["detail"]
     assert not dump_redis()
@@ -152,7 +152,7 @@ async def test_worker_request_out_of_bounds_is_refused(worker: Client, path: str
 
 
 async def test_batch_above_the_limit_is_refused(producer: Client) -> None:
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD] * (LIMITS.batch + 1)})
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK] * (LIMITS.batch + 1)})
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert not dump_redis()
 
@@ -168,7 +168,7 @@ async def test_commands_of_a_token_are_checked_like_those_of_a_body(
 
 @pytest.mark.parametrize("field", ["priority", "maxAttempts", "webhook", "idempotencyKey", "runAt", "delaySeconds"])
 async def test_null_stands_for_absent_where_a_field_may_be_absent(producer: Client, field: str) -> None:
-    answer = await producer.post(TASKS, GOOD | {field: None})
+    answer = await producer.post(TASKS, VALID_TASK | {field: None})
     assert answer.status == (400 if field == "priority" else 202)
 
 
@@ -179,8 +179,8 @@ async def test_a_whole_number_may_be_written_in_several_ways(producer: Client, w
     assert answer.status == 202
     assert b'"priority":3,' in answer.body
     assert b'"maxAttempts":3,' in answer.body
-    said = f'{{"leaseSeconds":{number},"count":{number}}}'
-    assert (await worker.post(f"{TASKS}/claim/batch", said.encode())).status == 200
+    body = f'{{"leaseSeconds":{number},"count":{number}}}'
+    assert (await worker.post(f"{TASKS}/claim/batch", body.encode())).status == 200
 
 
 async def test_last_value_of_a_repeated_key_counts(producer: Client) -> None:
@@ -189,7 +189,7 @@ async def test_last_value_of_a_repeated_key_counts(producer: Client) -> None:
 
 
 async def test_huge_field_name_is_not_returned(producer: Client) -> None:
-    answer = await producer.post(TASKS, GOOD | {"x" * 2**20: 1})
+    answer = await producer.post(TASKS, VALID_TASK | {"x" * 2**20: 1})
     assert answer.status == 400
     assert len(answer.body) < 1200
 
@@ -244,17 +244,17 @@ class KeyRecorder:
         self._monitor.__exit__(None, None, None)
 
     def _listen(self) -> None:
-        while "end of the recording" not in (said := self._monitor.next_command()["command"]):
-            self.words |= {word for word in re.split(r'[" ]', said) if word.startswith("codeq:{")}
+        while "end of the recording" not in (command := self._monitor.next_command()["command"]):
+            self.words |= {word for word in re.split(r'[" ]', command) if word.startswith("codeq:{")}
 
 
 @pytest.mark.spec("TEN-1", "A command of any name uses only the keys of its own queue and tenant")
 async def test_queue_uses_only_its_own_keys(
     producer: Client, worker: Client, admin: Client, stranger: Client, tenant: TenantSnapshot
 ) -> None:
-    dice = random.Random(random.randrange(2**32))
+    rng = random.Random(random.randrange(2**32))
     alphabet = "AZaz09_.-"
-    names = {"".join(dice.choices(alphabet, k=dice.randint(1, 128))) for _ in range(300)}
+    names = {"".join(rng.choices(alphabet, k=rng.randint(1, 128))) for _ in range(300)}
     await stranger.post(TASKS, {"command": "A", "payload": 1})
     with KeyRecorder() as words:
         for name in names:
@@ -274,12 +274,13 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
     producer: Client, worker: Client, admin: Client
 ) -> None:
     seed = random.randrange(2**32)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     task = await enqueue_task(producer)
     failed = {"taskId": task["id"], "status": "FAILED", "error": "x"}
     requests = [
-        (producer, TASKS, json.dumps(GOOD | {"priority": 3, "runAt": "2026-01-01T00:00:00Z", "delaySeconds": 1.5})),
-        (producer, f"{TASKS}/batch", json.dumps({"tasks": [GOOD, GOOD]})),
+        (producer, TASKS,
+         json.dumps(VALID_TASK | {"priority": 3, "runAt": "2026-01-01T00:00:00Z", "delaySeconds": 1.5})),
+        (producer, f"{TASKS}/batch", json.dumps({"tasks": [VALID_TASK, VALID_TASK]})),
         (worker, f"{TASKS}/claim", json.dumps({"commands": ["A"], "leaseSeconds": 30})),
         (worker, f"{TASKS}/{task['id']}/heartbeat", json.dumps({"extendSeconds": 3, "progress": {"percent": 3}})),
         (worker, f"{TASKS}/{task['id']}/nack", json.dumps({"delaySeconds": 3, "reason": "no"})),
@@ -293,11 +294,11 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
     )
     pieces += [b" ", b"9" * 400]
     for number in range(10_000):
-        client, path, text = dice.choice(requests)
+        client, path, text = rng.choice(requests)
         body = bytearray(text.encode())
-        for _ in range(dice.randint(1, 4)):
-            at = dice.randrange(len(body) + 1)
-            body[at : at + dice.choice((0, 0, 1, 2, 8))] = dice.choice(pieces)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(body) + 1)
+            body[at : at + rng.choice((0, 0, 1, 2, 8))] = rng.choice(pieces)
         answer = await client.post(path, bytes(body))
         assert answer.status < 500, (seed, number, path, bytes(body), answer.body)
 
@@ -307,7 +308,7 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
     "webhook", ["x", "https://user@example.org/", "http://169.254.169.254/", "https://example.org/\0"]
 )
 async def test_bad_webhook_fails_its_own_task_only(producer: Client, webhook: str) -> None:
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [GOOD | {"webhook": webhook}, GOOD]})
+    answer = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK | {"webhook": webhook}, VALID_TASK]})
     bad, good = answer.json["results"]
     assert (bad["error"], bad["status"]) == ("invalid_request", 400)
     assert "webhook" in bad["detail"]

@@ -1,4 +1,4 @@
-"""The walk of one claim, from the ASGI application to the Lua script and back.
+"""The call path of one claim, from the ASGI application to the Lua script and back.
 
 docs/explanation/architecture.md gives the reason and the files of each step. `pytest -s` prints the steps and all
 functions that the claim enters.
@@ -20,7 +20,7 @@ from tests.queues.api.tasks import enqueue_task
 
 PROJECT = f"{settings.BASE_DIR}/"
 ARCHITECTURE = Path(settings.BASE_DIR) / "docs" / "explanation" / "architecture.md"
-# The walk had 25 steps and 55 functions before its closures, forwarding functions and repeated checks were removed.
+# The call path had 25 steps and 55 functions before closures, forwarding functions and repeated checks were removed.
 MAX_STEPS = 20
 MAX_FUNCTIONS = 50
 

@@ -22,7 +22,7 @@ from core.redis.connections import client as redis_client
 from queues.api.examples import EXAMPLES, ID, TOKEN
 from queues.engine.keys import COMMAND
 from tests.queues.api.asgi_client import Client
-from tests.queues.api.conftest import TASKS, forget_rows
+from tests.queues.api.conftest import TASKS, delete_rows
 from tests.queues.api.routes import ROUTE_CASES, RouteCase, call_route, list_routes
 from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 
@@ -34,19 +34,19 @@ TABLES = ("queues_bulkjob", "queues_bulkitem", "queues_queuepolicy", "webhooks_s
 def operation_of(route: Route) -> Operation:
     method, path = route
     concrete = path.replace("<str:", "").replace(">", "")
-    found: Operation = get_resolver().resolve(concrete).func.cls.operations[method][0]
-    return found
+    operation: Operation = get_resolver().resolve(concrete).func.cls.operations[method][0]
+    return operation
 
 
 OPERATIONS = {route: operation_of(route) for route in list_routes()}
-GUARDED = {route: said for route, said in OPERATIONS.items() if not said.is_open}
-WITH_BODY = {route: said for route, said in GUARDED.items() if said.body is not None}
-WITH_QUERY = {route: said for route, said in GUARDED.items() if said.query is not None}
+GUARDED = {route: operation for route, operation in OPERATIONS.items() if not operation.is_open}
+WITH_BODY = {route: operation for route, operation in GUARDED.items() if operation.body is not None}
+WITH_QUERY = {route: operation for route, operation in GUARDED.items() if operation.query is not None}
 WITH_PATH = [route for route in GUARDED if "<" in route[1]]
 
 
-def each(some: Any) -> Any:
-    return pytest.mark.parametrize("route", list(some), ids=[" ".join(route) for route in some])
+def for_each_route(routes: Any) -> Any:
+    return pytest.mark.parametrize("route", list(routes), ids=[" ".join(route) for route in routes])
 
 
 class World(NamedTuple):
@@ -76,27 +76,27 @@ async def world(client: MakeClient) -> AsyncIterator[World]:
     callers = {"producer": client("producer"), "worker": client("worker", sub="holder"), "admin": client("admin")}
     await enqueue_task(callers["producer"])
     task = await claim_task(callers["worker"])
-    said = {"callbackUrl": "https://worker.example.com/wake"}
-    subscription = (await callers["worker"].post("/v1/codeq/workers/subscriptions", said)).json["subscriptionId"]
+    body = {"callbackUrl": "https://worker.example.com/wake"}
+    subscription = (await callers["worker"].post("/v1/codeq/workers/subscriptions", body)).json["subscriptionId"]
     job = (await callers["admin"].post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
     ids = {
         "task_id": task["id"], "subscription_id": subscription, "job_id": job, "command": "RENDER", "name": "RENDER",
         "artifact_id": "0" * 64,
     }  # fmt: skip
     yield World(task_id=task["id"], lease_token=task["leaseToken"], ids=ids, callers=callers)
-    await threadpool.run_db(forget_rows)
+    await threadpool.run_db(delete_rows)
 
 
-async def everything() -> Any:
+async def read_state() -> Any:
     """Return all of Redis and every row that a route can create."""
 
     def rows() -> list[Any]:
         with connection.cursor() as cursor:
-            found = []
+            rows_by_table = []
             for table in TABLES:
                 cursor.execute(f"SELECT to_jsonb(t)::text FROM {table} t ORDER BY 1")
-                found.append(cursor.fetchall())
-            return found
+                rows_by_table.append(cursor.fetchall())
+            return rows_by_table
 
     keys = {key: redis_client().dump(key) for key in sorted(redis_client().keys("*"))}
     return keys, await threadpool.run_db(rows)
@@ -109,26 +109,26 @@ def body_of(route: Route, world: World) -> Any:
     return json.loads(text) | ({"waitSeconds": 0} if "waitSeconds" in body else {})
 
 
-def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield every path in a JSON value. The first item of a list stands for all."""
     if path:
         yield path
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from spots(inner, (*path, name))
+            yield from list_paths(inner, (*path, name))
     elif isinstance(value, list) and value:
-        yield from spots(value[0], (*path, 0))
+        yield from list_paths(value[0], (*path, 0))
 
 
-HOLE = "@@hole@@"
+PLACEHOLDER = "@@placeholder@@"
 
 
-def with_hole(value: Any, path: tuple[Any, ...]) -> bytes:
+def with_placeholder(value: Any, path: tuple[Any, ...]) -> bytes:
     value = copy.deepcopy(value)
     inner = value
     for step in path[:-1]:
         inner = inner[step]
-    inner[path[-1]] = HOLE
+    inner[path[-1]] = PLACEHOLDER
     return json.dumps(value).encode()
 
 
@@ -168,28 +168,28 @@ VALUES = {
 
 
 @pytest.mark.spec("ENQ-1", "No value of any field of any route causes a 5xx, and a 4xx changes nothing")
-@each(WITH_BODY)
-async def test_any_value_of_a_field(world: World, route: Route) -> None:
+@for_each_route(WITH_BODY)
+async def test_no_value_of_a_field_causes_a_5xx(world: World, route: Route) -> None:
     caller, path, good = world.caller(route), world.target(route), body_of(route, world)
     fields = {field.encode_name: None for field in msgspec.structs.fields(OPERATIONS[route].body)}
-    before = await everything()
+    before = await read_state()
     refused = 0
-    for spot in spots(fields | good):
-        template = with_hole(good, spot)
+    for field_path in list_paths(fields | good):
+        template = with_placeholder(good, field_path)
         for name, value in VALUES.items():
-            body = template.replace(f'"{HOLE}"'.encode(), value)
+            body = template.replace(f'"{PLACEHOLDER}"'.encode(), value)
             answer = await caller.request(route[0], path, body)
-            assert answer.status < 500, (spot, name, answer.body)
-            after = await everything()
+            assert answer.status < 500, (field_path, name, answer.body)
+            after = await read_state()
             if answer.status >= 400:
                 refused += 1
-                assert after == before, (spot, name, answer.body)
+                assert after == before, (field_path, name, answer.body)
                 assert len(answer.body) < 2_000
             before = after
     assert refused > 5 * len(fields)
 
 
-OURS = (
+UNKNOWN_FIELDS = (
     "tenantId",
     "tenant",
     "id",
@@ -205,42 +205,42 @@ OURS = (
 
 
 @pytest.mark.spec("TEN-2", "An unknown field is refused by name, above all one that names a tenant")
-@each(WITH_BODY)
+@for_each_route(WITH_BODY)
 async def test_an_unknown_field_is_refused_by_name(world: World, route: Route) -> None:
     caller, path, good = world.caller(route), world.target(route), body_of(route, world)
-    before = await everything()
-    for name in OURS:
+    before = await read_state()
+    for name in UNKNOWN_FIELDS:
         answer = await caller.request(route[0], path, good | {name: "x"})
         assert (answer.status, answer.code) == (400, "invalid_request"), name
         assert name[:50] in answer.json["detail"]
-        assert await everything() == before
+        assert await read_state() == before
 
 
-NO_BODIES = [
+INVALID_BODIES = [
     b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff\xfe{}\x00", b"\xef\xbb\xbf{}", b"\x00", b"NaN",
     b"[" * 100_000, b'{"a":' * 100_000, b'{"\xff":1}', rb'{"\ud800":1}', b"payload=1&command=A", b"<a/>",
 ]  # fmt: skip
 
 
-@each(WITH_BODY)
+@for_each_route(WITH_BODY)
 async def test_invalid_body_is_refused(world: World, route: Route) -> None:
-    before = await everything()
-    for body in NO_BODIES:
+    before = await read_state()
+    for body in INVALID_BODIES:
         answer = await world.caller(route).request(route[0], world.target(route), body)
         assert (answer.status, answer.code) == (400, "invalid_request"), body[:40]
-    assert await everything() == before
+    assert await read_state() == before
 
 
-TYPES = ["", "text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded",
+MEDIA_TYPES = ["", "text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded",
          "*/*", "application/json; charset=utf-7", "application/json; charset=utf-16",
          "application/json-patch+json"]  # fmt: skip
 
 
-@each(WITH_BODY)
+@for_each_route(WITH_BODY)
 async def test_other_content_types_are_refused(world: World, route: Route) -> None:
-    before = await everything()
+    before = await read_state()
     good = body_of(route, world)
-    for kind in TYPES:
+    for kind in MEDIA_TYPES:
         answer = await world.caller(route).request(route[0], world.target(route), good, headers={"Content-Type": kind})
         assert (answer.status, answer.code) == (415, "unsupported_media_type"), kind
     bomb = gzip.compress(b" " * 50_000_000, 9)
@@ -248,47 +248,48 @@ async def test_other_content_types_are_refused(world: World, route: Route) -> No
         headers = {"Content-Encoding": encoding}
         answer = await world.caller(route).request(route[0], world.target(route), bomb, headers=headers)
         assert (answer.status, answer.code) == (415, "unsupported_media_type"), encoding
-    assert await everything() == before
+    assert await read_state() == before
 
 
-QUERIES = ["", "%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "%F0%9F%92%A9", "NaN", "inf", "1e400", "-1",
+QUERY_VALUES = ["", "%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "%F0%9F%92%A9", "NaN", "inf", "1e400", "-1",
            "9" * 5_000, "0x10", "x" * 10_000, "'--", "*", "../..", "%2500", "true", "null", "[]", "1;a=2"]  # fmt: skip
 
 
-@each(WITH_QUERY)
-async def test_any_value_in_a_query(world: World, route: Route) -> None:
+@for_each_route(WITH_QUERY)
+async def test_no_value_in_a_query_causes_a_5xx(world: World, route: Route) -> None:
     declared = OPERATIONS[route]
     caller, path = world.caller(route), world.target(route).partition("?")[0]
-    before = await everything()
+    before = await read_state()
     names = [field.encode_name for field in msgspec.structs.fields(declared.query)]
     for name in names:
-        for value in QUERIES:
+        for value in QUERY_VALUES:
             answer = await caller.request(route[0], f"{path}?{name}={value}")
             assert answer.status < 500, (name, value, answer.body)
-            assert (await everything())[0] == before[0]
+            assert (await read_state())[0] == before[0]
         for query in (f"{name}=1&{name}=1", f"{name}_=1", "&".join(f"{name}{n}=1" for n in range(99))):
             answer = await caller.request(route[0], f"{path}?{query}")
             assert (answer.status, answer.code) == (400, "invalid_request"), query
-    assert await everything() == before
+    assert await read_state() == before
 
 
-SEGMENTS = ["%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "..%2f..%2f", "{}", "*", "[a]", "a:b", "a" * 5_000, "%20",
+PATH_SEGMENTS = ["%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "..%2f..%2f", "{}", "*", "[a]", "a:b", "a" * 5_000,
+                 "%20",
             "%F0%9F%92%A9", "\\", "'", "null", ID.upper(), f"{ID}%0a", f"%20{ID}", ID.replace("-", ""), f"{{{ID}}}",
             f"urn:uuid:{ID}", "%252e"]  # fmt: skip
 
 
-@each(WITH_PATH)
-async def test_any_value_in_a_path(world: World, route: Route) -> None:
-    before = await everything()
-    said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
+@for_each_route(WITH_PATH)
+async def test_no_value_in_a_path_causes_a_5xx(world: World, route: Route) -> None:
+    before = await read_state()
+    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
     for name in (name for name in world.ids if f"<str:{name}>" in route[1]):
-        for segment in SEGMENTS:
+        for segment in PATH_SEGMENTS:
             target = world.target(route, **{name: segment})
-            answer = await world.caller(route).request(route[0], target, **said)
+            answer = await world.caller(route).request(route[0], target, **body)
             if name not in ("command", "name") or not COMMAND.fullmatch(segment):
                 assert 400 <= answer.status < 500, (segment, answer.status, answer.body)
-                assert await everything() == before, segment
-            before = await everything()
+                assert await read_state() == before, segment
+            before = await read_state()
 
 
 HEADERS = {
@@ -309,50 +310,50 @@ HEADERS = {
 }  # fmt: skip
 
 
-@each(GUARDED)
-async def test_any_value_in_a_header(world: World, route: Route) -> None:
-    said = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
-    before = await everything()
+@for_each_route(GUARDED)
+async def test_no_value_in_a_header_causes_a_5xx(world: World, route: Route) -> None:
+    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
+    before = await read_state()
     for name, values in HEADERS.items():
         for value in values:
             headers = {name: value}
-            answer = await world.caller(route).request(route[0], world.target(route), headers=headers, **said)
+            answer = await world.caller(route).request(route[0], world.target(route), headers=headers, **body)
             assert answer.status < 500, (name, value[:40], answer.body)
             assert all("\r" not in text and "\n" not in text for text in answer.headers.values())
             assert "set-cookie" not in answer.headers
-            after = await everything()
+            after = await read_state()
             assert answer.status < 400 or after == before, (name, value[:40])
             before = after
 
 
-TOKENS = ["", " ", "Bearer", "Bearer ", "Bearer \x00", "Bearer é", "Bearer " + "x" * 65_536, "Bearer a.b.c",
+TOKEN_HEADERS = ["", " ", "Bearer", "Bearer ", "Bearer \x00", "Bearer é", "Bearer " + "x" * 65_536, "Bearer a.b.c",
           "Bearer a b", "bearer,Bearer", "Basic eDp5", "Digest x", "Bearer " + "a." * 30_000]  # fmt: skip
 
 
-@each(GUARDED)
-async def test_any_value_for_a_token(world: World, route: Route) -> None:
-    before = await everything()
+@for_each_route(GUARDED)
+async def test_invalid_authorization_header_is_refused(world: World, route: Route) -> None:
+    before = await read_state()
     anonymous = Client(world.caller(route).application)
-    for value in TOKENS:
+    for value in TOKEN_HEADERS:
         answer = await anonymous.request(route[0], world.target(route), headers={"Authorization": value})
         assert (answer.status, answer.code) == (401, "unauthenticated"), value[:40]
-    assert await everything() == before
+    assert await read_state() == before
 
 
-@each(sorted({(path, "") for _, path in OPERATIONS}))
+@for_each_route(sorted({(path, "") for _, path in OPERATIONS}))
 async def test_other_method_is_refused_first(anonymous: Client, world: World, route: Route) -> None:
     path = route[0]
-    known = {method for method, its_path in OPERATIONS if its_path == path}
+    allowed_methods = {method for method, operation_path in OPERATIONS if operation_path == path}
     target = path
     for name, value in world.ids.items():
         target = target.replace(f"<str:{name}>", value)
-    before = await everything()
+    before = await read_state()
     for method in {method.upper() for method in METHODS} | {"PATCH", "TRACE", "CONNECT", "PROPFIND", "post", "X" * 100}:
-        if method not in known:
+        if method not in allowed_methods:
             answer = await anonymous.request(method, target)
             assert (answer.status, answer.code) == (405, "method_not_allowed")
-            assert set(answer.headers["allow"].split(", ")) >= known | {"OPTIONS"}
-    assert await everything() == before
+            assert set(answer.headers["allow"].split(", ")) >= allowed_methods | {"OPTIONS"}
+    assert await read_state() == before
 
 
 async def test_refused_results_do_not_affect_the_claim(world: World) -> None:
@@ -361,10 +362,10 @@ async def test_refused_results_do_not_affect_the_claim(world: World) -> None:
     An invalid body is refused as a whole, and claims nothing.
     """
     await enqueue_task(world.callers["producer"])
-    before = await everything()
+    before = await read_state()
     for results in ([COMPLETED], [{"taskId": world.task_id}], [{"taskId": "x"} | COMPLETED], COMPLETED, "x"):
         answer = await world.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
         assert (answer.status, answer.code) == (400, "invalid_request")
-    assert await everything() == before
+    assert await read_state() == before
     exchanged = await call_route(world.callers["worker"], ("POST", f"{TASKS}/exchange"), RouteCase("worker", {}))
     assert exchanged.json["tasks"]

@@ -17,12 +17,12 @@ from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 async def test_task_is_completed_without_a_query(
     producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    uses: list[str] = []
     await enqueue_task(producer)  # the tokens are cached from here on
     await claim_task(worker)
-    monkeypatch.setattr(BaseDatabaseWrapper, "cursor", lambda *args: asked.append("a query"))
+    monkeypatch.setattr(BaseDatabaseWrapper, "cursor", lambda *args: uses.append("a query"))
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "run_in_executor", lambda *args: asked.append("a thread"))
+    monkeypatch.setattr(loop, "run_in_executor", lambda *args: uses.append("a thread"))
     task = await enqueue_task(producer, idempotencyKey="k")
     await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": 1}] * 10})
     lease = await claim_task(worker, commands=["RENDER"])
@@ -31,12 +31,12 @@ async def test_task_is_completed_without_a_query(
     result = COMPLETED | {"leaseToken": lease["leaseToken"]}
     assert (await worker.post(f"{TASKS}/{task['id']}/result", result)).status == 200
     assert (await producer.get(f"{TASKS}/{task['id']}/result")).status == 200
-    some = (await worker.post(f"{TASKS}/claim/batch", {})).json["tasks"]
+    claimed = (await worker.post(f"{TASKS}/claim/batch", {})).json["tasks"]
     for verb in ("nack", "abandon"):
-        assert (await worker.post(f"{TASKS}/{some.pop()['id']}/{verb}", {})).status == 200
-    results = [{"taskId": each["id"]} | COMPLETED for each in some]
+        assert (await worker.post(f"{TASKS}/{claimed.pop()['id']}/{verb}", {})).status == 200
+    results = [{"taskId": task["id"]} | COMPLETED for task in claimed]
     assert (await worker.post(f"{TASKS}/exchange", {"results": results})).status == 200
-    assert asked == []
+    assert uses == []
 
 
 @pytest.mark.spec("ENQ-2", "One request is one script")

@@ -25,23 +25,23 @@ from tests.tenants.minting import assemble
 MakeClient = Callable[..., Client]
 
 
-def test_every_route_has_a_row() -> None:
+def test_every_route_has_a_case() -> None:
     assert sorted(list_routes()) == sorted(ROUTE_CASES)
 
 
-each_guarded = pytest.mark.parametrize(
-    ("route", "row"), PROTECTED.items(), ids=[" ".join(route) for route in PROTECTED]
+for_each_protected_route = pytest.mark.parametrize(
+    ("route", "case"), PROTECTED.items(), ids=[" ".join(route) for route in PROTECTED]
 )
 
 
 @pytest.mark.spec("AUT-1", "No route of the API answers without a valid token")
-@each_guarded
+@for_each_protected_route
 @pytest.mark.parametrize("who", ["anonymous", "nonsense", "expired", "basic", "no tenant", "no audience"])
-async def test_without_a_valid_token(
-    client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase, who: str
+async def test_request_without_a_valid_token_is_refused(
+    client: MakeClient, producer: Client, route: tuple[str, str], case: RouteCase, who: str
 ) -> None:
     task = await enqueue_task(producer)
-    role = "worker" if row.role == "worker" else "admin"
+    role = "worker" if case.role == "worker" else "admin"
     before = dump_redis()
     claims: dict[str, Any] = {
         "expired": {"exp": int(time.time()) - 3600},
@@ -53,7 +53,7 @@ async def test_without_a_valid_token(
         caller.token = "nonsense"
     if who == "basic":
         caller.token = None
-    answer = await call_route(caller, route, row, task["id"])
+    answer = await call_route(caller, route, case, task["id"])
     assert (answer.status, answer.code) in {
         (401, "unauthenticated"), (403, "forbidden"),
     }  # fmt: skip
@@ -64,20 +64,20 @@ async def test_without_a_valid_token(
 
 
 @pytest.mark.spec("AUT-2", "Each route serves its role only")
-@each_guarded
+@for_each_protected_route
 @pytest.mark.parametrize("role", ["producer", "worker", "admin", "operator"])
-async def test_the_wrong_role(
-    client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase, role: str
+async def test_route_serves_only_its_roles(
+    client: MakeClient, producer: Client, route: tuple[str, str], case: RouteCase, role: str
 ) -> None:
     allowed = {
         "producer": {"producer", "admin", "operator"},
         "worker": {"worker"},
         "either": {"producer", "worker", "admin", "operator"},
         "admin": {"admin", "operator"},
-    }[row.role]
+    }[case.role]
     task = await enqueue_task(producer)
     before = dump_redis()
-    answer = await call_route(client(role), route, row, task["id"])
+    answer = await call_route(client(role), route, case, task["id"])
     if role in allowed:
         assert answer.status not in (401, 403), answer.body
     else:
@@ -89,12 +89,12 @@ async def test_the_wrong_role(
     "AUT-2", "A worker needs the scope of the operation, and a scope in a producer's token grants nothing"
 )
 @pytest.mark.parametrize(
-    ("route", "row", "missing"),
-    [(route, row, scope) for route, row in ROUTE_CASES.items() for scope in row.scopes],
+    ("route", "case", "missing"),
+    [(route, case, scope) for route, case in ROUTE_CASES.items() for scope in case.scopes],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-async def test_a_missing_scope(
-    client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase, missing: str
+async def test_worker_without_the_scope_is_refused(
+    client: MakeClient, producer: Client, route: tuple[str, str], case: RouteCase, missing: str
 ) -> None:
     task = await enqueue_task(producer)
     await claim_task(client("worker", sub="holder"))
@@ -105,18 +105,18 @@ async def test_a_missing_scope(
         client("worker", sub="holder", scope=None),
         client("producer", scope=" ".join(WORKER_SCOPES)),
     ):
-        answer = await call_route(caller, route, row, task["id"])
+        answer = await call_route(caller, route, case, task["id"])
         assert (answer.status, answer.code) == (403, "forbidden")
     assert dump_redis() == before
 
 
-WITH_ID = {route: row for route, row in PROTECTED.items() if row.foreign is not None}
+WITH_ID = {route: case for route, case in PROTECTED.items() if case.foreign is not None}
 
 
 @pytest.mark.spec("TEN-3", "Another tenant's task gets the same bytes as one that never existed, and is not changed")
-@pytest.mark.parametrize(("route", "row"), WITH_ID.items(), ids=[" ".join(route) for route in WITH_ID])
+@pytest.mark.parametrize(("route", "case"), WITH_ID.items(), ids=[" ".join(route) for route in WITH_ID])
 async def test_another_tenants_id_is_an_unknown_id(
-    client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase
+    client: MakeClient, producer: Client, route: tuple[str, str], case: RouteCase
 ) -> None:
     task = await enqueue_task(producer)
     worker = client("worker", sub="same-sub")
@@ -128,10 +128,10 @@ async def test_another_tenants_id_is_an_unknown_id(
     if "job_id" in route[1]:
         real_id = (await client("admin").post("/v1/codeq/admin/dlq/RENDER/replay")).json["id"]
     before = dump_redis()
-    caller = client("producer" if row.role == "either" else row.role, SOUTH, sub="same-sub")
-    foreign = await call_route(caller, route, row, real_id)
-    absent = await call_route(caller, route, row, ABSENT)
-    assert foreign.status == absent.status == row.foreign
+    caller = client("producer" if case.role == "either" else case.role, SOUTH, sub="same-sub")
+    foreign = await call_route(caller, route, case, real_id)
+    absent = await call_route(caller, route, case, ABSENT)
+    assert foreign.status == absent.status == case.foreign
     assert foreign.headers == absent.headers
     assert foreign.body == absent.body.replace(ABSENT.encode(), real_id.encode())
     if foreign.status == 200:
@@ -139,18 +139,18 @@ async def test_another_tenants_id_is_an_unknown_id(
     assert dump_redis() == before
 
 
-HELD = {route: row for route, row in PROTECTED.items() if row.other_worker is not None}
+HELD = {route: case for route, case in PROTECTED.items() if case.other_worker is not None}
 
 
 @pytest.mark.spec("AUT-2", "The token's `sub` identifies a worker: another worker of the tenant cannot change its task")
-@pytest.mark.parametrize(("route", "row"), HELD.items(), ids=[" ".join(route) for route in HELD])
-async def test_another_worker_of_the_tenant(
-    client: MakeClient, producer: Client, route: tuple[str, str], row: RouteCase
+@pytest.mark.parametrize(("route", "case"), HELD.items(), ids=[" ".join(route) for route in HELD])
+async def test_another_worker_cannot_change_the_task(
+    client: MakeClient, producer: Client, route: tuple[str, str], case: RouteCase
 ) -> None:
     task = await enqueue_task(producer)
     await claim_task(client("worker", sub="holder"))
-    answer = await call_route(client("worker", sub="other"), route, row, task["id"])
-    assert answer.status == row.other_worker
+    answer = await call_route(client("worker", sub="other"), route, case, task["id"])
+    assert answer.status == case.other_worker
     if answer.status == 200:
         assert answer.json["results"][0]["error"] == "not_owner"
     else:

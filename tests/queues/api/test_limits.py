@@ -17,12 +17,12 @@ MakeClient = Callable[..., Client]
 TASK = {"command": "RENDER", "payload": {}}
 
 
-async def until_refused(call: Callable[[], Any], most: int = 50) -> tuple[int, Answer]:
-    for count in range(most):
+async def until_refused(call: Callable[[], Any], max_calls: int = 50) -> tuple[int, Answer]:
+    for count in range(max_calls):
         answer = await call()
         if answer.status == 429:
             return count, answer
-    raise AssertionError(f"{most} requests, and none refused")
+    raise AssertionError(f"{max_calls} requests without a refusal")
 
 
 CALLS: dict[str, tuple[str, Callable[[MakeClient], Callable[[], Any]]]] = {
@@ -36,7 +36,7 @@ CALLS: dict[str, tuple[str, Callable[[MakeClient], Callable[[], Any]]]] = {
 
 
 @pytest.mark.spec("AUT-3", "Beyond its rate a tenant gets 429 with Retry-After, for create, claim and admin")
-@pytest.mark.parametrize(("name", "rate", "call"), [(name, *each) for name, each in CALLS.items()], ids=CALLS.keys())
+@pytest.mark.parametrize(("name", "rate", "call"), [(name, *call) for name, call in CALLS.items()], ids=CALLS.keys())
 async def test_rate_above_the_limit_gets_429(
     client: MakeClient, configure_tenant: Configure, name: str, rate: str, call: Callable[[MakeClient], Any]
 ) -> None:

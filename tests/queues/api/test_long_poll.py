@@ -16,7 +16,7 @@ from core.redis.connections import client as redis_client
 from queues import long_poll
 from queues.domain import Claimed
 from queues.engine import keys
-from tests.queues.api.asgi_client import Answer, Client, Exchange
+from tests.queues.api.asgi_client import Answer, Client, PendingRequest
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
@@ -29,14 +29,14 @@ SOON = 15.0
 @pytest.fixture
 async def registry(_registry: None) -> AsyncIterator[long_poll.LongPollRegistry]:
     """Return the registry of the process, subscribed."""
-    found = long_poll.registry()
-    found.open()
-    await subscribed()
-    yield found
-    assert not found.waited_names, "somebody is still in line"
+    registry = long_poll.registry()
+    registry.open()
+    await wait_until_subscribed()
+    yield registry
+    assert not registry.waited_names, "a request still waits"
 
 
-async def subscribed() -> None:
+async def wait_until_subscribed() -> None:
     channel = keys.of_partition(0).wake
 
     async def is_heard() -> bool:
@@ -45,52 +45,52 @@ async def subscribed() -> None:
     await until_async(is_heard)
 
 
-def polls(worker: Client, count: int = 1, **said: Any) -> list[Exchange]:
-    return [worker.start("POST", f"{TASKS}/claim", {"waitSeconds": 20, **said}) for _ in range(count)]
+def start_polls(worker: Client, count: int = 1, **fields: Any) -> list[PendingRequest]:
+    return [worker.start("POST", f"{TASKS}/claim", {"waitSeconds": 20, **fields}) for _ in range(count)]
 
 
-async def parked(registry: long_poll.LongPollRegistry, count: int) -> None:
+async def wait_until_parked(registry: long_poll.LongPollRegistry, count: int) -> None:
     async def are_parked() -> bool:
         return registry.parked_count == count
 
     await until_async(are_parked)
 
 
-async def answered(exchange: Exchange, seconds: float = SOON) -> Answer:
-    answer = await asyncio.wait_for(exchange.answer(), seconds)
+async def wait_for_answer(poll: PendingRequest, seconds: float = SOON) -> Answer:
+    answer = await asyncio.wait_for(poll.answer(), seconds)
     assert answer is not None
     return answer
 
 
 @pytest.mark.spec("CLM-3", "A waiting claim is answered when a task arrives")
-@pytest.mark.parametrize("said", [{"commands": ["RENDER"]}, {}, {"commands": ["A", "RENDER"]}])
+@pytest.mark.parametrize("fields", [{"commands": ["RENDER"]}, {}, {"commands": ["A", "RENDER"]}])
 async def test_waiting_claim_gets_a_new_task(
-    registry: long_poll.LongPollRegistry, producer: Client, worker: Client, said: dict[str, Any]
+    registry: long_poll.LongPollRegistry, producer: Client, worker: Client, fields: dict[str, Any]
 ) -> None:
     await enqueue_task(producer)  # so that the queue exists
     await claim_task(worker)
-    (poll,) = polls(worker, **said)
-    await parked(registry, 1)
+    (poll,) = start_polls(worker, **fields)
+    await wait_until_parked(registry, 1)
     task = await enqueue_task(producer)
-    answer = await answered(poll)
+    answer = await wait_for_answer(poll)
     assert (answer.status, answer.json["id"]) == (200, task["id"])
 
 
 @pytest.mark.real_time
 async def test_a_wait_ends_with_204(registry: long_poll.LongPollRegistry, worker: Client) -> None:
     began = time.monotonic()
-    (poll,) = polls(worker, waitSeconds=0.3)
-    assert (await answered(poll)).status == 204
+    (poll,) = start_polls(worker, waitSeconds=0.3)
+    assert (await wait_for_answer(poll)).status == 204
     assert time.monotonic() - began > 0.25
 
 
 async def test_new_queue_wakes_waiters_for_its_name(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    (poll,) = polls(worker, commands=["NEVER_SEEN"])
-    await parked(registry, 1)
+    (poll,) = start_polls(worker, commands=["NEVER_SEEN"])
+    await wait_until_parked(registry, 1)
     await enqueue_task(producer, command="NEVER_SEEN")
-    assert (await answered(poll)).status == 200
+    assert (await wait_for_answer(poll)).status == 200
 
 
 async def test_new_queue_wakes_waiters_for_every_queue(
@@ -98,16 +98,16 @@ async def test_new_queue_wakes_waiters_for_every_queue(
 ) -> None:
     waiters = []
     for number in range(3):
-        waiters += polls(client("worker", sub=f"w-{number}", eventTypes=["*"]))
-        await parked(registry, number + 1)
+        waiters += start_polls(client("worker", sub=f"w-{number}", eventTypes=["*"]))
+        await wait_until_parked(registry, number + 1)
     for number, poll in enumerate(waiters):
         await enqueue_task(producer, command=f"NEW-{number}")
-        assert (await answered(poll)).json["workerId"] == f"w-{number}"
-        await parked(registry, 2 - number)
-    again = polls(client("worker", eventTypes=["*"]))[0]
-    await parked(registry, 1)
+        assert (await wait_for_answer(poll)).json["workerId"] == f"w-{number}"
+        await wait_until_parked(registry, 2 - number)
+    again = start_polls(client("worker", eventTypes=["*"]))[0]
+    await wait_until_parked(registry, 1)
     await enqueue_task(producer, command="NEW-1")
-    assert (await answered(again)).status == 200
+    assert (await wait_for_answer(again)).status == 200
 
 
 async def test_waiters_are_served_in_order_of_arrival(
@@ -115,82 +115,82 @@ async def test_waiters_are_served_in_order_of_arrival(
 ) -> None:
     waiters = []
     for number in range(5):
-        waiters += polls(client("worker", sub=f"w-{number}"), commands=["RENDER"])
-        await parked(registry, number + 1)
+        waiters += start_polls(client("worker", sub=f"w-{number}"), commands=["RENDER"])
+        await wait_until_parked(registry, number + 1)
     for number, poll in enumerate(waiters):
         await enqueue_task(producer)
-        assert (await answered(poll)).json["workerId"] == f"w-{number}"
+        assert (await wait_for_answer(poll)).json["workerId"] == f"w-{number}"
         # The waiters that it woke have tried: two concurrent attempts are served in the order of Redis' replies.
-        await parked(registry, 4 - number)
+        await wait_until_parked(registry, 4 - number)
 
 
 async def test_one_push_of_many_tasks_reaches_as_many_waiters(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    waiters = polls(worker, 50, commands=["RENDER"])
-    await parked(registry, 50)
-    before = looks()
+    waiters = start_polls(worker, 50, commands=["RENDER"])
+    await wait_until_parked(registry, 50)
+    before = count_script_calls()
     tasks = [{"command": "RENDER", "payload": number} for number in range(40)]
     await producer.post(f"{TASKS}/batch", {"tasks": tasks})
 
-    async def forty() -> bool:
+    async def are_forty_answered() -> bool:
         return sum(poll.task.done() for poll in waiters) == 40
 
-    await until_async(forty)
-    assert looks() - before <= 2 * 40 + 10, "who found nothing woke others"
-    ids = {(await answered(poll)).json["id"] for poll in waiters if poll.task.done()}
+    await until_async(are_forty_answered)
+    assert count_script_calls() - before <= 2 * 40 + 10, "a waiter without a task woke others"
+    ids = {(await wait_for_answer(poll)).json["id"] for poll in waiters if poll.task.done()}
     assert len(ids) == 40
-    await leave_all(registry, waiters)
+    await disconnect_all(registry, waiters)
 
 
-def looks() -> int:
+def count_script_calls() -> int:
     """Return the number of claims that reached Redis."""
     stats: dict[str, Any] = redis_client().info("commandstats")
     return int(stats["cmdstat_evalsha"]["calls"])
 
 
-async def leave_all(registry: long_poll.LongPollRegistry, waiters: list[Exchange]) -> None:
+async def disconnect_all(registry: long_poll.LongPollRegistry, waiters: list[PendingRequest]) -> None:
     for poll in waiters:
-        poll.leave()
+        poll.disconnect()
     await asyncio.gather(*(poll.answer() for poll in waiters))
     assert registry.parked_count == 0
 
 
 async def test_idle_waiters_send_no_commands(registry: long_poll.LongPollRegistry, worker: Client) -> None:
-    waiters = polls(worker, 200, commands=["RENDER"])
-    await parked(registry, 200)
-    before = looks()
+    waiters = start_polls(worker, 200, commands=["RENDER"])
+    await wait_until_parked(registry, 200)
+    before = count_script_calls()
     await asyncio.sleep(0.3)
-    assert looks() == before
-    await leave_all(registry, waiters)
+    assert count_script_calls() == before
+    await disconnect_all(registry, waiters)
 
 
-@pytest.mark.spec("CLM-3", "A poll whose client has left takes no task")
+@pytest.mark.spec("CLM-3", "A poll whose client has disconnected takes no task")
 async def test_disconnected_client_takes_no_task(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    gone, stays = polls(worker, 2, commands=["RENDER"])
-    await parked(registry, 2)
-    gone.leave()
-    await parked(registry, 1)
-    assert await gone.answer() is None
+    disconnecting, stays = start_polls(worker, 2, commands=["RENDER"])
+    await wait_until_parked(registry, 2)
+    disconnecting.disconnect()
+    await wait_until_parked(registry, 1)
+    assert await disconnecting.answer() is None
     task = await enqueue_task(producer)
-    answer = await answered(stays)
+    answer = await wait_for_answer(stays)
     assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
 
 
 async def test_client_that_disconnects_at_its_wake_up_takes_no_task(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    gone, stays = polls(worker, 2, commands=["RENDER"])
-    await parked(registry, 2)
+    disconnecting, stays = start_polls(worker, 2, commands=["RENDER"])
+    await wait_until_parked(registry, 2)
     # Both in one loop iteration: the waiter has been called and has not tried yet.
     registry.wake(next(iter(registry.waited_names)))
-    gone.leave()
+    disconnecting.disconnect()
     task = await enqueue_task(producer)
-    answer = await answered(stays)
+    answer = await wait_for_answer(stays)
     assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
-    assert await gone.answer() is None
+    assert await disconnecting.answer() is None
 
 
 @pytest.mark.parametrize("wait_seconds", [0, 20], ids=["at once", "after a wait"])
@@ -208,7 +208,7 @@ async def test_tasks_claimed_while_the_client_disconnects_are_returned(
     poll = worker.start("POST", f"{TASKS}/claim", {"commands": ["RENDER"], "waitSeconds": wait_seconds})
     poll.transport = Closing()
     if wait_seconds:
-        await parked(registry, 1)
+        await wait_until_parked(registry, 1)
         task = await enqueue_task(producer)
     assert await poll.answer() is None
     assert (await worker.get(f"{TASKS}/{task['id']}")).json["status"] == "PENDING"
@@ -245,7 +245,7 @@ async def test_tasks_claimed_by_a_poll_whose_client_disconnected_are_returned(
 ) -> None:
     claim = DisconnectingClaim()
     poll = asyncio.create_task(registry.wait(claim, 20))
-    await parked(registry, 1)
+    await wait_until_parked(registry, 1)
     registry.wake(claim.names[0])
     with pytest.raises(long_poll.ClientDisconnected):
         await poll
@@ -255,18 +255,18 @@ async def test_tasks_claimed_by_a_poll_whose_client_disconnected_are_returned(
 async def test_returned_task_of_a_disconnected_client_costs_one_attempt(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (poll,) = polls(worker, commands=["RENDER"])
-    await parked(registry, 1)
+    (poll,) = start_polls(worker, commands=["RENDER"])
+    await wait_until_parked(registry, 1)
     from queues import services
 
     claim = services.claim
 
     def claim_and_leave(*args: Any, **kwargs: Any) -> Any:
         async def slowly() -> Claimed:
-            taken = await claim(*args, **kwargs)
-            poll.leave()
+            claimed = await claim(*args, **kwargs)
+            poll.disconnect()
             await asyncio.sleep(0.01)
-            return taken
+            return claimed
 
         return slowly()
 
@@ -282,8 +282,8 @@ async def test_a_delayed_task_wakes_a_waiter_when_it_is_due(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
     await enqueue_task(producer, delaySeconds=0.3)
-    (poll,) = polls(worker, commands=["RENDER"])
-    assert (await answered(poll)).status == 200
+    (poll,) = start_polls(worker, commands=["RENDER"])
+    assert (await wait_for_answer(poll)).status == 200
 
 
 async def test_a_nack_an_abandon_and_a_resume_wake_a_waiter(
@@ -292,23 +292,23 @@ async def test_a_nack_an_abandon_and_a_resume_wake_a_waiter(
     task = await enqueue_task(producer)
     for verb in ("nack", "abandon"):
         await claim_task(worker)
-        (poll,) = polls(other_worker, commands=["RENDER"])
-        await parked(registry, 1)
+        (poll,) = start_polls(other_worker, commands=["RENDER"])
+        await wait_until_parked(registry, 1)
         await worker.post(f"{TASKS}/{task['id']}/{verb}", {"delaySeconds": 0} if verb == "nack" else {})
-        assert (await answered(poll)).status == 200, verb
+        assert (await wait_for_answer(poll)).status == 200, verb
         await other_worker.post(f"{TASKS}/{task['id']}/abandon")
     await admin.post("/v1/codeq/admin/queues/RENDER/pause")
-    (poll,) = polls(worker, commands=["RENDER"])
-    await parked(registry, 1)
+    (poll,) = start_polls(worker, commands=["RENDER"])
+    await wait_until_parked(registry, 1)
     await admin.post("/v1/codeq/admin/queues/RENDER/resume")
-    assert (await answered(poll)).status == 200
+    assert (await wait_for_answer(poll)).status == 200
 
 
 async def test_lost_subscription_is_renewed_and_all_waiters_try_again(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    waiters = polls(worker, 3, commands=["RENDER"])
-    await parked(registry, 3)
+    waiters = start_polls(worker, 3, commands=["RENDER"])
+    await wait_until_parked(registry, 3)
     channel = keys.of_partition(0).wake
     for connection in redis_client().client_list(_type="pubsub"):
         redis_client().client_kill_filter(_id=connection["id"])
@@ -316,9 +316,9 @@ async def test_lost_subscription_is_renewed_and_all_waiters_try_again(
     redis_client().delete(*[keys.of_partition(number).waiting for number in range(conf().queues.partitions)])
     for number in range(3):
         await enqueue_task(producer, payload=number)
-    answers = await asyncio.gather(*(answered(poll) for poll in waiters))
+    answers = await asyncio.gather(*(wait_for_answer(poll) for poll in waiters))
     assert sorted(answer.json["payload"] for answer in answers) == ["0", "1", "2"]
-    await subscribed()
+    await wait_until_subscribed()
     assert dict(redis_client().pubsub_numsub(channel))[channel.encode()] == 1
 
 
@@ -328,35 +328,35 @@ async def test_silent_subscription_is_replaced(
     monkeypatch.setattr(long_poll, "PING_SECONDS", 0.3)
     monkeypatch.setattr(long_poll, "PONG_SECONDS", 0.3)
     await registry.close()
-    silent, is_deaf = asyncio.Event(), asyncio.Event()
+    silent, has_been_silent = asyncio.Event(), asyncio.Event()
     connect = registry._connect
     made_connections = 0
 
-    class Deaf(redis.asyncio.client.PubSub):
+    class SilentSubscription(redis.asyncio.client.PubSub):
         async def get_message(self, *args: Any, **kwargs: Any) -> Any:
             if silent.is_set():
-                is_deaf.set()
+                has_been_silent.set()
                 await asyncio.sleep(kwargs["timeout"])
                 return None
             return await super().get_message(*args, **kwargs)
 
-    def connect_deaf() -> redis.asyncio.Redis:
+    def connect_silent() -> redis.asyncio.Redis:
         nonlocal made_connections
         made_connections += 1
         client = connect()
         if made_connections == 1:
-            client.pubsub = lambda **said: Deaf(client.connection_pool, **said)  # type: ignore[method-assign]
+            client.pubsub = lambda **options: SilentSubscription(client.connection_pool, **options)  # type: ignore[method-assign]
         return client
 
-    monkeypatch.setattr(registry, "_connect", connect_deaf)
+    monkeypatch.setattr(registry, "_connect", connect_silent)
     registry.open()
-    (poll,) = polls(worker, commands=["RENDER"])
-    await parked(registry, 1)
-    await subscribed()
+    (poll,) = start_polls(worker, commands=["RENDER"])
+    await wait_until_parked(registry, 1)
+    await wait_until_subscribed()
     silent.set()
-    await asyncio.wait_for(is_deaf.wait(), SOON)
+    await asyncio.wait_for(has_been_silent.wait(), SOON)
     await enqueue_task(producer)
-    assert (await answered(poll)).status == 200
+    assert (await wait_for_answer(poll)).status == 200
     assert made_connections == 2
 
 
@@ -365,26 +365,26 @@ async def test_shutting_down_ends_the_waits_at_once(
 ) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    waiters = polls(worker, 3, commands=["RENDER"])
+    waiters = start_polls(worker, 3, commands=["RENDER"])
     result = producer.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
-    await parked(registry, 4)
+    await wait_until_parked(registry, 4)
     registry.end_polls()
-    assert [(await answered(poll)).status for poll in waiters] == [204] * 3
-    assert (await answered(result)).code == "result_not_found"
-    (late,) = polls(worker, commands=["RENDER"])
-    assert (await answered(late)).status == 204
+    assert [(await wait_for_answer(poll)).status for poll in waiters] == [204] * 3
+    assert (await wait_for_answer(result)).code == "result_not_found"
+    (late,) = start_polls(worker, commands=["RENDER"])
+    assert (await wait_for_answer(late)).status == 204
     registry.open()
 
 
 async def test_cancelled_request_leaves_the_wait_queue(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
-    killed, stays = polls(worker, 2, commands=["RENDER"])
-    await parked(registry, 2)
+    killed, stays = start_polls(worker, 2, commands=["RENDER"])
+    await wait_until_parked(registry, 2)
     killed.task.cancel()
-    await parked(registry, 1)
+    await wait_until_parked(registry, 1)
     task = await enqueue_task(producer)
-    assert (await answered(stays)).json["id"] == task["id"]
+    assert (await wait_for_answer(stays)).json["id"] == task["id"]
     with pytest.raises(asyncio.CancelledError):
         await killed.answer()
 
@@ -393,18 +393,18 @@ async def test_number_of_parked_requests_is_limited(
     registry: long_poll.LongPollRegistry, worker: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "max_parked", 2)
-    waiters = polls(worker, 2, commands=["RENDER"])
-    await parked(registry, 2)
-    (third,) = polls(worker, commands=["RENDER"])
-    assert (await answered(third)).status == 204
-    await leave_all(registry, waiters)
+    waiters = start_polls(worker, 2, commands=["RENDER"])
+    await wait_until_parked(registry, 2)
+    (third,) = start_polls(worker, commands=["RENDER"])
+    assert (await wait_for_answer(third)).status == 204
+    await disconnect_all(registry, waiters)
 
 
 async def test_exchange_can_wait(registry: long_poll.LongPollRegistry, producer: Client, worker: Client) -> None:
     exchange = worker.start("POST", f"{TASKS}/exchange", {"commands": ["RENDER"], "waitSeconds": 20})
-    await parked(registry, 1)
+    await wait_until_parked(registry, 1)
     task = await enqueue_task(producer)
-    assert [each["id"] for each in (await answered(exchange)).json["tasks"]] == [task["id"]]
+    assert [task["id"] for task in (await wait_for_answer(exchange)).json["tasks"]] == [task["id"]]
 
 
 @pytest.mark.spec("ACK-5", "Producers and workers can wait for a result without polling")
@@ -415,15 +415,15 @@ async def test_waiting_for_a_result(
     await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
     waits = [producer.start("GET", f"{path}?waitSeconds=60"), other_worker.start("GET", f"{path}?waitSeconds=60")]
-    await parked(registry, 2)
-    before = looks()
+    await wait_until_parked(registry, 2)
+    before = count_script_calls()
     await worker.post(path, COMPLETED)
     for wait in waits:
-        answer = await answered(wait)
+        answer = await wait_for_answer(wait)
         assert (answer.status, answer.json["result"]["result"]) == (200, {"ok": True})
-    assert looks() - before == 3
+    assert count_script_calls() - before == 3
     again = producer.start("GET", f"{path}?waitSeconds=60")
-    assert (await answered(again)).status == 200
+    assert (await wait_for_answer(again)).status == 200
 
 
 async def test_a_task_that_ends_without_a_result_ends_the_wait(
@@ -432,16 +432,16 @@ async def test_a_task_that_ends_without_a_result_ends_the_wait(
     task = await enqueue_task(producer)
     path = f"{TASKS}/{task['id']}/result?waitSeconds=60"
     wait = producer.start("GET", path)
-    await parked(registry, 1)
+    await wait_until_parked(registry, 1)
     await producer.delete(f"{TASKS}/{task['id']}")
-    assert (await answered(wait)).code == "result_not_found"
-    assert (await answered(producer.start("GET", path))).code == "result_not_found"
+    assert (await wait_for_answer(wait)).code == "result_not_found"
+    assert (await wait_for_answer(producer.start("GET", path))).code == "result_not_found"
 
 
 async def test_result_of_another_tenant_cannot_be_awaited(producer: Client, stranger: Client) -> None:
     task = await enqueue_task(producer)
     wait = stranger.start("GET", f"{TASKS}/{task['id']}/result?waitSeconds=60")
-    assert (await answered(wait)).code == "task_not_found"
+    assert (await wait_for_answer(wait)).code == "task_not_found"
 
 
 @pytest.mark.parametrize("query", ["waitSeconds=61", "waitSeconds=-1", "waitSeconds=x", "waitSeconds=1&waitSeconds=9",
@@ -460,8 +460,8 @@ async def test_failed_attempt_ends_its_wait(
     from queues import services
 
     monkeypatch.setattr(long_poll, "FAILED_ATTEMPT_SECONDS", 0.05)
-    first, second = polls(worker, 2, commands=["RENDER"])
-    await parked(registry, 2)
+    first, second = start_polls(worker, 2, commands=["RENDER"])
+    await wait_until_parked(registry, 2)
     claim, failures = services.claim, iter([True])
 
     def fail_once(*args: Any, **kwargs: Any) -> Any:
@@ -471,7 +471,7 @@ async def test_failed_attempt_ends_its_wait(
 
     monkeypatch.setattr(services, "claim", fail_once)
     task = await enqueue_task(producer)
-    failed = await answered(first)
+    failed = await wait_for_answer(first)
     assert (failed.status, failed.headers["retry-after"]) == (503, "1")
     # The wake-up of the failed request is passed to the next one.
-    assert (await answered(second)).json["id"] == task["id"]
+    assert (await wait_for_answer(second)).json["id"] == task["id"]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is rea
 @pytest.fixture(scope="module")
 def web(_database: None) -> Iterator[WebProcess]:
     server = WebProcess()
-    # The first request loads modules, which no input should be charged for.
+    # The first requests load modules. Their memory is not a cost of the inputs.
     for _ in range(20):
         server.request("POST", TASKS, {"command": "A", "payload": "x" * 1000}, make_token("producer"))
     yield server
@@ -37,7 +37,7 @@ def memory(web: WebProcess, name: str) -> int:
 
 
 def peak(web: WebProcess, work: Callable[[], None]) -> int:
-    """Return how far the memory rose above its start at most."""
+    """Return the largest increase of memory during the work."""
     Path(f"/proc/{web.process.pid}/clear_refs").write_text("5")  # resets the peak to the present value
     before = memory(web, "VmRSS")
     work()
@@ -48,26 +48,26 @@ def post(web: WebProcess, path: str, body: bytes, role: str = "producer") -> tup
     return web.send("POST", path, body, make_token(role))
 
 
-def as_payload(payload: bytes) -> bytes:
+def with_payload(payload: bytes) -> bytes:
     return b'{"command":"A","payload":' + payload + b"}"
 
 
-def batch_of_the_limit() -> bytes:
+def make_largest_batch() -> bytes:
     payload = "x" * (conf().queues.payload_bytes - 2)
     tasks = [{"command": "A", "payload": payload} for _ in range(LIMIT // (len(payload) + 100))]
     return json.dumps({"tasks": tasks}).encode()
 
 
 INPUTS = {
-    "a thousand levels": (as_payload(b"[" * 1_000), 400),
-    "a hundred thousand levels": (as_payload(b"[" * 100_000), 400),
-    "a million levels": (as_payload(b"[" * 1_000_000), 400),
-    "a million levels that close": (as_payload(b"[" * 500_000 + b"]" * 500_000), 400),
-    "levels to the limit": (as_payload(b"[" * (LIMIT - 30)), 400),
-    "objects to the limit": (as_payload(b'{"a":' * (LIMIT // 5 - 10)), 400),
-    "numbers to the limit": (as_payload(b"[" + b"1," * (LIMIT // 2 - 30) + b"1]"), 413),
-    "digits to the limit": (as_payload(b"9" * (LIMIT - 30)), 413),
-    "a batch of the limit": (batch_of_the_limit(), 200),
+    "a thousand levels": (with_payload(b"[" * 1_000), 400),
+    "a hundred thousand levels": (with_payload(b"[" * 100_000), 400),
+    "a million levels": (with_payload(b"[" * 1_000_000), 400),
+    "a million levels that close": (with_payload(b"[" * 500_000 + b"]" * 500_000), 400),
+    "levels to the limit": (with_payload(b"[" * (LIMIT - 30)), 400),
+    "objects to the limit": (with_payload(b'{"a":' * (LIMIT // 5 - 10)), 400),
+    "numbers to the limit": (with_payload(b"[" + b"1," * (LIMIT // 2 - 30) + b"1]"), 413),
+    "digits to the limit": (with_payload(b"9" * (LIMIT - 30)), 413),
+    "a batch of the limit": (make_largest_batch(), 200),
 }
 BOUNDED = pytest.mark.spec("ENQ-1", "The memory of the largest and deepest requests is bounded (D-2)")
 
@@ -115,7 +115,7 @@ def test_memory_of_large_requests_is_freed(web: WebProcess) -> None:
     for _ in range(5):
         many()
         after.append(memory(web, "VmRSS"))
-    print(f"{cost / MIB:.1f} MiB", [f"{each / MIB:.1f}" for each in after])
+    print(f"{cost / MIB:.1f} MiB", [f"{size / MIB:.1f}" for size in after])
     assert cost <= 2 * len(bodies) * 8 * LIMIT
     assert after[-1] - after[0] <= 2 * LIMIT
     assert web.request("GET", "/healthz")[0] == 200

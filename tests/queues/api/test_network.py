@@ -1,4 +1,4 @@
-"""The example client, and faults that only a network has, against a real web process."""
+"""The example client, and requests over a raw connection, to a real web process."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ def test_the_example_client_shows_errors(web: WebProcess, example: ModuleType) -
     assert (caught.value.status, caught.value.code) == (403, "forbidden")
 
 
-def connected(web: WebProcess) -> socket.socket:
+def connect(web: WebProcess) -> socket.socket:
     return socket.create_connection(("127.0.0.1", web.port), timeout=10)
 
 
-def read_all(link: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     """Return all bytes until the other side closes."""
-    found = b""
+    received = b""
     try:
-        while piece := link.recv(65_536):
-            found += piece
+        while piece := connection.recv(65_536):
+            received += piece
     except ConnectionResetError:
         pass
-    return found
+    return received
 
 
-def head(web: WebProcess, method: str, path: str, *more: str, token: str | None = None) -> bytes:
+def request_head(web: WebProcess, method: str, path: str, *more: str, token: str | None = None) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{web.port}", "Content-Type: application/json", *more]
     if token is not None:
         lines.append(f"Authorization: Bearer {token}")
@@ -83,26 +83,26 @@ def head(web: WebProcess, method: str, path: str, *more: str, token: str | None 
 
 
 def test_an_endless_body_is_read_no_further_than_the_limit(web: WebProcess) -> None:
-    with connected(web) as link:
-        link.sendall(head(web, "POST", TASKS, "Transfer-Encoding: chunked", token=make_token("producer")))
+    with connect(web) as connection:
+        connection.sendall(request_head(web, "POST", TASKS, "Transfer-Encoding: chunked", token=make_token("producer")))
         sent = 0
         chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
         try:
             while sent < 64 * 2**20:
-                link.sendall(chunk)
+                connection.sendall(chunk)
                 sent += 65_536
         except OSError:
             pass
-        assert sent < 32 * 2**20, "the process reads on and on"
+        assert sent < 32 * 2**20, "the process reads an endless body"
 
 
 def test_slightly_too_large_body_gets_its_response(web: WebProcess) -> None:
-    with connected(web) as link:
+    with connect(web) as connection:
         size = 8 * 2**20 + 1
         lines = (f"Content-Length: {size}", "Connection: close")
-        link.sendall(head(web, "POST", TASKS, *lines, token=make_token("producer")))
-        link.sendall(b" " * size)
-        answer = read_all(link)
+        connection.sendall(request_head(web, "POST", TASKS, *lines, token=make_token("producer")))
+        connection.sendall(b" " * size)
+        answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"payload_too_large" in answer
 
@@ -110,9 +110,9 @@ def test_slightly_too_large_body_gets_its_response(web: WebProcess) -> None:
 @pytest.mark.parametrize(("token", "status"), [(None, b"401"), ("producer", b"413")])
 def test_refused_body_is_not_requested(web: WebProcess, token: str | None, status: bytes) -> None:
     lines = ("Content-Length: 99999999", "Expect: 100-continue")
-    with connected(web) as link:
-        link.sendall(head(web, "POST", TASKS, *lines, token=token and make_token(token)))
-        answer = read_all(link)
+    with connect(web) as connection:
+        connection.sendall(request_head(web, "POST", TASKS, *lines, token=token and make_token(token)))
+        answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"connection: close" in answer
 
@@ -146,12 +146,12 @@ TARGETS = {
 
 @pytest.mark.parametrize("lines", REQUESTS.values(), ids=REQUESTS.keys())
 def test_ambiguous_request_is_answered_once_and_never_with_a_5xx(web: WebProcess, lines: list[str]) -> None:
-    canary = head(web, "GET", "/v1/codeq/smuggled", "Connection: close")
-    with connected(web) as link:
-        link.settimeout(3)
-        link.sendall(head(web, "POST", TASKS, *lines) + b"0\r\n\r\n" + canary)
+    canary = request_head(web, "GET", "/v1/codeq/smuggled", "Connection: close")
+    with connect(web) as connection:
+        connection.settimeout(3)
+        connection.sendall(request_head(web, "POST", TASKS, *lines) + b"0\r\n\r\n" + canary)
         try:
-            answer = read_all(link)
+            answer = read_all(connection)
         except TimeoutError:
             answer = b""
     statuses = [int(part[9:12]) for part in answer.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]]
@@ -161,19 +161,19 @@ def test_ambiguous_request_is_answered_once_and_never_with_a_5xx(web: WebProcess
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
 def test_unusual_request_target_reaches_no_route(web: WebProcess, target: str) -> None:
-    with connected(web) as link:
+    with connect(web) as connection:
         lines = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-        link.sendall(lines.encode("latin-1"))
-        answer = read_all(link)
+        connection.sendall(lines.encode("latin-1"))
+        answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
 
 
 def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
-    with connected(web) as link:
-        link.sendall(
+    with connect(web) as connection:
+        connection.sendall(
             b"GET /healthz HTTP/1.1\nHost: a\nX-A: b\n\nGET /v1/codeq/tasks HTTP/1.1\nHost: a\nConnection: close\n\n"
         )
-        answer = read_all(link)
+        answer = read_all(connection)
     assert all(part[:1] in (b"2", b"4") for part in answer.split(b"HTTP/1.1 ")[1:]), answer
     assert answer.count(b"HTTP/1.1 ") <= 2
 
@@ -181,24 +181,30 @@ def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
 def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: ModuleType) -> None:
     worker, producer = make_token("worker", sub="hangs-up"), example.Client(web.base, make_token("producer"))
     body = b'{"commands":["HANG_UP"],"waitSeconds":20}'
-    links = [connected(web) for _ in range(20)]
-    for link in links:
-        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=worker) + body)
+    connections = [connect(web) for _ in range(20)]
+    for connection in connections:
+        connection.sendall(
+            request_head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=worker) + body
+        )
     process = psutil.Process(web.process.pid)
-    until(lambda: len([each for each in process.net_connections() if each.status == "ESTABLISHED"]) >= 20)
-    time.sleep(0.3)  # all are parked by now; nothing outside the process shows it
-    for link in links:
-        link.close()
-    stays = threading.Thread(
-        target=lambda: found.append(example.Client(web.base, worker).claim("HANG_UP", wait_seconds=10))
+    until(
+        lambda: (
+            len([connection for connection in process.net_connections() if connection.status == "ESTABLISHED"]) >= 20
+        )
     )
-    found: list[Any] = []
+    time.sleep(0.3)  # all are parked by now; nothing outside the process shows it
+    for connection in connections:
+        connection.close()
+    stays = threading.Thread(
+        target=lambda: claimed.append(example.Client(web.base, worker).claim("HANG_UP", wait_seconds=10))
+    )
+    claimed: list[Any] = []
     stays.start()
     time.sleep(0.2)
     task = producer.enqueue("HANG_UP", 1)
     stays.join(15)
-    assert found[0]["id"] == task["id"]
-    assert found[0]["attempts"] == 0
+    assert claimed[0]["id"] == task["id"]
+    assert claimed[0]["attempts"] == 0
 
 
 @pytest.mark.real_time
@@ -206,9 +212,11 @@ def test_idle_polls_use_no_cpu(web: WebProcess) -> None:
     """200 polls; `bench/` measures 2,000."""
     body = b'{"commands":["IDLE"],"waitSeconds":25}'
     token = make_token("worker")
-    links = [connected(web) for _ in range(200)]
-    for link in links:
-        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body)
+    connections = [connect(web) for _ in range(200)]
+    for connection in connections:
+        connection.sendall(
+            request_head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body
+        )
     process = psutil.Process(web.process.pid)
 
     def is_idle() -> bool:
@@ -218,8 +226,8 @@ def test_idle_polls_use_no_cpu(web: WebProcess) -> None:
 
     # A slow machine still reads the requests at first.
     until(is_idle, 20)  # 200 idle polls use no more than 5 % of a core
-    for link in links:
-        link.close()
+    for connection in connections:
+        connection.close()
 
 
 @pytest.mark.usefixtures("_database")
@@ -227,11 +235,13 @@ def test_stop_answers_waiting_polls() -> None:
     web = WebProcess()
     token = make_token("worker")
     body = b'{"commands":["STOP"],"waitSeconds":30}'
-    with connected(web) as link:
-        link.sendall(head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body)
+    with connect(web) as connection:
+        connection.sendall(
+            request_head(web, "POST", f"{TASKS}/claim", f"Content-Length: {len(body)}", token=token) + body
+        )
         time.sleep(0.5)
         web.stop()
-        assert link.recv(65_536).startswith(b"HTTP/1.1 204")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 204")
 
 
 def test_metrics_of_two_processes_are_summed(web: WebProcess) -> None:

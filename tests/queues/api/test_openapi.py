@@ -31,11 +31,8 @@ def document() -> dict[str, Any]:
     return generated
 
 
-def views() -> list[type[ApiView]]:
-    found = []
-    for kind in ApiView.__subclasses__():
-        found.append(kind)
-    return found
+def list_views() -> list[type[ApiView]]:
+    return ApiView.__subclasses__()
 
 
 @pytest.mark.spec("DOC-1", "The OpenAPI document that is served is the one in the repository")
@@ -51,9 +48,9 @@ async def test_served_document_is_the_file_of_the_repository(anonymous: Client) 
 def test_the_document_is_valid_and_complete(document: dict[str, Any]) -> None:
     validate(document)
     assert document["openapi"].startswith("3.1")
-    said = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    known = {(method, re.sub(r"<str:(\w+)>", r"{\1}", path)) for method, path in list_routes()}
-    assert said == known
+    documented_routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    existing_routes = {(method, re.sub(r"<str:(\w+)>", r"{\1}", path)) for method, path in list_routes()}
+    assert documented_routes == existing_routes
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for operation in operations:
@@ -63,17 +60,23 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]) -> None:
 
 @pytest.mark.spec("DOC-1", "A response links to other operations and names the parameters that they take from it")
 def test_every_link_matches_the_parameters_of_its_operation(document: dict[str, Any]) -> None:
-    operations = {each["operationId"]: each for methods in document["paths"].values() for each in methods.values()}
+    operations = {
+        operation["operationId"]: operation for methods in document["paths"].values() for operation in methods.values()
+    }
     declared = {name for name, statuses in LINKS.items() if statuses}
-    found = set()
+    linked = set()
     for operation in operations.values():
         for status, response in operation["responses"].items():
             for link in response.get("links", {}).values():
-                found.add(operation["operationId"])
-                taken = {each["name"] for each in operations[link["operationId"]]["parameters"] if each.get("required")}
-                assert set(link["parameters"]) <= taken
+                linked.add(operation["operationId"])
+                required_parameters = {
+                    parameter["name"]
+                    for parameter in operations[link["operationId"]]["parameters"]
+                    if parameter.get("required")
+                }
+                assert set(link["parameters"]) <= required_parameters
                 assert status < "300"
-    assert found == declared
+    assert linked == declared
 
 
 @pytest.mark.spec("DOC-1", "Every operation declares its errors, all as problem documents")
@@ -99,9 +102,9 @@ def test_every_error_is_a_problem(document: dict[str, Any]) -> None:
 
 def test_every_error_is_documented_or_belongs_to_no_route() -> None:
     declared = {
-        error for view in views() for operation, _ in view.operations.values() for error in errors_of(operation)
+        error for view in list_views() for operation, _ in view.operations.values() for error in errors_of(operation)
     }
-    leaves = {kind for kind in all_kinds(errors.CodeqError) if kind.status < 600}
+    leaves = {error_type for error_type in all_errors(errors.CodeqError) if error_type.status < 600}
     # Errors of the router, and base classes that are never raised.
     outside = {errors.CodeqError, errors.MethodNotAllowed, errors.NotFound, errors.Conflict}
     assert not leaves - declared - outside - UNUSED
@@ -111,12 +114,14 @@ def test_every_error_is_documented_or_belongs_to_no_route() -> None:
 UNUSED: set[type[errors.CodeqError]] = {errors.NotDead}
 
 
-def all_kinds(kind: type[errors.CodeqError]) -> set[type[errors.CodeqError]]:
-    return {kind}.union(*(all_kinds(each) for each in kind.__subclasses__() if each.__module__ == errors.__name__))
+def all_errors(error_type: type[errors.CodeqError]) -> set[type[errors.CodeqError]]:
+    return {error_type}.union(
+        *(all_errors(subclass) for subclass in error_type.__subclasses__() if subclass.__module__ == errors.__name__)
+    )
 
 
 def test_codes_are_unique() -> None:
-    codes = [kind.code for kind in all_kinds(errors.CodeqError)]
+    codes = [error_type.code for error_type in all_errors(errors.CodeqError)]
     assert len(codes) == len(set(codes))
 
 
@@ -126,7 +131,7 @@ CASES = [(name, status, example) for name, examples in EXAMPLES.items() for stat
 @pytest.mark.spec("DOC-1", "Every example is decoded and encoded by its schema")
 @pytest.mark.parametrize(("name", "status", "example"), CASES, ids=[f"{name}-{status}" for name, status, _ in CASES])
 def test_example_matches_its_schema(name: str, status: str | int, example: Any) -> None:
-    operations = {operation.name: operation for view in views() for operation, _ in view.operations.values()}
+    operations = {operation.name: operation for view in list_views() for operation, _ in view.operations.values()}
     if status == "request":
         msgspec.json.decode(msgspec.json.encode(example), type=operations[name].body)
     else:
@@ -138,7 +143,7 @@ def test_example_matches_its_schema(name: str, status: str | int, example: Any) 
 
 
 def test_every_operation_with_a_body_has_an_example() -> None:
-    for view in views():
+    for view in list_views():
         for operation, _ in view.operations.values():
             if operation.body is not None:
                 assert "request" in EXAMPLES.get(operation.name, {}) or operation.name in ("pause", "resume")
@@ -174,6 +179,6 @@ async def test_the_browsable_documents_need_no_network(anonymous: Client, page: 
 
 
 def test_every_view_of_the_api_declares_its_operations() -> None:
-    for view in views():
+    for view in list_views():
         assert view.operations
         assert isinstance(view.schema, ApiSchema)

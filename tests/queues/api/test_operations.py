@@ -59,7 +59,7 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
     answer = await anonymous.get("/readyz")
     assert (answer.status, answer.json) == (200, {"status": "ok", "durability": "fsync"})
     connection = redis.Redis.from_url(server.url)
-    for name, bad, good, said in (
+    for name, bad, good, problem in (
         ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
         ("maxmemory-policy", "allkeys-lru", "noeviction", "maxmemory-policy is not noeviction"),
         ("appendonly", "no", "yes", "durability: appendonly is off"),
@@ -67,7 +67,7 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
         connection.config_set(name, bad)
         answer = await anonymous.get("/readyz")
         assert (answer.status, answer.code) == (503, "unavailable"), name
-        assert said in answer.json["detail"]
+        assert problem in answer.json["detail"]
         assert answer.headers["retry-after"] == "5"
         connection.config_set(name, good)
     connection.close()
@@ -122,12 +122,12 @@ async def test_a_database_that_is_down_is_named(
     assert (await anonymous.get("/readyz")).json["detail"] == "database: does not answer"
 
 
-def sample(text: str, name: str, **labels: str) -> float:
+def read_sample(text: str, name: str, **labels: str) -> float:
     """Return the value of one time series, or 0 if it does not exist."""
     for line in text.splitlines():
-        found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
-        if found and dict(re.findall(r'(\w+)="([^"]*)"', found.group(1) or "")) == labels:
-            return float(found.group(2))
+        match = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
+        if match and dict(re.findall(r'(\w+)="([^"]*)"', match.group(1) or "")) == labels:
+            return float(match.group(2))
     return 0.0
 
 
@@ -149,7 +149,7 @@ async def test_readyz_reports_a_redis_with_other_partitions(
 async def test_hanging_check_occupies_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Test a frozen PostgreSQL and a load balancer that checks every second: threads are few."""
+    """A frozen PostgreSQL and a check every second must not use up the threads."""
     monkeypatch.setattr(health, "CHECK_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(health, "CACHE_SECONDS", -1.0)
     begun, thawed = [], threading.Event()
@@ -178,8 +178,8 @@ async def test_hanging_database_work_times_out_and_does_not_delay_files(
     monkeypatch.setattr(threadpool, "DB_TIMEOUT_SECONDS", 0.2)
     thawed = threading.Event()
     try:
-        asked = [threadpool.run_db(thawed.wait, 10) for _ in range(3 * threadpool.POOL_THREADS)]
-        answers = asyncio.gather(*asked, return_exceptions=True)
+        calls = [threadpool.run_db(thawed.wait, 10) for _ in range(3 * threadpool.POOL_THREADS)]
+        answers = asyncio.gather(*calls, return_exceptions=True)
         assert await threadpool.run_storage(lambda: "stored") == "stored"
         assert {type(answer) for answer in await answers} == {errors.Unavailable}
     finally:
@@ -190,10 +190,10 @@ async def test_hanging_database_work_times_out_and_does_not_delay_files(
 async def test_work_of_a_cancelled_request_is_not_started() -> None:
     thawed, begun = threading.Event(), []
     busy = [asyncio.ensure_future(threadpool.run_db(thawed.wait, 10)) for _ in range(threadpool.POOL_THREADS)]
-    gone = asyncio.ensure_future(threadpool.run_db(begun.append, 1))
+    cancelled = asyncio.ensure_future(threadpool.run_db(begun.append, 1))
     await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait([gone])
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
     thawed.set()
     await asyncio.gather(*busy)
     assert await threadpool.run_db(lambda: "after it") == "after it"
@@ -211,7 +211,7 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     before = await scraped()
 
     def grown(text: str, name: str, **labels: str) -> float:
-        return sample(text, name, **labels) - sample(before, name, **labels)
+        return read_sample(text, name, **labels) - read_sample(before, name, **labels)
 
     for number in range(5):
         await enqueue_task(producer, command="METERED", idempotencyKey=f"k-{number % 4}")
@@ -222,8 +222,6 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     left = await claim_task(worker)
     await producer.delete(f"{TASKS}/{left['id']}")
     await producer.get(f"{TASKS}/{left['id']}x")
-    from core import threadpool
-
     await threadpool.run_db(periodic_tasks.run_drain, lambda: True)
     after = await scraped()
     assert grown(after, "codeq_task_created_total", command="METERED") == 5
@@ -233,9 +231,9 @@ async def test_metrics(anonymous: Client, producer: Client, worker: Client, stra
     latency = "codeq_task_processing_latency_seconds_count"
     assert grown(after, latency, command="METERED", status="COMPLETED") == 1
     # The sum of both tenants: one task each.
-    assert sample(after, "codeq_queue_depth", command="METERED", queue="ready") == 2
-    assert sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
-    assert sample(after, "codeq_depths_complete") == 1
+    assert read_sample(after, "codeq_queue_depth", command="METERED", queue="ready") == 2
+    assert read_sample(after, "codeq_queue_depth", command="METERED", queue="in_progress") == 0
+    assert read_sample(after, "codeq_depths_complete") == 1
     assert "codeq_dlq_depth" in after
     assert grown(after, "codeq_http_errors_total", status="404", code="task_not_found") == 1
 
@@ -280,7 +278,7 @@ async def test_number_of_series_is_limited(
     text = (await anonymous.get("/metrics")).body.decode()
     named = {line for line in text.splitlines() if line.startswith("codeq_task_created_total{") and "MANY-" in line}
     assert len(named) == 3
-    assert sample(text, "codeq_task_created_total", command="other") >= 7
+    assert read_sample(text, "codeq_task_created_total", command="other") >= 7
 
 
 async def test_signing_keys_are_public(anonymous: Client) -> None:
@@ -332,8 +330,6 @@ async def test_pause_and_resume(producer: Client, worker: Client, admin: Client)
 @pytest.mark.spec("CLN-1", "An administrator deletes ended tasks up to a limit, and no task that is not audited")
 @pytest.mark.spec("CLN-2", "Live work is never removed")
 async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: TenantSnapshot) -> None:
-    from core import threadpool
-
     for _ in range(3):
         task = await enqueue_task(producer)
         await claim_task(worker)

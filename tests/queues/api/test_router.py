@@ -39,7 +39,7 @@ async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("path", "known"),
+    ("path", "allowed"),
     [
         (TASKS, "GET, POST, HEAD, OPTIONS"),
         (f"{TASKS}/claim", "POST, OPTIONS"),
@@ -47,13 +47,13 @@ async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> Non
         ("/healthz", "GET, HEAD, OPTIONS"),
     ],
 )
-async def test_other_method_gets_the_allowed_ones(anonymous: Client, path: str, known: str) -> None:
+async def test_other_method_gets_the_allowed_ones(anonymous: Client, path: str, allowed: str) -> None:
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "get", "BREW"):
         answer = await anonymous.request(method, path)
         assert (answer.status, answer.code) == (405, "method_not_allowed")
-        assert answer.headers["allow"] == known
+        assert answer.headers["allow"] == allowed
     options = await anonymous.request("OPTIONS", path)
-    assert (options.status, options.body, options.headers["allow"]) == (204, b"", known)
+    assert (options.status, options.body, options.headers["allow"]) == (204, b"", allowed)
 
 
 async def test_head_is_get_without_the_body(producer: Client) -> None:
@@ -89,7 +89,7 @@ async def test_request_id_is_returned(anonymous: Client, producer: Client, sent:
 async def test_invalid_request_id_is_replaced(anonymous: Client, sent: str) -> None:
     for path in ("/healthz", "/v1/codeq/nothing", "/admin/login/"):
         ids = [(await anonymous.get(path, headers={"X-Request-Id": sent})).headers["x-request-id"] for _ in range(2)]
-        assert all(re.fullmatch("[0-9a-f]{32}", each) for each in ids)
+        assert all(re.fullmatch("[0-9a-f]{32}", request_id) for request_id in ids)
         assert ids[0] != ids[1]
 
 
@@ -118,8 +118,8 @@ def test_a_log_line_is_one_json_object() -> None:
     assert request_id.RequestIdFilter().filter(record)
     line = JsonFormatter().format(record)
     assert "\n" not in line
-    said = json.loads(line)
-    assert (said["level"], said["message"], said["requestId"]) == ("ERROR", "two\nlines \\ud800 \x1b[31m", "the-id")
+    entry = json.loads(line)
+    assert (entry["level"], entry["message"], entry["requestId"]) == ("ERROR", "two\nlines \\ud800 \x1b[31m", "the-id")
     try:
         raise ValueError("a\nb")
     except ValueError as error:
@@ -129,14 +129,14 @@ def test_a_log_line_is_one_json_object() -> None:
 
 async def test_large_header_causes_a_short_log_line(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A header of 60 KB once caused 240 KB of log."""
-    said = io.StringIO()
-    handler = next(each for each in logging.getLogger().handlers if each.get_name() == "stderr")
-    monkeypatch.setattr(handler, "stream", said)
+    log_stream = io.StringIO()
+    handler = next(log_handler for log_handler in logging.getLogger().handlers if log_handler.get_name() == "stderr")
+    monkeypatch.setattr(handler, "stream", log_stream)
     answer = await anonymous.get("/admin/login/", headers={"Host": "evil" * 10_000})
     assert answer.status == 400
-    assert "evil" in said.getvalue()
-    assert len(said.getvalue()) < 1000
-    assert "ERROR" not in said.getvalue()
+    assert "evil" in log_stream.getvalue()
+    assert len(log_stream.getvalue()) < 1000
+    assert "ERROR" not in log_stream.getvalue()
 
 
 OTHER_TYPES = [
@@ -188,7 +188,7 @@ async def test_too_large_body_is_read_no_further(producer: Client, announced: st
     answer = await exchange.answer()
     assert answer is not None
     assert (answer.status, answer.code) == (413, "payload_too_large")
-    assert exchange.taken <= LIMIT + 2 * len(CHUNK)
+    assert exchange.bytes_read <= LIMIT + 2 * len(CHUNK)
     assert answer.headers["connection"] == "close"
 
 
@@ -209,7 +209,7 @@ async def test_invalid_content_length_is_handled(producer: Client, length: str) 
 async def test_late_body_is_a_timeout(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_handler, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
-    exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
+    exchange = producer.start("POST", TASKS, b'{"command":', never_ends=True)
     answer = await asyncio.wait_for(exchange.answer(), 15)
     assert answer is not None
     assert (answer.status, answer.code) == (408, "request_timeout")
@@ -217,8 +217,8 @@ async def test_late_body_is_a_timeout(producer: Client, monkeypatch: pytest.Monk
 
 
 async def test_client_that_disconnects_while_sending_gets_no_response(producer: Client) -> None:
-    exchange = producer.start("POST", TASKS, b'{"command":', stalls=True)
-    exchange.leave()
+    exchange = producer.start("POST", TASKS, b'{"command":', never_ends=True)
+    exchange.disconnect()
     assert await exchange.answer() is None
 
 
@@ -258,38 +258,38 @@ async def test_responses_are_not_cached_or_sniffed(producer: Client) -> None:
 async def test_process_serves_the_configured_parts(
     monkeypatch: pytest.MonkeyPatch, client: Callable[..., Client], serve: str, api: int, console: int
 ) -> None:
-    front = Router()
-    monkeypatch.setattr(front, "serves_api", serve != "console")
-    monkeypatch.setattr(front, "serves_console", serve != "api")
-    some = client()
-    some.application = front
-    assert (await some.get(f"{TASKS}/x")).status == api
-    assert (await some.get("/admin/login/")).status == console
-    assert (await some.get("/healthz")).status == 200
+    process_router = Router()
+    monkeypatch.setattr(process_router, "serves_api", serve != "console")
+    monkeypatch.setattr(process_router, "serves_console", serve != "api")
+    caller = client()
+    caller.application = process_router
+    assert (await caller.get(f"{TASKS}/x")).status == api
+    assert (await caller.get("/admin/login/")).status == console
+    assert (await caller.get("/healthz")).status == 200
 
 
 @pytest.mark.usefixtures("_registry")
 async def test_start_and_stop_open_and_close_the_long_poll_registry() -> None:
-    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    said: asyncio.Queue[Any] = asyncio.Queue()
-    life = asyncio.create_task(application({"type": "lifespan"}, told.get, said.put))
-    await told.put({"type": "lifespan.startup"})
-    assert (await said.get())["type"] == "lifespan.startup.complete"
+    to_application: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    from_application: asyncio.Queue[Any] = asyncio.Queue()
+    life = asyncio.create_task(application({"type": "lifespan"}, to_application.get, from_application.put))
+    await to_application.put({"type": "lifespan.startup"})
+    assert (await from_application.get())["type"] == "lifespan.startup.complete"
     assert long_poll.registry().is_listening
-    await told.put({"type": "lifespan.shutdown"})
-    assert (await said.get())["type"] == "lifespan.shutdown.complete"
+    await to_application.put({"type": "lifespan.shutdown"})
+    assert (await from_application.get())["type"] == "lifespan.shutdown.complete"
     assert not long_poll.registry().is_listening
     await life
 
 
 async def test_a_websocket_is_refused() -> None:
-    said: list[Any] = []
+    sent: list[Any] = []
 
     async def send(message: Any) -> None:
-        said.append(message)
+        sent.append(message)
 
     await application({"type": "websocket", "path": "/v1/codeq/tasks"}, send, send)  # type: ignore[arg-type]
-    assert said == [{"type": "websocket.close"}]
+    assert sent == [{"type": "websocket.close"}]
 
 
 def test_path_is_resolved_once_and_no_id_is_cached() -> None:
@@ -323,5 +323,5 @@ async def test_large_form_is_not_written_to_a_file(anonymous: Client) -> None:
 async def test_unfinished_form_times_out(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
-    answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], stalls=True)
+    answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], never_ends=True)
     assert (answer.status, answer.code) == (408, "request_timeout")

@@ -95,10 +95,10 @@ async def test_payload_is_stored_unchanged(producer: Client, worker: Client, sen
 @pytest.mark.parametrize("later", ["delaySeconds", "runAt", "both"])
 async def test_delayed_task_has_its_time(producer: Client, worker: Client, later: str) -> None:
     moment = (datetime.now(UTC) + timedelta(seconds=100)).isoformat()
-    said: dict[str, Any] = {"delaySeconds": 100} if later == "delaySeconds" else {"runAt": moment}
+    fields: dict[str, Any] = {"delaySeconds": 100} if later == "delaySeconds" else {"runAt": moment}
     if later == "both":
-        said["delaySeconds"] = 5
-    task = await enqueue_task(producer, **said)
+        fields["delaySeconds"] = 5
+    task = await enqueue_task(producer, **fields)
     assert (task["status"], task["lastKnownLocation"]) == ("PENDING", "DELAYED_ZSET")
     ahead = datetime.fromisoformat(task["visibleAt"]) - datetime.now(UTC)
     assert timedelta(seconds=90) < ahead <= timedelta(seconds=101)
@@ -114,17 +114,17 @@ async def test_past_time_means_now(producer: Client, worker: Client, moment: str
 
 @pytest.mark.spec("IDM-1", "The same key returns the same task, and a header marks the repeat")
 async def test_repeated_key_returns_the_same_task(producer: Client, stranger: Client) -> None:
-    said = {"command": "RENDER", "payload": {"a": 1}, "idempotencyKey": "job 1"}
-    first = await producer.post(TASKS, said)
+    body = {"command": "RENDER", "payload": {"a": 1}, "idempotencyKey": "job 1"}
+    first = await producer.post(TASKS, body)
     assert "idempotency-replayed" not in first.headers
-    again = await producer.post(TASKS, said)
+    again = await producer.post(TASKS, body)
     assert (again.status, again.json) == (202, first.json)
     assert again.headers["idempotency-replayed"] == "true"
     assert "idempotency-mismatch" not in again.headers
-    other = await producer.post(TASKS, said | {"payload": {"a": 2}})
+    other = await producer.post(TASKS, body | {"payload": {"a": 2}})
     assert (other.status, other.json["id"]) == (202, first.json["id"])
     assert (other.headers["idempotency-replayed"], other.headers["idempotency-mismatch"]) == ("true", "true")
-    foreign = await stranger.post(TASKS, said)
+    foreign = await stranger.post(TASKS, body)
     assert foreign.json["id"] != first.json["id"]
 
 
@@ -137,8 +137,8 @@ async def test_strict_tenant_refuses_a_key_with_another_body(producer: Client, c
 
 @pytest.mark.spec("IDM-1", "A hundred concurrent identical requests create one task")
 async def test_concurrent_requests_with_one_key_create_one_task(producer: Client) -> None:
-    said = {"command": "RENDER", "payload": {}, "idempotencyKey": "race"}
-    answers = await asyncio.gather(*(producer.post(TASKS, said) for _ in range(100)))
+    body = {"command": "RENDER", "payload": {}, "idempotencyKey": "race"}
+    answers = await asyncio.gather(*(producer.post(TASKS, body) for _ in range(100)))
     assert {answer.status for answer in answers} == {202}
     assert len({answer.json["id"] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1

@@ -18,15 +18,15 @@ from tests.queues.api.conftest import NORTH, TASKS, make_token
 from tests.queues.api.web_process import WebProcess
 
 
-def said(span: Any) -> dict[str, Any]:
-    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+def attributes_of(span: Any) -> dict[str, Any]:
+    return {attribute.key: attribute.value.string_value or attribute.value.int_value for attribute in span.attributes}
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.close()
+    collector = Collector()
+    yield collector
+    collector.close()
 
 
 @pytest.fixture
@@ -39,64 +39,64 @@ def web(collector: Collector, _database: None) -> Iterator[Callable[..., WebProc
         return started[-1]
 
     yield start
-    for each in started:
-        each.stop()
+    for process in started:
+        process.stop()
 
 
 @pytest.mark.spec(
     "OBS-2", "A request is a span HTTP <METHOD> <ROUTE> with its operation inside, and the task keeps the inner one"
 )
 def test_request_and_operation_are_nested_spans(web: Callable[..., WebProcess], collector: Collector) -> None:
-    own = web()
+    web_process = web()
     producer, worker = make_token("producer"), make_token("worker")
     body = {"command": "TRACED", "payload": "payload-canary", "idempotencyKey": "a key of the tracing tests"}
-    task = own.json("POST", TASKS, body, producer, traceparent=SAMPLED, tracestate="vendor=1")
+    task = web_process.json("POST", TASKS, body, producer, traceparent=SAMPLED, tracestate="vendor=1")
     request, verb = collector.one(f"HTTP POST {TASKS}"), collector.one("codeq/enqueue")
     assert request.trace_id.hex() == verb.trace_id.hex() == TRACE
     assert (request.parent_span_id.hex(), verb.parent_span_id) == (PARENT, request.span_id)
-    assert said(request) == {
+    assert attributes_of(request) == {
         "http.request.method": "POST", "http.route": TASKS, "http.response.status_code": 202,
     }  # fmt: skip
-    assert said(verb) == {"codeq.tenant": NORTH, "codeq.queue": "TRACED"}
+    assert attributes_of(verb) == {"codeq.tenant": NORTH, "codeq.queue": "TRACED"}
     # The trace of its worker continues from there.
     assert task["traceParent"] == f"00-{TRACE}-{verb.span_id.hex()}-01"
     assert task["traceState"] == "vendor=1"
-    claimed = own.json("POST", f"{TASKS}/claim", {"commands": ["TRACED"]}, worker)
+    claimed = web_process.json("POST", f"{TASKS}/claim", {"commands": ["TRACED"]}, worker)
     assert claimed["traceParent"] == task["traceParent"]
     done = {"status": "COMPLETED", "result": {"canary": "result-canary"}}
-    own.json("POST", f"{TASKS}/{task['id']}/result", done, worker, traceparent=claimed["traceParent"])
+    web_process.json("POST", f"{TASKS}/{task['id']}/result", done, worker, traceparent=claimed["traceParent"])
     submitted = collector.one("codeq/submit")
     assert submitted.trace_id.hex() == TRACE
-    assert said(submitted)["codeq.task"] == task["id"]
+    assert attributes_of(submitted)["codeq.task"] == task["id"]
     assert collector.one(f"HTTP POST {TASKS}/{{task_id}}/result").parent_span_id == verb.span_id
     # A request with the same key in another trace returns the same task.
-    again = own.json("POST", TASKS, body, producer)
+    again = web_process.json("POST", TASKS, body, producer)
     assert again["id"] == task["id"]
-    assert own.request("GET", f"{TASKS}/nothing", None, producer)[0] == 404
+    assert web_process.request("GET", f"{TASKS}/nothing", None, producer)[0] == 404
     assert collector.one(f"HTTP GET {TASKS}/{{task_id}}").status.code == 0
-    own.request("GET", "/v1/codeq/no/such/path", None, producer)
+    web_process.request("GET", "/v1/codeq/no/such/path", None, producer)
     assert collector.one("HTTP GET unknown")
     for canary in (b"payload-canary", b"result-canary", producer.encode(), worker.encode()):
         assert canary not in collector.received
 
 
-def is_kept(task: dict[str, Any]) -> bool:
+def is_sampled(task: dict[str, Any]) -> bool:
     return bool(int(task["traceParent"][-2:], 16) & 1)
 
 
 @pytest.mark.spec("OBS-2", "A caller decides whether its trace is sampled; the ratio applies to traces that start here")
 def test_sampling_of_traces(web: Callable[..., WebProcess], collector: Collector) -> None:
-    own = web(CODEQ_TRACING_RATIO="0")
+    web_process = web(CODEQ_TRACING_RATIO="0")
     producer = make_token("producer")
-    unwanted = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent=UNSAMPLED)
+    unwanted = web_process.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent=UNSAMPLED)
     # The trace continues at the worker, which is also asked not to sample it.
     assert unwanted["traceParent"].startswith(f"00-{TRACE}-")
-    assert not is_kept(unwanted)
-    begun_here = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer)
-    assert not is_kept(begun_here)
-    malformed = own.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent="00-zz-1")
+    assert not is_sampled(unwanted)
+    begun_here = web_process.json("POST", TASKS, {"command": "T", "payload": 1}, producer)
+    assert not is_sampled(begun_here)
+    malformed = web_process.json("POST", TASKS, {"command": "T", "payload": 1}, producer, traceparent="00-zz-1")
     assert malformed["traceParent"] != "00-zz-1"
-    wanted = own.json(
+    wanted = web_process.json(
         "POST", f"{TASKS}/batch", {"tasks": [{"command": "T", "payload": 1}]}, producer, traceparent=SAMPLED
     )
     kept = collector.one("codeq/enqueue_batch")
@@ -107,10 +107,10 @@ def test_sampling_of_traces(web: Callable[..., WebProcess], collector: Collector
 
 @pytest.mark.spec("OBS-2", "An unavailable collector affects no request")
 def test_unavailable_collector_affects_no_request(web: Callable[..., WebProcess]) -> None:
-    own = web(CODEQ_TRACING_ENDPOINT="http://127.0.0.1:9/v1/traces")
+    web_process = web(CODEQ_TRACING_ENDPOINT="http://127.0.0.1:9/v1/traces")
     for _ in range(50):
-        assert own.request("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
-    own.stop()
+        assert web_process.request("POST", TASKS, {"command": "T", "payload": 1}, make_token("producer"))[0] == 202
+    web_process.stop()
 
 
 OFF = """

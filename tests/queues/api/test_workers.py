@@ -53,10 +53,10 @@ async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Clien
     for start in (0, 75):
         tasks = [{"command": command, "payload": 1} for command in commands[start : start + 75]]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})
-    found = set()
+    claimed_commands = set()
     while (answer := await worker.post(f"{TASKS}/claim/batch")).status == 200:
-        found |= {task["command"] for task in answer.json["tasks"]}
-    assert found == set(commands)
+        claimed_commands |= {task["command"] for task in answer.json["tasks"]}
+    assert claimed_commands == set(commands)
 
 
 @pytest.mark.spec("TEN-3", "Claims of a tenant with very many queues do not count them all each time")
@@ -94,7 +94,7 @@ async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Clie
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "fields"),
     [
         ("claim", {"leaseSeconds": 0}),
         ("claim", {"leaseSeconds": 43_201}),
@@ -115,18 +115,18 @@ async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Clie
         ("claim/batch", {"count": True}),
     ],
 )
-async def test_invalid_claim_is_refused(worker: Client, path: str, said: dict[str, Any]) -> None:
-    answer = await worker.post(f"{TASKS}/{path}", said)
+async def test_invalid_claim_is_refused(worker: Client, path: str, fields: dict[str, Any]) -> None:
+    answer = await worker.post(f"{TASKS}/{path}", fields)
     assert (answer.status, answer.code) == (400, "invalid_request")
-    assert next(iter(said)) in answer.json["detail"]
+    assert next(iter(fields)) in answer.json["detail"]
 
 
 @pytest.mark.spec("CLM-6", "A heartbeat extends the lease and stores the progress")
 async def test_a_heartbeat_extends_the_lease(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker, leaseSeconds=5)
-    said = {"extendSeconds": 1000, "progress": {"percent": 40, "note": "frame 96"}}
-    beat = await worker.post(f"{TASKS}/{task['id']}/heartbeat", said)
+    fields = {"extendSeconds": 1000, "progress": {"percent": 40, "note": "frame 96"}}
+    beat = await worker.post(f"{TASKS}/{task['id']}/heartbeat", fields)
     assert beat.json["ok"] is True
     left = datetime.fromisoformat(beat.json["leaseUntil"]) - datetime.now(UTC)
     assert timedelta(seconds=990) < left <= timedelta(seconds=1001)
@@ -172,8 +172,8 @@ async def test_only_the_holder_of_the_lease_is_accepted(
     assert (wrong.status, wrong.code) == (409, "lease_lost")
     header = {"X-CodeQ-Lease-Token": "0" * 32}
     assert (await worker.post(path, body, headers=header)).status == 409
-    torn = await worker.post(path, body | {"leaseToken": lease["leaseToken"]}, headers=header)
-    assert (torn.status, torn.code) == (409, "lease_lost")
+    different_tokens = await worker.post(path, body | {"leaseToken": lease["leaseToken"]}, headers=header)
+    assert (different_tokens.status, different_tokens.code) == (409, "lease_lost")
     right = await worker.post(path, body, headers={"X-CodeQ-Lease-Token": lease["leaseToken"]})
     assert right.status == 200
 
@@ -257,13 +257,13 @@ async def test_repeated_submission_changes_nothing(producer: Client, worker: Cli
     task = await enqueue_task(producer)
     lease = await claim_task(worker)
     path = f"{TASKS}/{task['id']}/result"
-    said = COMPLETED | {"leaseToken": lease["leaseToken"]}
-    first = await worker.post(path, said)
+    body = COMPLETED | {"leaseToken": lease["leaseToken"]}
+    first = await worker.post(path, body)
     spaced = b'{"leaseToken":"%s","result" : { "ok":true },"status":"COMPLETED"}' % lease["leaseToken"].encode()
-    for again in (said, spaced, said | {"workerId": "somebody else"}):
+    for again in (body, spaced, body | {"workerId": "somebody else"}):
         answer = await worker.post(path, again)
         assert (answer.status, answer.json) == (200, first.json)
-    for other in (said | {"result": {"ok": False}}, {"status": "FAILED", "error": "x"}):
+    for other in (body | {"result": {"ok": False}}, {"status": "FAILED", "error": "x"}):
         answer = await worker.post(path, other)
         assert (answer.status, answer.code) == (409, "already_ended")
     assert (await producer.get(path)).json["result"] == first.json
@@ -345,8 +345,8 @@ async def test_exchange_without_the_right_to_claim_submits_nothing(producer: Cli
     task = await enqueue_task(producer, command="A")
     worker = client("worker", eventTypes=["A"])
     await claim_task(worker)
-    said = {"results": [{"taskId": task["id"]} | COMPLETED], "commands": ["B"]}
-    assert (await worker.post(f"{TASKS}/exchange", said)).status == 403
+    body = {"results": [{"taskId": task["id"]} | COMPLETED], "commands": ["B"]}
+    assert (await worker.post(f"{TASKS}/exchange", body)).status == 403
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 

@@ -39,7 +39,7 @@ from queues.engine import (
 )
 from queues.engine import keys as key_builders
 from queues.engine.producer_commands import digest_key
-from tests.fixtures.queues import NOON_MS
+from tests.fixtures.queues import START_MS
 from tests.queues.engine.model import Lease, Model, ModelTask
 from tests.queues.engine.world import OTHER_TID, TID, Clock, Location, Snapshot, World, build_task
 
@@ -87,7 +87,7 @@ new_tasks = st.builds(
     max_attempts=st.sampled_from([None, 1, 2]),
     idempotency_key=st.sampled_from([None, None, None, None, "k1", "k2", "k3"]),
     delay_ms=st.sampled_from([0, 0, 0, 0, 0, 1, 5_000, 30_000, 4_000_000]),
-    run_at_ms=st.sampled_from([None, None, None, None, None, NOON_MS - 1, NOON_MS + 20_000]),
+    run_at_ms=st.sampled_from([None, None, None, None, None, START_MS - 1, START_MS + 20_000]),
 )
 
 

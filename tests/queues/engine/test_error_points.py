@@ -25,7 +25,7 @@ from queues.engine import (
 )
 from queues.engine.options import Limits
 from ranked import engine as ranked_engine
-from tests.fixtures.queues import NOON_MS
+from tests.fixtures.queues import START_MS
 from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump, without_hints
 
 HOOK = "local call = redis.call"
@@ -106,7 +106,7 @@ class Scene:
         queries.task(self.engine, TID, self.ready[0].id, watch=True).run_sync()
         [self.delayed] = self.enqueue(build_task("mail", delay_ms=DAY_MS // 2))
         # Long polls: a waiting one, and one that has timed out.
-        client.zadd(keys.of_partition(0).waiting, {f"{TID}:send": NOON_MS + DAY_MS, f"{TID}:mail": 1})
+        client.zadd(keys.of_partition(0).waiting, {f"{TID}:send": START_MS + DAY_MS, f"{TID}:mail": 1})
         client.set(f"{root}idem:{TID}:{'0' * 64}", self.ended[3].id, px=DAY_MS)
         # A request was admitted a moment ago, so there is a bucket to restore.
         admin_commands.admit(self.engine, TID, LIMITS).run_sync()

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark.lake import Lake
 
+# Rows that arrive this many days after their day, or later, are dropped: published days no longer change.
 HORIZON_DAYS = 45
 
 
