@@ -17,8 +17,9 @@ from pipeline.spark import jobs, session
 from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
+# A session starts faster without the optimising compiler and without verifying Spark's classes.
+FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 # The queries read a few rows, so compiling them would take longer than interpreting them.
-FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FAST_CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": FAST_JAVA,
