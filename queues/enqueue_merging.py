@@ -62,7 +62,7 @@ class EnqueueMerger:
         except asyncio.CancelledError:
             self._close(batch)
             if batch.followers:
-                self._start_sending(batch)
+                _ = self._start_sending(batch)
             raise
         self._close(batch)
         if not batch.followers:

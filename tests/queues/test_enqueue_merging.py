@@ -1,4 +1,4 @@
-"""Enqueue requests that arrive in one turn of the event loop share one call, with an outcome for each."""
+"""Enqueue requests that arrive together share one call, with an outcome for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_requests_of_one_turn_share_a_call(merger: EnqueueMerger, queue: Q
     outcomes = await asyncio.gather(*(merger.enqueue(queue.tenant, build_task(number)) for number in range(30)))
     assert [read_payload(outcome) for outcome in outcomes] == [str(number) for number in range(30)]
     assert calls == [("acme", 30)]
-    assert queue.payloads() == [str(number) for number in range(30)]
+    assert queue.claim_payloads() == [str(number) for number in range(30)]
 
 
 async def test_a_request_that_arrives_alone_is_sent_alone(merger: EnqueueMerger, queue: Queue, calls: Calls) -> None:
@@ -71,8 +71,8 @@ async def test_tenants_are_not_mixed(
     outcomes = await asyncio.gather(*(merger.enqueue(tenants[n % 2], build_task(n)) for n in range(20)))
     assert [read_payload(outcome) for outcome in outcomes] == [str(number) for number in range(20)]
     assert sorted(calls) == [("acme", 10), ("zeta", 10)]
-    assert queue.payloads() == [str(number) for number in range(0, 20, 2)]
-    assert other_queue.payloads() == [str(number) for number in range(1, 20, 2)]
+    assert queue.claim_payloads() == [str(number) for number in range(0, 20, 2)]
+    assert other_queue.claim_payloads() == [str(number) for number in range(1, 20, 2)]
 
 
 async def test_each_request_has_its_own_error(merger: EnqueueMerger, queue: Queue, calls: Calls) -> None:
@@ -81,7 +81,7 @@ async def test_each_request_has_its_own_error(merger: EnqueueMerger, queue: Queu
     outcomes = await asyncio.gather(*(merger.enqueue(queue.tenant, task) for task in tasks))
     assert [isinstance(outcome, errors.CodeqError) for outcome in outcomes] == [False, False, True, False, False]
     assert calls == [("acme", 5)]
-    assert queue.payloads() == ["0", "1", "3", "4"]
+    assert queue.claim_payloads() == ["0", "1", "3", "4"]
 
 
 async def test_a_repeated_key_creates_one_task(merger: EnqueueMerger, queue: Queue) -> None:
@@ -126,7 +126,7 @@ async def test_a_cancelled_request_does_not_affect_the_others(
 async def test_a_merged_call_is_bounded(merger: EnqueueMerger, queue: Queue, calls: Calls) -> None:
     await asyncio.gather(*(merger.enqueue(queue.tenant, build_task(number)) for number in range(MAX_TASKS + 20)))
     assert sorted(calls) == [("acme", 20), ("acme", MAX_TASKS)]
-    assert len(queue.payloads()) == MAX_TASKS + 20
+    assert len(queue.claim_payloads()) == MAX_TASKS + 20
 
 
 LIMITED: list[Callable[[TenantSnapshot], TenantSnapshot]] = [
