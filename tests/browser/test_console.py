@@ -161,13 +161,13 @@ def test_a_task_is_found_by_id_key_or_text(site: Site, log_in: LogIn) -> None:
     [dead] = site.create_dead_letters("acme", "sought", [{"customer": "wintermute"}], "no such customer")
     live = site.enqueue("acme", "sought", {"n": 1}, idempotencyKey="order-4711")
     page = log_in()
-    page.locator("#nav-sidebar-apps").get_by_role("link", name="Tasks", exact=True).click()
+    page.locator("#nav-sidebar-apps").get_by_role("link", name="search Tasks").click()
     for term, task_id in (("order-4711", live), ("wintermute", dead), ("no such customer", dead)):
         page.get_by_label("Search term").fill(term)
         page.keyboard.press("Enter")
         expect(page.locator("tbody th")).to_contain_text(task_id)
     for task_id in (live, dead):
-        page.locator("#nav-sidebar-apps").get_by_role("link", name="Tasks", exact=True).click()
+        page.locator("#nav-sidebar-apps").get_by_role("link", name="search Tasks").click()
         page.get_by_label("Search term").fill(task_id)
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile(f"/console/task/.*{task_id}"))
