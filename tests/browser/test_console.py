@@ -87,7 +87,7 @@ def test_the_overview_is_filtered_and_sorted(site: Site, log_in: LogIn) -> None:
     page.get_by_label("Tenant").fill("sift")
     expect(rows).to_have_count(4)
     expect(total).to_have_text("8")
-    page.get_by_role("button", name="Ready").click()
+    page.get_by_role("button", name="Ready", exact=True).click()
     expect(rows.first).to_contain_text("sieve.b")
     page.get_by_label("Queue", exact=True).fill("e.c")
     expect(rows).to_have_count(1)
@@ -308,7 +308,7 @@ def test_dead_letters_are_exported_as_files(site: Site, log_in: LogIn, acme: str
     open_page(page, "console/dead/list/", tenant=acme, command="kept")
     for name, file in (("CSV", "dead-letters.csv"), ("JSON Lines", "dead-letters.jsonl")):
         with page.expect_download() as download:
-            page.get_by_role("link", name=name, exact=True).click()
+            page.get_by_role("link", name=f"Export as {name}", exact=True).click()
         assert download.value.suggested_filename == file
         text = download.value.path().read_text()
         assert all(task_id in text for task_id in ids)
@@ -384,7 +384,7 @@ def test_staff_see_nothing_of_another_tenant(site: Site, log_in: LogIn) -> None:
 def test_a_signing_secret_is_shown_once(log_in: LogIn, acme: str) -> None:
     page = log_in()
     open_page(page, f"tenants/tenant/{acme}/change/")
-    page.get_by_text("New signing secret").first.click()
+    page.get_by_text("Create signing secret").first.click()
     dialog = page.locator("#modal-content")
     dialog.get_by_label("Reason").fill("the old one leaked")
     dialog.get_by_role("button", name="Create secret").click()
@@ -448,7 +448,7 @@ def test_the_history_is_drawn_as_charts(log_in: LogIn, acme: str, history: None,
     page.wait_for_url(re.compile(f"tenant={acme}"))
     page.locator("select[name=command]").select_option("resize")
     page.wait_for_url(re.compile("command=resize"))
-    for chart in ("ended", "waited", "ran", "workers", "worked", "answered"):
+    for chart in ("ended", "wait_time", "run_time", "workers", "worker_time", "deliveries"):
         expect(page.locator(f"canvas[data-chart={chart}]")).to_be_visible()
         until(lambda chart=chart: count_drawn_pixels(page, chart) > 500)
     expect(page.get_by_role("region", name="Failures")).to_contain_text("resize: <img src=x onerror=alert(1)>")
@@ -457,7 +457,7 @@ def test_the_history_is_drawn_as_charts(log_in: LogIn, acme: str, history: None,
     page.locator("select[name=days]").select_option("30")
     page.wait_for_url(re.compile("days=30"))
     assert "command=resize" in page.url
-    until(lambda: count_drawn_pixels(page, "waited") > 500)
+    until(lambda: count_drawn_pixels(page, "wait_time") > 500)
 
 
 def tab_to(page: Page, name: str) -> None:
