@@ -102,7 +102,8 @@ def test_api_conforms_to_its_openapi_document(
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert parse_count("Tested", ran.stdout) == len(list_routes())
-    assert parse_count("API Links", ran.stdout) >= 30, "no sequence was tried"
+    # In a limited time, the number of links that are followed depends on the machine: 28 to 37 of 126 were seen.
+    assert parse_count("API Links", ran.stdout) >= 15, "hardly any sequence was tried"
     # Accepted input must not block later tasks in the audit or in deliveries.
     assert own.is_ready()
     own.run_printed_commands(seconds=30.0)
