@@ -222,16 +222,17 @@ TOGETHER = {
     "tests/queues/api/test_memory.py": "memory",
     "tests/queues/api/test_network.py": "network",
 }
-# The longest tests run first. At the end, the other workers would wait for them.
+# The longest tests run first. At the end, the other workers would wait for them. The tests that mostly wait (faults,
+# killed senders) run while Spark and the fuzzer use a core each. The browser needs a core as well, so it follows.
 LONGEST_FIRST = (
     "tests/pipeline/",
     "tests/codeq_site/test_schemathesis.py",
+    "tests/faults/",
+    "tests/webhooks/test_crash.py",
     "tests/browser/",
     "tests/codeq_site/test_up.py",
     "tests/codeq_site/test_readme.py",
     "tests/codeq_site/test_canaries.py",
-    "tests/faults/",
-    "tests/webhooks/test_crash.py",
     "tests/queues/engine/test_model.py",
     "tests/codeq_site/test_docs_production.py",
     "tests/concurrency/",
