@@ -27,7 +27,7 @@ def kombu_url(url: str) -> str:
     """Return a Redis URL in kombu's notation.
 
     kombu writes `unix:///path?db=1` differently. It does not verify the certificate of a `rediss://` URL unless the URL
-    requires it, so that an attacker on the network could act as the broker.
+    requires it, so an attacker on the network could act as the broker.
     """
     if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
         url += f"{'&' if '?' in url else '?'}ssl_cert_reqs=required"
@@ -35,7 +35,7 @@ def kombu_url(url: str) -> str:
 
 
 def configure() -> None:
-    """Configure Celery from codeQ's settings, when it first needs its configuration."""
+    """Configure Celery from codeQ's settings. Celery calls this when it first reads its own."""
     from django.conf import settings
 
     from core.conf import conf
@@ -62,7 +62,7 @@ def configure() -> None:
 
 
 def check_redis(**_: object) -> None:
-    """Check the broker and the number of partitions when a worker or a beat starts.
+    """Check the broker and the number of partitions when a worker or beat starts.
 
     Exits if one of them is wrong. If Redis is unavailable, the process starts nevertheless.
     """

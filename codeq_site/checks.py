@@ -1,7 +1,8 @@
 """System checks of the settings.
 
-`manage.py check` reports `general_problems`; `manage.py check --deploy` also reports `deployment_problems`. The result
-depends on the settings alone. An id is never reused for another problem.
+`manage.py check` reports `general_problems` and `former_name_warnings`; `manage.py check --deploy` also reports
+`deployment_problems`. These depend on the settings alone; only `check_redis` connects to a server. An id is never
+reused for another problem.
 """
 
 from __future__ import annotations
@@ -197,7 +198,10 @@ def check_deployment(**_: object) -> list[CheckMessage]:
 
 @checks.register("codeq", checks.Tags.database)
 def check_redis(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
-    """Check the running Redis. Only `manage.py check --database default` connects to servers."""
+    """Check the running Redis.
+
+    It runs only in `manage.py check --database default` and `manage.py migrate`, which pass `databases`.
+    """
     if not databases:
         return []
     try:

@@ -1,4 +1,4 @@
-"""The former address of `core.errors`. It works for one release, with a warning."""
+"""The former path of `core.errors`. It works for one release, with a warning."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The TCP port that the web processes share.
 
-The supervisor reserves it, each web process listens on it, and `manage.py up` probes it for readiness.
+`manage.py up` reserves it and probes it for readiness, and each web process listens on it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from codeq_site import sockets
 from core.errors import ConfigError
 from core.http.protocol import BoundedHttpProtocol
 
-# The time that running requests have to end when the process stops.
+# The time for running requests to finish when the process stops.
 GRACE_SECONDS = 4
 
 

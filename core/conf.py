@@ -25,7 +25,7 @@ FORMER_NAMES = {
     "webhooks.tail_seconds": "webhooks.retry_tail_delays_seconds",
     "webhooks.tries": "webhooks.quick_attempts",
 }
-# The classes that `auth.validators` may name and that this release moves: former path -> path.
+# The validator classes that this release moves: former path -> path. `auth.validators` may name either.
 FORMER_VALIDATORS = {
     "tenants.tokens.JwksValidator": "tenants.auth.validators.JwksValidator",
     "tenants.tokens.TenantKeyValidator": "tenants.auth.validators.TenantKeyValidator",
@@ -294,7 +294,7 @@ class Auth(Section, frozen=True):
 
 
 class TenantLimits(Section, frozen=True):
-    """The limits of a tenant whose own row sets none. A rate of 0 is no limit."""
+    """Limits of tenants. A limit in a tenant's row takes precedence. A rate of 0 is no limit."""
 
     depth: Annotated[
         int,

@@ -14,7 +14,7 @@ from typing import Final
 MAX_LENGTH: Final = 200  # characters of a normalised message
 MAX_INPUT_LENGTH: Final = 4_000  # characters of a message that are read, after a traceback is removed
 
-# A traceback up to its last line that is not indented. That line, which is kept, names the error.
+# A traceback without its last unindented line. That line is kept, because it names the error.
 TRACEBACK: Final = r"^[\x00-\x20]{0,100}Traceback [^\x00]*\n(?=[^\x00-\x20])"
 # A text that every match of TRACEBACK contains.
 TRACEBACK_REQUIRED: Final = "Traceback "

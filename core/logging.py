@@ -15,7 +15,7 @@ CLIENT_ERROR_CHARS = 300
 
 
 class ClientErrorFilter(logging.Filter):
-    """Log requests that Django rejects as short warnings without a traceback.
+    """Shorten the records about requests that Django rejects to warnings without a traceback.
 
     Any client can cause them with an unknown host or a forged form: a header of 60 KB once wrote 240 KB of log.
     """

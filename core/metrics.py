@@ -1,7 +1,7 @@
 """Prometheus metrics of all processes on a machine.
 
-Every process keeps its counters in a file, and a scrape adds the files up: the web processes share one port, so a
-scrape reaches any of them, and Celery processes count too. The files of ended processes stay, because a counter must
+Every process keeps its counters in a file, and a scrape adds the files up, because it reaches only one process: the web
+processes share one port, and Celery processes have no port. The files of ended processes stay, because a counter must
 not fall.
 """
 
@@ -53,7 +53,7 @@ def label(command: str) -> str:
 
 
 class BufferedCounter:
-    """A counter by command for code on the event loop.
+    """A counter with one value per command, for code on the event loop.
 
     Writing to the file costs more than counting, so counts are collected and written every FLUSH_SECONDS, and before
     this process is scraped or ends.
@@ -106,7 +106,7 @@ class _Gauges:
 
 
 def scrape() -> bytes:
-    """Return all metrics in Prometheus' text format. Blocks: not for an event loop."""
+    """Return all metrics in Prometheus' text format. Blocks, so call it in a thread."""
     registry = CollectorRegistry()
     _CounterFiles(registry, path=str(_directory))  # type: ignore[no-untyped-call]
     registry.register(_Gauges())

@@ -58,7 +58,7 @@ class PeriodicTaskLock:
         return True
 
     def release(self) -> None:
-        """Release the lock before the task ends, so that the next run can start."""
+        """Release the lock, so that the next run need not wait until it expires."""
         try:
             self._lock.release()
         except redis.exceptions.LockError:

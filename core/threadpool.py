@@ -21,7 +21,7 @@ R = TypeVar("R")
 POOL_THREADS = 4
 # Queries have shorter limits of their own, but a frozen PostgreSQL or network does not enforce them.
 DB_TIMEOUT_SECONDS = 15.0
-# Longer than it takes to store an artifact in a distant bucket. After it the request fails; its thread keeps waiting.
+# Longer than it takes to store an artifact in a distant bucket. Then the request fails, but its thread keeps waiting.
 STORAGE_TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 2**10
 _pools: dict[str, ThreadPoolExecutor] = {}
@@ -37,7 +37,7 @@ async def run_db(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     try:
         done, _ = await asyncio.wait([future], timeout=DB_TIMEOUT_SECONDS)
     finally:
-        # Work that has not started is dropped: its request has given up.
+        # Drop work that has not started: nothing waits for its result any more.
         future.cancel()
     if not done:
         raise Unavailable("The database does not answer. Try again in a few seconds.", retry_after_seconds=5)

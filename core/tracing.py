@@ -125,7 +125,7 @@ def _traced_handler(active_tracer: Tracer, name: str, handler: Any) -> Any:
         ):
             if isinstance(value, str):
                 attributes[attribute] = value[:128]
-        # A rejected request is not an error of the service; the span of the request records those.
+        # A rejected request is not an error of the service. The span of the HTTP request records the service's errors.
         with active_tracer.start_as_current_span(
             f"codeq/{name}", attributes=attributes, record_exception=False, set_status_on_exception=False
         ):

@@ -117,7 +117,8 @@ def check_url(url: str) -> UrlTarget:
 def parse(url: str) -> UrlTarget:
     """Parse and check a URL. Raises AddressRefused.
 
-    URL parsers differ on malformed URLs, which attackers use to pass a check. So they are refused, never repaired.
+    URL parsers differ on malformed URLs, which attackers use to pass a check. So malformed URLs are refused, never
+    repaired.
     """
     if len(url) > URL_CHARS:
         raise AddressRefused(f"the URL is longer than {URL_CHARS} characters")
@@ -159,7 +160,8 @@ def _host(text: str) -> tuple[str, Address | None]:
             raise AddressRefused("the host is not a valid IPv6 address") from None
         return str(address), address
     labels = text.split(".")
-    # Resolvers accept 127.1, 0x7f.1, 0177.0.0.1 and 2130706433 as addresses; accept the dotted decimal form only.
+    # Resolvers accept 127.1, 0x7f.1, 0177.0.0.1 and 2130706433 as addresses. This function accepts only the dotted
+    # decimal form.
     if labels[-1].isdigit() or labels[-1].startswith("0x"):
         try:
             return text, ipaddress.IPv4Address(text)

@@ -27,7 +27,7 @@ from tenants.domain import Rates, TenantSnapshot
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-POLL_SECONDS = 2.0  # a suspension takes effect in every process within 5 s
+POLL_SECONDS = 2.0  # short enough for a suspension to take effect in every process within 5 s
 SWEEP_SECONDS = 60.0  # `_CHANGES` does not find deleted rows, so all cached tenants are read again at this interval
 UNKNOWN_SECONDS = 30.0  # how long an unknown name is not looked up again, unless a row of that name is created
 UNKNOWN_LIMIT = 10_000

@@ -1,4 +1,4 @@
-"""Immutable values of requests: a tenant's snapshot, the caller, its roles and scopes."""
+"""Immutable values for requests: a tenant's snapshot, the caller, its roles and scopes."""
 
 from __future__ import annotations
 

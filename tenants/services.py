@@ -30,7 +30,7 @@ SECRET_OVERLAP_SECONDS = 86_400  # how long the previous secret signs beside the
 
 
 def create_tenant(slug: str, *, name: str = "", **limits: float | bool | None) -> Tenant:
-    """Create a tenant. Raises InvalidRequest if the name is taken or invalid."""
+    """Create a tenant. Raises InvalidRequest if the slug is taken or invalid."""
     if re.match(SLUG_PATTERN, slug) is None:
         raise InvalidRequest("A tenant's name must have 1 to 128 characters: letters, digits and _.:@|/+=-")
     while True:
@@ -46,9 +46,9 @@ def create_tenant(slug: str, *, name: str = "", **limits: float | bool | None) -
 
 
 def provision(slug: str) -> TenantSnapshot:
-    """Return the tenant with this name, and create it if it does not exist.
+    """Return the tenant with this slug, and create it if it does not exist.
 
-    Raises Forbidden if the name is invalid.
+    Raises Forbidden if the slug is invalid.
     """
     if re.match(SLUG_PATTERN, slug) is None:
         raise Forbidden("The token's tenant does not exist.")

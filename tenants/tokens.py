@@ -1,4 +1,4 @@
-"""The former address of `tenants.auth.validators`. Works for one release, with a warning."""
+"""The former path of `tenants.auth.validators`. It works for one release, with a warning."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class DataDirectory:
         psutil.wait_procs(still_running, timeout=5)
 
     def log(self, name: str) -> Path:
-        """Return the log file of a program. Rename one above LOG_BYTES to `.log.1` first."""
+        """Return a program's log file. If it exceeds LOG_BYTES, rename it to `.log.1` first."""
         file = self.logs / f"{name}.log"
         if file.is_file() and file.stat().st_size > LOG_BYTES:
             file.replace(file.with_suffix(".log.1"))
@@ -93,14 +93,17 @@ class DataDirectory:
         return PostgreSQL(self.path / "postgresql", self.log("postgresql"), self.sockets / "postgresql")
 
     def secret(self, name: str, characters: int) -> str:
-        """Return the secret in the file of that name; generate it at the first start."""
+        """Return the secret in the file of that name. Generate it if there is no such file."""
         file = self.path / name
         if not file.is_file():
             write_private(file, secrets.token_urlsafe(characters)[:characters] + "\n")
         return file.read_text(encoding="utf-8").strip()
 
     def publish(self, values: dict[str, Any], secret_key: str) -> None:
-        """Write the servers' addresses and the key to the file from which other commands read them."""
+        """Write the servers' addresses and the key to the file from which other commands read them.
+
+        Also create the admin's password, which `bootstrap` reads.
+        """
         self.secret(PASSWORD_FILE, 20)
         key = secret_key or self.secret("secret_key", 64)
         write_private(self.path / EMBEDDED_FILE, msgspec.json.encode({**values, "secret_key": key}).decode() + "\n")

@@ -160,7 +160,7 @@ def last_line(log: Path | None) -> str:
 
 @dataclass
 class Supervisor:
-    """Starts, watches and stops children, without a thread: only while one of its methods runs."""
+    """Starts, watches and stops children. It has no thread: it works only while a method runs."""
 
     report: Callable[[str], None]
     children: list[Child] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The reason of an operator's action, required before it and stored in its history."""
+"""The reason for an operator's action: required first, then stored in the row's history."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SaveReasonMixin(ModelAdmin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
         form = super().get_form(request, obj, change=change, **options)
-        if options.get("fields", ()) is None:  # Django calls it to list the fields of the row
+        if options.get("fields", ()) is None:  # Django passes `fields=None` to list the fields of the row
             return form
         return type(form)(form.__name__, (form,), {"reason": ReasonField(max_length=REASON_CHARS)})
 
@@ -117,7 +117,7 @@ class DeleteReasonMixin(ModelAdmin):
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         try:
-            # Django deletes several rows without a transaction. If that fails, the history must not record them.
+            # Django deletes several rows without a transaction. If the deletion fails, the history must not record it.
             with transaction.atomic():
                 answer: HttpResponse | None = super().response_action(request, queryset)
                 return answer

@@ -1,4 +1,4 @@
-"""Form fields that reject values on which Django's fields raise a server error.
+"""Form fields that reject values for which Django's own fields cause a server error.
 
 Only forged forms contain such values.
 """
@@ -15,14 +15,15 @@ from django.core.exceptions import ValidationError
 from django.forms.fields import InvalidJSONInput
 from unfold.mixins import BaseModelAdminMixin
 
-# More than a JWKS has. Even if all are nested, the JSON decoder does not reach Python's recursion limit.
+# More brackets than any JWKS has. Even if all are nested, the JSON decoder does not reach Python's recursion limit.
 MAX_BRACKETS = 400
 
 
 class SafeAutocompleteSelect(AutocompleteSelect):
     """An autocomplete field that ignores submitted values that cannot be a primary key.
 
-    To show a rejected form again, Django's widget looks up each submitted value, which raises a server error for these.
+    To show a rejected form again, Django's widget looks up each submitted value. For these the lookup would cause a
+    server error.
     """
 
     def optgroups(self, name: str, value: Sequence[str], attr: dict[str, Any] | None = None) -> Any:

@@ -32,7 +32,7 @@ encode = msgspec.json.Encoder().encode
 
 @cache
 def rate_limiter() -> Callable[..., Awaitable[None]]:
-    """Return the function of the setting `API_RATE_LIMITER`.
+    """Return the function that the setting `API_RATE_LIMITER` names.
 
     It counts a request of a tenant, or raises TooMany.
     """

@@ -134,7 +134,10 @@ class Exchange:
             self._waiter.set_result(None)
 
     async def receive(self) -> Message:
-        """Return the next part of the body; later, or if the client disconnects, `http.disconnect`."""
+        """Return the next part of the body, or `http.disconnect`.
+
+        After the last part, wait until the response is complete or the client disconnects.
+        """
         connection = self._connection
         if self._awaits_continue:
             self._awaits_continue = False
@@ -198,7 +201,7 @@ class Exchange:
     def _build_head(self, start: Message, body_bytes: int | None) -> bytes:
         """Return the status line and the headers.
 
-        `body_bytes` is the length of the body if all of it is known.
+        `body_bytes` is the length of the body if the whole body is known. Also decide how the body's end is marked.
         """
         status: int = start["status"]
         parts = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._connection.default_head()]
@@ -226,7 +229,7 @@ class Exchange:
                 self._is_chunked = True
                 parts.append(b"transfer-encoding: chunked\r\n")
                 lines += 1
-        # Without a length and chunks, the end of the connection is the end of the body.
+        # Without a length or chunks, the end of the connection is the end of the body.
         self._remaining_bytes = length if length is not None else 0 if status in (204, 304) else 1 << 62
         if is_closing:
             self.is_keep_alive = False

@@ -1,8 +1,8 @@
 """The ASGI handler of the API: Django's URL resolver and views, without its middleware.
 
 Django's own handler switches threads for every request and sends signals from another thread, which is most of the
-cost of a small request (docs/adr/0005). This handler sends no signals. Because they would close old database
-connections, its views use the database only through `core.threadpool`.
+cost of a small request (docs/adr/0005). This handler sends no signals. In Django these signals close old database
+connections, so its views use the database only through `core.threadpool`, which closes them itself.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ReadyView(ApiView):
 
 
 class Readiness:
-    """The readiness checks, run at most once a second and one run at a time."""
+    """The readiness checks. A run starts at most once a second, and after the previous one."""
 
     def __init__(self, *checks: Callable[[], str | None]) -> None:
         self._checks = list(checks)
@@ -77,7 +77,7 @@ class Readiness:
         self.warnings: set[str] = set()
 
     def register(self, check: Callable[[], str | None]) -> None:
-        """Add a check: a function that returns a problem in words, or None."""
+        """Add a check: a function that returns the description of a problem, or None."""
         self._checks.append(check)
 
     async def problems(self) -> list[str]:

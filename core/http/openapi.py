@@ -179,7 +179,7 @@ class ApiSchema(AutoSchema):
 
 
 def errors_of(operation: Operation) -> list[type[CodeqError]]:
-    """Return every error that the operation can answer."""
+    """Return every error that the operation can return."""
     error_types: list[type[CodeqError]] = []
     if operation.body is not None:
         error_types += BODY_ERRORS
@@ -213,7 +213,7 @@ def _components(kinds: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 
 def _portable(node: Any) -> Any:
-    """Return the schema with patterns in ECMAScript's syntax and without details of Python."""
+    """Return the schema with ECMAScript patterns, explicit types and no empty defaults."""
     if isinstance(node, dict):
         if node.get("type") == "number" and node.get("multipleOf") == 1:
             node = {key: value for key, value in node.items() if key != "multipleOf"} | {"type": "integer"}

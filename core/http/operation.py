@@ -1,7 +1,8 @@
 """An operation: one method of one path, declared once above its handler.
 
-The declaration names the roles that may call the operation, the types that it reads and answers, and its errors. The
-dispatch (`core.http.api_view`) enforces the declaration and the schema is generated from it, so they cannot differ.
+The declaration names the permissions that the operation requires, the types of its request and its responses, and its
+errors. The dispatch (`core.http.api_view`) enforces the declaration and the schema is generated from it, so they cannot
+differ.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Answer = type[Struct] | str | tuple[str, type[Struct]] | None
 
 
 class Authenticator(Protocol):
-    """The methods that the dispatch calls on the class in the setting `API_AUTHENTICATION`."""
+    """The methods that the class in the setting `API_AUTHENTICATION` must have."""
 
     def authenticate_cached(self, header: str | None) -> Any: ...
 

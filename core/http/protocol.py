@@ -84,7 +84,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         # The request that is being served, and the one that was read last.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
-        # Counts heads and parts of bodies that were parsed; and bytes that completed neither.
+        # The number of parsed heads and parts of bodies, and the number of bytes received since the last of them.
         self._progress = 0
         self._unparsed_bytes = 0
         self._is_in_head = False
@@ -110,7 +110,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             if exchange is not None and not exchange.is_complete:
                 exchange.disconnect()
         self.resume_writing()
-        # Otherwise the waiting requests would stay in memory until the garbage collector runs.
+        # Break the reference cycles, so that the waiting requests are freed now and not by the garbage collector.
         self.pipeline.clear()
         self._running = self._latest = self._parser = None
         if self._timer is not None:
@@ -118,7 +118,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._timer = None
 
     def shutdown(self) -> None:
-        """Close the connection, after the response that is being made."""
+        """Close the connection, after the responses to all requests that were received."""
         if self._latest is None or self._latest.is_complete:
             self.transport.close()
         else:
@@ -140,9 +140,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again, unless many requests wait.
+        """Resume reading, unless many requests wait.
 
-        A few may wait: a server that does not read does not notice that the client disconnects.
+        While reading is paused, the server does not notice that the client disconnects. So a few requests may wait.
         """
         if self._is_reading_paused and len(self.pipeline) < RESUME_READING_REQUESTS and not self.transport.is_closing():
             self._is_reading_paused = False
@@ -197,7 +197,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        # A request is served although bytes follow its `Connection: close`.
+        # Serve a request with `Connection: close` even if bytes follow it.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -214,7 +214,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """Return a request head without its offer of another protocol, and renew the parser.
 
         Java's HTTP client makes such an offer to every server. The parser assumes that the request has no body and
-        that the bytes behind it belong to the other protocol. They would be parsed as the next request, which lets the
+        that the bytes after it belong to the other protocol. They would be parsed as the next request, which lets the
         author of a body smuggle requests.
         """
         method = self._parser.get_method()
@@ -309,7 +309,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
 
 def _address(name: Any) -> tuple[str, int | None] | None:
-    """Return an address as ASGI has it; the name of a unix socket is a text."""
+    """Return an address in the form of ASGI: (host, port), or (path, None) for a unix socket."""
     if isinstance(name, tuple):
         return str(name[0]), int(name[1])
     return (name, None) if isinstance(name, str) and name else None
@@ -319,7 +319,7 @@ _joined: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
 
 
 def _join_headers(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the lines of headers; those of the last list are remembered."""
+    """Return the headers as lines. The result for the last list is cached."""
     global _joined
     if _joined[0] is not headers:
         _joined = (headers, b"".join(b"%b: %b\r\n" % header for header in headers))

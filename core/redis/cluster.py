@@ -35,7 +35,8 @@ from core.errors import ConfigError
 Address = tuple[str, int]
 ArgsAndOptions = tuple[tuple[Any, ...], Mapping[str, Any]]
 SLOTS = 16_384
-# The node did not run the command, and names the node that may. Sending the command there cannot run it twice.
+# The node did not run the command: it names another node, or asks for another attempt (TRYAGAIN). So sending the
+# command again cannot run it twice.
 REDIRECTION_ERRORS = (AskError, TryAgainError)  # MovedError is an AskError
 # The topology may be out of date: the node is down, or reports that no node serves the slot.
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, ClusterDownError)
@@ -118,7 +119,10 @@ class ClusterTopology:
         return address
 
     def redirect(self, error: ResponseError, slot: int, sender: Address) -> tuple[Address, bool]:
-        """Return the node to which `sender` redirects, and whether it needs ASKING first."""
+        """Return the node for the next attempt, and whether it needs ASKING first.
+
+        That is the node to which `sender` redirects, or after TRYAGAIN the known primary. MOVED updates the topology.
+        """
         if isinstance(error, AskError):
             target = (sender[0] if error.host in UNNAMED_HOSTS else error.host, error.port)
             if isinstance(error, MovedError):

@@ -111,7 +111,7 @@ def is_clustered(server: redis.Redis) -> bool:
 
 
 def _check_kind(store: redis.Redis) -> None:
-    """Raise ConfigError unless CODEQ_REDIS_CLUSTER says correctly whether it is a cluster."""
+    """Raise ConfigError unless CODEQ_REDIS_CLUSTER matches the kind of the server."""
     cluster = store if isinstance(store, ClusterClient) else None
     if is_clustered(store if cluster is None else cluster.topology.any_node()) != (cluster is not None):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """One multiplexed connection to each primary of a Redis Cluster, for web processes.
 
 A command whose answer was lost is not sent again. A node that redirects a command did not run it, so the command is
-sent to the node that it names. While a slot moves, this is repeated until the request's time-out.
+sent again, to the node that the answer names. While a slot moves, this is repeated until the request's timeout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Send all commands of a script call to Redis in one round trip.
 
-If the server does not have a script, its source is sent once more with EVAL; the first attempt ran nothing. Errors of
-the server (out of memory, loading, unreachable) become `Unavailable`. Replies of a script are returned unchanged.
+If the server does not have a script, the command is sent again with the script's source (EVAL); the first attempt ran
+nothing. Errors of the server (out of memory, loading, unreachable) become `Unavailable`. Replies of a script are
+returned unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def translate_error(error: Exception) -> Exception:
 
 
 def missing_scripts(answers: Sequence[Any]) -> list[int]:
-    """Return the indexes of the answers of a server that does not have the script."""
+    """Return the indexes of the commands whose script the server does not have."""
     return [index for index, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
 
 

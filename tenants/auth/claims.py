@@ -45,7 +45,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 def parse_identity(verified: Verified, auth: Auth, now: float) -> Identity:
     """Return the identity that the claims describe.
 
-    Raises Unauthenticated if the token is not valid now or here, and Forbidden if its claims grant no access.
+    Raises Unauthenticated if the token is malformed, expired, not valid yet or for another audience, and Forbidden if
+    its claims grant no access.
     """
     claims = verified.claims
     expires_at = _check_times(claims, auth.leeway_seconds, now)

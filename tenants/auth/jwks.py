@@ -29,7 +29,7 @@ _KEY_TYPES = {
     "EC": ("ES256", "P-256", ("crv", "x", "y")),
     "OKP": ("EdDSA", "Ed25519", ("crv", "x")),
 }
-_RSA_BITS = range(2048, 8193)  # verifying with a larger key takes so long that it helps a denial of service
+_RSA_BITS = range(2048, 8193)  # verifying with a larger key takes long enough for a denial-of-service attack
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def select(keys: Mapping[str, Key], kid: str | None, algorithm: str) -> Key | No
 class KeysPending(Exception):
     """The keys are being fetched. Wait for `fetch`, then look up the key again.
 
-    It lets a caller on the event loop wait without a thread, and a caller in a thread without an event loop.
+    A caller on the event loop can await it without occupying a thread; a caller in a thread can block on it.
     """
 
     def __init__(self, fetch: Future[None]) -> None:
@@ -164,7 +164,7 @@ class KeyCache:
             return self._start_fetch(now, is_unknown=True) if may_fetch else None
         if age > policy.fresh_seconds:
             fetch = self._start_fetch(now)
-            # After a quiet hour the key may have been withdrawn, so the first token waits, unless the source is down.
+            # The key may have been withdrawn since the last fetch, so the token waits, unless the source is down.
             if age > policy.serve_stale_seconds and not self._is_failing:
                 return fetch
         return None
@@ -218,7 +218,7 @@ class KeyCache:
 
 
 def keys_unavailable() -> Unavailable:
-    """Return the error of a token that cannot be verified without a fetch of keys."""
+    """Return the error for a token whose keys cannot be fetched."""
     return Unavailable(
         "The keys that verify tokens cannot be fetched. Try again in a few seconds.", retry_after_seconds=5
     )

@@ -1,1 +1,1 @@
-"""Operator's commands about tenants and tokens."""
+"""Commands for operators, about tenants and tokens."""

@@ -28,7 +28,7 @@ DURABLE = {
     # seconds. Valkey reads a log of 256 MB in two seconds when it starts.
     "auto-aof-rewrite-min-size": "256mb",
 }
-# Celery's broker holds no state that is not also in the events stream or the database.
+# Messages in Celery's broker may be lost: all state is also in the events stream or the database.
 BROKER = {**DURABLE, "appendfsync": "everysec"}
 
 
@@ -67,9 +67,9 @@ class Valkey(EmbeddedServer):
         if self.allocator:
             libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
             return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
-        # glibc's allocator searches for freed blocks that do not fit its cache, and Lua frees hundreds of small blocks
-        # at once. This variable comes last because glibc copies it elsewhere, and Valkey overwrites the contiguous
-        # memory after its arguments with its process title.
+        # Lua frees hundreds of small blocks at once, and glibc's allocator has to search for those that do not fit its
+        # cache. The variable comes last because Valkey writes its process title over the arguments and the contiguous
+        # variables after them, and glibc moves this variable elsewhere, which would end the contiguous memory.
         tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
         return environment | {"GLIBC_TUNABLES": tunables}
 

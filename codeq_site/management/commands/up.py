@@ -106,7 +106,7 @@ class StartProgress:
             self._put("\n")
 
     def _put(self, text: str) -> None:
-        # The processes must also be stopped in order if the terminal was closed.
+        # Writing fails if the terminal was closed. The processes must be stopped in order even then.
         with contextlib.suppress(OSError):
             self._out.write(text)
             self._out.flush()
