@@ -20,9 +20,9 @@ script_loader.DIRECTORIES.append(Path(__file__).parent / "lua")
 
 
 def enqueue(engine: Engine, tid: str, name: str, entries: Sequence[tuple[str, int]]) -> ScriptCall[list[bool]]:
-    """Add entries, each an id and its rank. Return for each whether it was added or moved up.
+    """Add entries, each an id and its rank. Return False for each that kept its position.
 
-    An entry that is ready already, at this rank or a higher one, keeps its position.
+    That is an entry that was ready already, at this rank or a higher one.
     """
     return engine.prepare(
         "ranked_enqueue",
@@ -36,7 +36,9 @@ def enqueue(engine: Engine, tid: str, name: str, entries: Sequence[tuple[str, in
 def dequeue(
     engine: Engine, tid: str, name: str, holder: str, *, lock_seconds: int, skip: int = 0
 ) -> ScriptCall[str | None]:
-    """Lock the first ready entry that is not locked. Return its id, or None without one.
+    """Lock the first ready entry that is not locked, and return its id.
+
+    Return None if no entry is free.
 
     `skip` is the number of ready entries that are known to be locked. A call searches CHUNK entries; if all of them are
     locked, the next call continues behind them.

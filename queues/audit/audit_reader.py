@@ -1,4 +1,4 @@
-"""Read ended tasks and their results from the audit, after Redis has removed them."""
+"""Read ended tasks and their results from the audit, which keeps them longer than Redis."""
 
 from __future__ import annotations
 

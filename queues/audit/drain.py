@@ -44,7 +44,7 @@ KEEP_LAST = (
     + ", ".join(f"{column} = excluded.{column}" for column in RESULT_COLUMNS if column != "task_id")
     + " WHERE queues_auditedresult.position < excluded.position"
 )
-# The statements of a batch follow each other within milliseconds.
+# Far longer than the pauses between the statements of a batch, which take milliseconds.
 IDLE_TIMEOUT_MS = 15_000
 # SQLSTATE classes of errors that one row causes: data exception, integrity violation, program limit, exception of a
 # trigger. Other errors concern the server or the schema: if they were included, every row would go to quarantine.

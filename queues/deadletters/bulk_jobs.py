@@ -224,6 +224,6 @@ def _now() -> datetime:
 
 
 def _redis_now(tenant: TenantSnapshot) -> datetime:
-    """Return the time of the tenant's Redis. Its clock also sets the times of deaths."""
+    """Return the time of the tenant's Redis. Its clock also sets the times at which tasks end."""
     seconds, micros = partition_primary(engine().partition_of(tenant.tid)).time()
     return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(micros))

@@ -58,7 +58,8 @@ def run(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS) -> in
             try:
                 sent += step(job_id)
             except (errors.InvalidRequest, DataError, ProgrammingError) as error:
-                # PostgreSQL cannot evaluate the job's filter. Otherwise this job would stop the others in every run.
+                # PostgreSQL cannot evaluate the job's filter, or not in time. An error that leaves this function would
+                # stop the other jobs in every run.
                 _fail(job_id, error)
         if sent == sent_before:
             time.sleep(IDLE_SECONDS)  # all jobs wait for their rate or watch their canaries
@@ -247,7 +248,7 @@ def _clear_dead_flags(job: BulkJob, results: Results) -> None:
 
 
 def _to_row_filter(job: BulkJob) -> pagination.RowFilter:
-    """Return the rows of the job's filter.
+    """Return the filter for the rows that the job processes.
 
     A recall includes rows that are no longer dead letters, because it is about replayed tasks.
     """
@@ -262,7 +263,8 @@ def _to_row_filter(job: BulkJob) -> pagination.RowFilter:
 def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
     """Return the outcome of one task.
 
-    SKIPPED: it is not a dead letter any more. For a recall: a worker has claimed it. FAILED: Redis does not have it.
+    SKIPPED: it is not a dead letter any more; for a recall, a worker has claimed it since, or the replay did not
+    include it. FAILED: Redis does not have it.
     """
     if error is None:
         return DONE

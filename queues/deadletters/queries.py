@@ -106,7 +106,7 @@ def count(tids: TenantIds, letter_filter: Filter, *, milliseconds: int = COUNT_M
 def to_row_filter(
     tids: TenantIds, letter_filter: Filter, *, until: datetime | None = None, include_former: bool = False
 ) -> RowFilter:
-    """Return the rows that match the filter.
+    """Return the filter for the rows of matching dead letters in the audit.
 
     With `until`, only tasks that died up to this time. With `include_former`, also tasks that became dead letters and
     were replayed or removed since. Raises InvalidRequest for an invalid JSON path, and for text without a letter or
@@ -206,7 +206,7 @@ def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.Codeq
 def clear_dead_flags(tid: str, positions: Mapping[UUID, int]) -> None:
     """Clear the dead flag of these tasks, unless their row's position has changed.
 
-    A changed position shows that the drain has stored a later death.
+    A changed position shows that the drain has stored a later event, which may be another death.
     """
     if not positions:
         return
@@ -257,7 +257,7 @@ def _compact(tenant: TenantSnapshot, payload: str) -> str:
 def _read_positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
     """Return the stream positions of these dead letters in the audit.
 
-    Read them before the tasks are changed.
+    Callers call this before they change the tasks.
     """
     ids = [UUID(task_id) for task_id in task_ids if validation.is_id(task_id)]
     rows = AuditedResult.objects.filter(pk__in=ids, tenant_id=tid, is_dead=True)

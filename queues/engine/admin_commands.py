@@ -45,7 +45,8 @@ def set_policy(
     """Store the part of a queue's policy that the scripts need.
 
     `policy` is "<backoff> <base ms> <cap ms> <dead letter queue>"; if it is empty, the options of the engine apply.
-    `max_consumers` is the limit of tasks in progress; None means no limit. A missing `dead_letter_queue` is created.
+    `max_consumers` is the limit of tasks in progress; None means no limit. The queue `dead_letter_queue`
+    is created if it does not exist.
     """
     return engine.prepare(
         "set_policy",
@@ -64,7 +65,7 @@ def set_policy(
 def admit(engine: Engine, tid: str, limits: Limits) -> ScriptCall[None]:
     """Charge one request to its rate limits. Raise TooMany if a limit is reached.
 
-    This is for requests other than enqueues and claims, whose own scripts charge them.
+    Enqueues and claims do not need this: their own scripts charge the requests.
     """
     partition = engine.partition_keys(tid)
     return engine.prepare(

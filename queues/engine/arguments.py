@@ -12,7 +12,7 @@ NO_OVERRIDES: Mapping[str, int] = {}
 def encode_retention(retention_ms: int, retentions_ms: Mapping[str, int]) -> str | int:
     """Return the script argument `retention_ms`, which lua/lib/retention.lua reads.
 
-    `retentions_ms` has the retention of single queues.
+    `retentions_ms` maps commands to the retentions that their queues' policies set.
     """
     if not retentions_ms:
         return retention_ms

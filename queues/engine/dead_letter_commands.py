@@ -17,7 +17,7 @@ R = TypeVar("R")
 def replay(
     engine: Engine, tid: str, task_ids: Sequence[str], specs: Sequence[Spec | None] = ()
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
-    """Make dead letters ready again, with all their attempts.
+    """Make dead letters ready again, and reset their number of attempts to 0.
 
     Return the task or the error of each. `specs`, in the order of `task_ids`, replace the tasks' specs; None keeps the
     spec of a task.

@@ -29,7 +29,7 @@ class Engine:
     def prepare(self, script_name: str, decode: Callable[[Any], R], **arguments: Any) -> ScriptCall[R]:
         """Return the call of a script; `decode` converts its reply.
 
-        `arguments` are the names in the script's header, and `keys` and `args` for its repeated groups.
+        `arguments` are the values for the names in the script's header; `keys` and `args` are for its repeated groups.
         """
         script = script_loader.load(script_name)
         command: Command = (script, script.bind(**arguments))

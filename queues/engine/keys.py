@@ -1,4 +1,4 @@
-"""Keys of the engine in Redis. No other module builds one.
+"""Keys in Redis. Only this module builds the keys of queues, tasks and tenants.
 
 All keys of a tenant carry one hash tag, its partition, so every script runs in one slot of a Redis Cluster. Keys
 contain only `tid`, which codeQ generates, and validated commands and names. Other text from users appears as a digest.
@@ -12,7 +12,7 @@ In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
     codeq:{p}:policies:<tid>                   HASH    command -> "<backoff> <base ms> <cap ms> <dead letter queue>"
     codeq:{p}:ghosts:<tid>                     HASH    <command>:<priority> -> number of ready ids whose task has ended
     codeq:{p}:expiry:<tid>                     ZSET    id of an ended task -> when its retention expires (ms)
-    codeq:{p}:task:<id>                        HASH    spec (immutable blob), state, the worker's answer
+    codeq:{p}:task:<id>                        HASH    spec (blob; a replay may replace it), state, the worker's answer
     codeq:{p}:idem:<tid>:<sha256 of the key>   STRING  task id; expires with the retention
     codeq:{p}:rate:<tid>:<kind>[:<token>]      STRING  GCRA: theoretical arrival time of the next request (ms)
     codeq:{p}:ranked:<tid>:<name>              ZSET    id -> its rank and arrival, or when its delay or lock ends
@@ -21,7 +21,7 @@ In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
     codeq:{p}:due                              ZSET    <tid>:<command> -> lower bound of when its next task is due (ms)
     codeq:{p}:waiting                          ZSET    <tid>:<command> -> until when a long poll waits (ms)
     codeq:{p}:woken                            SET     <tid>:<command> with ready tasks again, for worker notifications
-    codeq:{p}:events                           STREAM  one entry per ended attempt and per terminal transition
+    codeq:{p}:events                           STREAM  an entry per ended attempt, ended task or dead letter change
     codeq:{p}:wake                             CHANNEL "ready <queue>", "queue <queue>" for a new one, "ended <id>"
     codeq:{p}:lock:<job>                       STRING  lock of a periodic task in one partition
     codeq:{p}:absent                           -       never exists; see `with_slot_guard` in core/redis/runners.py
@@ -109,7 +109,7 @@ def ready_lists_in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -
 
 
 def rate_limit(root: str, tid: str, kind: str, token: str = "") -> str:
-    """Return the key of a tenant's rate limit, or of one of its tokens, by fingerprint."""
+    """Return the key of a tenant's rate limit, or of a token. `token` is its fingerprint."""
     return f"{root}rate:{tid}:{kind}:{token}" if token else f"{root}rate:{tid}:{kind}"
 
 

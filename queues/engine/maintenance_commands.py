@@ -37,9 +37,10 @@ def promote(engine: Engine, tid: str, command: str, limit: int = 250) -> ScriptC
 def reap(
     engine: Engine, tid: str, command: str, limit: int = 250, *, dead_retention_ms: int | None = None
 ) -> ScriptCall[tuple[int, int, int]]:
-    """End the attempts of a queue whose lease has expired.
+    """End the attempts in a queue that have an expired lease.
 
-    Return the number of these tasks, how many of them are dead, and when the next task is due, as `promote` does.
+    Return the number of ended attempts, how many of their tasks are dead now, and when the next task is due, as
+    `promote` does.
     """
     partition = engine.partition_keys(tid)
     return engine.prepare(
@@ -61,7 +62,7 @@ def reap(
 
 
 def due_queues(engine: Engine, partition: int, limit: int = CHUNK) -> ScriptCall[list[tuple[str, str]]]:
-    """Return the queues in a partition that have due tasks or expired leases.
+    """Return the queues in a partition that may have due tasks or expired leases.
 
     A queue is a pair of the tenant's tid and the command.
     """
@@ -94,7 +95,7 @@ def expired(
 def purge(engine: Engine, tid: str, task_ids: Sequence[str], *, before_ms: int | None = None) -> ScriptCall[list[bool]]:
     """Delete ended tasks with their results. Return whether each task was deleted.
 
-    With `before_ms`, delete only those whose retention expired by that time.
+    With `before_ms`, delete only those whose retention expired by that time; without it, regardless of the retention.
     """
     return _purge(engine, tid, task_ids, lambda reply: [outcome == 1 for outcome in reply], before_ms=before_ms)
 

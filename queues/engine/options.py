@@ -15,11 +15,14 @@ CLAIM_QUEUES = 100
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of an installation that apply to every queue without a policy of its own."""
+    """The settings of an installation.
+
+    A queue's policy can override the attempts, the backoff and the retention.
+    """
 
     partitions: int = 16
     max_attempts: int = 5
-    # Delayed tasks that one claim makes ready, and as many expired leases that it ends.
+    # One claim makes at most this many delayed tasks ready, and ends at most this many expired leases.
     repair_limit: int = 200
     backoff: str = "exp_full_jitter"
     backoff_base_ms: int = 5_000

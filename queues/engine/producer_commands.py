@@ -34,8 +34,8 @@ def enqueue(
     """Store tasks. Return the task or the error of each, in their order.
 
     The tasks of a queue and a priority are stored by one script, and all scripts are sent in one round trip.
-    `retention_ms` is also how long an idempotency key is kept. `retentions_ms` and `max_attempts` have the values of
-    single queues. `depth` is the limit of the tenant's waiting tasks; 0 means no limit.
+    `retention_ms` is also how long an idempotency key is kept. `retentions_ms` and `max_attempts` map commands to the
+    values that their queues' policies set. `depth` is the limit of the tenant's waiting tasks; 0 means no limit.
     """
     groups: dict[tuple[str, int, int], list[tuple[int, str, Spec, list[Any]]]] = {}
     repeats: dict[str, int] = {}
@@ -58,7 +58,7 @@ def enqueue(
         ]
         group = (new_task.command, new_task.priority, repeat)
         groups.setdefault(group, []).append((position, task_id, spec, args))
-    # Send the first task with a key before the second one, also of other queues: a key is unique in the tenant.
+    # Send the first task with a key before the second one, even to another queue: a key is unique in the tenant.
     ordered_groups = sorted(groups.items(), key=lambda item: item[0][2])
     script = script_loader.load("enqueue")
     scripts: list[Command] = []
@@ -197,7 +197,7 @@ def _build_spec(new_task: NewTask, tenant: str) -> Spec:
 
 
 def _fingerprint_request(new_task: NewTask) -> str:
-    """Return a digest of all fields that the producer set.
+    """Return a digest of the request, without its idempotency key and trace context.
 
     Two requests with one idempotency key are identical if their digests are equal.
     """

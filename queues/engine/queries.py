@@ -138,7 +138,7 @@ def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
 
 
 def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[QueuePeek]:
-    """Return at most `limit` ready, in-progress and delayed tasks of a queue, next first."""
+    """Return the next ready, in-progress and delayed tasks of a queue, at most `limit` of each."""
 
     def decode(reply: Sequence[Any]) -> QueuePeek:
         ready, in_progress, delayed = ([_decode_queue_entry(fields) for fields in entries] for entries in reply)

@@ -73,7 +73,10 @@ def parse_lease(lease: bytes) -> tuple[int, str]:
 
 
 def _locate(status: TaskStatus, *, is_indexed: bool) -> Location:
-    """Return the index of a task. `is_indexed`: the sorted set of its status contains the task."""
+    """Return the Redis structure that holds a task.
+
+    `is_indexed` is True if the sorted set for its status contains the task.
+    """
     if status is TaskStatus.PENDING:
         return Location.DELAYED_ZSET if is_indexed else Location.PENDING_LIST
     if status is TaskStatus.IN_PROGRESS:

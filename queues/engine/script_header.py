@@ -8,8 +8,8 @@
     --@ include write, now                                  files of lua/lib, each once, in this order
     --@ lazy maintenance(reap_expired): end_attempt, reap   `local reap_expired = maintenance()` creates it on demand
 
-`queues.engine.script_loader` documents how Python passes values for the names. `queues.engine.script_source` replaces
-the directives `--@` with code.
+The library `keys` is not a file; its source is in `queues.engine.keys`. `queues.engine.script_loader` documents how
+Python passes values for the names. `queues.engine.script_source` replaces the directives `--@` with code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAZY = re.compile(r"^--@ lazy (?P<factory>\w+)\((?P<functions>[\w, ]+)\): (?P<l
 
 
 class ScriptError(Exception):
-    """A Lua file has an invalid header."""
+    """A Lua file does not exist, or has an invalid header."""
 
 
 class Parameter(NamedTuple):
@@ -75,7 +75,10 @@ class Header(NamedTuple):
 
 
 def split_header(text: str, file_name: str) -> tuple[Header, str]:
-    """Return the header of a script and the Lua code below it. Raise ScriptError."""
+    """Return the header of a script and the Lua code below it.
+
+    Raise ScriptError for an invalid header.
+    """
     name = summary = ""
     sections: dict[str, str] = {}
     includes: list[str] = []

@@ -74,7 +74,7 @@ def load_all() -> list[Script]:
 
 
 def build(text: str, file_name: str = "script") -> Script:
-    """Return the script with the text of a file. Raise ScriptError for an invalid header."""
+    """Build a script from the text of its file. Raise ScriptError for an invalid header."""
     header, code = split_header(text, file_name)
     source = script_source.assemble(header, code, _read_library)
     fixed = header.keys.fixed + header.args.fixed

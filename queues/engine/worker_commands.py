@@ -16,7 +16,7 @@ from queues.engine.arguments import NO_OVERRIDES, encode_retention, random_seed
 from queues.engine.engine import Engine
 from queues.engine.options import NO_LIMITS, Limits
 
-# The reply of a claim: this many values about the claim, then this many for each task.
+# The reply of a claim has CLAIM_VALUES values about the claim, then TASK_VALUES for each task.
 CLAIM_VALUES, TASK_VALUES = 6, 8
 
 
@@ -35,9 +35,9 @@ def claim(
 ) -> ScriptCall[Claimed]:
     """Lease up to `limit` ready tasks of at most CLAIM_QUEUES queues.
 
-    Raise TooMany if a rate limit is reached. The claim first makes at most `repair_limit` due tasks ready, and ends as
-    many attempts whose lease has expired. If it finds no task, the next ready task of these queues is announced on the
-    wake channel for `wait_ms`, so that the caller can wait for it.
+    Raise TooMany if a rate limit is reached. The claim first makes due tasks ready and ends attempts with an expired
+    lease, at most `repair_limit` of each. If it finds no task, the next task that becomes ready in these queues within
+    `wait_ms` is announced on the wake channel, so that the caller can wait for it.
     """
     partition = engine.partition_keys(tid)
     root, tenant = partition.root, keys.of_tenant(partition.root, tid)
@@ -134,8 +134,8 @@ def submit(
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
     """Store the results of leased tasks.
 
-    Return the result or the error of each, in their order. Submitting the same result again returns the stored one.
-    `retentions_ms` has the retention of single queues.
+    Return the result or the error of each task, in the order of `results`. Submitting the same result again returns the
+    stored one. `retentions_ms` maps commands to the retentions that their queues' policies set.
     """
     args: list[Any] = []
     for new in results:
@@ -176,7 +176,8 @@ def nack(
 ) -> ScriptCall[ReleaseOutcome]:
     """End an attempt as failed.
 
-    The task is retried after `delay_ms`, or after its backoff if that is None. Without attempts left, it is dead.
+    The task is retried after `delay_ms`, or after its backoff if that is None. Without attempts left, it is dead,
+    or ready in the dead letter queue that its queue's policy sets.
     """
     return engine.prepare(
         "nack",
@@ -195,7 +196,10 @@ def nack(
 def abandon(
     engine: Engine, tid: str, task_id: str, worker: str, *, token: str, dead_retention_ms: int
 ) -> ScriptCall[ReleaseOutcome]:
-    """End an attempt without a result. The task is ready again at once, or is dead."""
+    """End an attempt without a result.
+
+    The task is ready again at once. Without attempts left, it ends as after `nack`.
+    """
     return engine.prepare(
         "abandon",
         _decode_release,

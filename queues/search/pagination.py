@@ -53,7 +53,7 @@ class Condition(NamedTuple):
 
 
 class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a search. A row must fulfil all conditions."""
+    """Conditions on rows of the audit. A row must fulfil all of them."""
 
     tids: tuple[str, ...] | None  # None: all tenants
     indexed: tuple[Condition, ...] = ()  # conditions that an index supports
@@ -175,7 +175,7 @@ def _read_by_words(row_filter: RowFilter, after: PageKey | None, limit: int) -> 
         f"WHERE {words.sql} LIMIT %s"
     )
     try:
-        # Otherwise the LIMIT can make the planner choose a scan of the table.
+        # With sequential scans enabled, the LIMIT can make the planner scan the table instead of the index.
         with statement_timeout(WORDS_MS, enable_seqscan="off"), connection.cursor() as cursor:
             cursor.execute(sql, [*others.params, *words.params, MAX_WORD_MATCHES + 1])
             rows = cursor.fetchall()

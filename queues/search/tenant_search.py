@@ -3,8 +3,8 @@
 Live tasks are read from the queues' indexes in Redis, queue by queue. The search text `q` finds a live task by its id,
 its idempotency key, or the worker that holds it. Ended tasks are read from the audit, about a second after they end.
 There, `q` finds words of the worker, error and payload, by an index of PostgreSQL's text search (the embedded
-PostgreSQL has no pg_trgm): whole words, and for the last one also its beginning. The work for a page is limited. A
-page that reaches the limit ends early, with a cursor to continue.
+PostgreSQL has no pg_trgm). Each word of `q` matches a whole word; its last word also matches the beginning of a longer
+one. The work for a page is limited. A page that reaches the limit ends early, with a cursor to continue.
 """
 
 from __future__ import annotations

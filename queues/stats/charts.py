@@ -31,7 +31,7 @@ class QueueRates(NamedTuple):
 
     arrivals_per_second: float
     endings_per_second: float
-    failure_share: float | None  # of the attempts that ended within the last hour; None without attempts
+    failure_share: float | None  # of the tasks that completed, failed or died within the last hour; None without any
     ready: list[int]  # one value for each minute of the last hour, oldest first
 
 

@@ -10,8 +10,8 @@
 -- The most ids of ended tasks that one claim removes. The next claim removes further ones.
 local MAX_GHOSTS = 200
 local WRITTEN_FIELDS = { 'status', 'lease' }
--- When a waiting claim reads a queue at its limit of tasks in progress again. A task that ends frees a slot, but is not
--- announced.
+-- The time after which a waiting claim rereads a queue that is at its limit of tasks in progress. The end of a task
+-- frees a slot, but is not announced.
 local BUSY_RETRY_MS = 500
 local now = now_ms()
 if limits ~= '' then
@@ -76,7 +76,7 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
   local list, ids = pop(count, lists)
   if not list then break end
   examined = examined + #ids
-  -- Parse the list's key, which `ready_key` has built.
+  -- Parse the list's key: root .. 'q:' .. queue .. ':ready:' .. priority
   local queue, priority = string.sub(list, #root + 3, -9), string.sub(list, -1)
   local entries = lease_entries[queue] or {}
   lease_entries[queue] = entries

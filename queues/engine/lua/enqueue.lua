@@ -76,7 +76,7 @@ end
 if #new > 0 and not is_known_queue then
   hash_set(queues, { command_of(queue) }, {}, command_of(queue), 'active')
   call('SADD', tenants, tid) -- not rolled back: a tenant without queues is harmless here
-  -- Announce the new queue: long polls on all queues of the tenant began before it existed.
+  -- Announce the new queue: a long poll on all queues of the tenant that began earlier does not include it.
   call('PUBLISH', root .. 'wake', 'queue ' .. queue)
 end
 if first_due then

@@ -32,7 +32,7 @@ local dead_entries, expiries = {}, {}
 for _, item in ipairs(accepted) do
   local id, task = unpack(item)
   local past, queue, priority, max_attempts, created = task[3] or 0, task[7], task[8], tonumber(task[9]), task[10]
-  -- The task has no attempts left. They move from `past`, to which the replay added them.
+  -- All attempts are used up again: they move back from `past`, to which the replay added them.
   hash_set(task_key(id), WRITTEN_FIELDS, task, 'status', 'FAILED', 'attempts', max_attempts,
     'past', past - max_attempts, 'updated', now, 'job', recalled_mark, 'ghost', 1)
   counter_add(ghosts, command_of(queue) .. ':' .. priority, 1)

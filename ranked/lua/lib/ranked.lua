@@ -25,7 +25,7 @@ local function next_score(rank, ms)
   return math.max(first + ms, last[2] and math.floor(last[2]) + 1 or 0)
 end
 
--- Makes delayed entries that are due ready, and held ones whose lock has expired.
+-- Makes entries ready: delayed ones that are due, and held ones whose lock has expired.
 local function make_due_ready(now, limit)
   for _, band in ipairs({ DELAYED, HELD }) do
     local upper = '(' .. format_exact(band + (now + 1) * 101)

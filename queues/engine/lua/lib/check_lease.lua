@@ -1,5 +1,5 @@
--- Checks that a worker may act on a leased task: it is a task of the tenant, the worker holds its lease, the token is
--- that of the claim, and the lease has not expired. A task of another tenant is reported as not found.
+-- Checks that a worker may act on a leased task: it is a task of the tenant, the worker holds its lease, the token, if
+-- given, is that of the claim, and the lease has not expired. A task of another tenant is reported as not found.
 -- Returns nil and the deadline, or the reason for the refusal.
 local function check_lease(id, queue, status, lease, token, now)
   if not queue or string.sub(queue, 1, #tid + 1) ~= tid .. ':' then return 'NOT_FOUND' end

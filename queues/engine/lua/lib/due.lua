@@ -1,5 +1,5 @@
--- `due` has a lower bound, for each queue, of the time at which its next task is due: a delayed task to promote, or an
--- expired lease to reap. A claim needs only one ZSCORE to find that a queue needs no maintenance.
+-- `due` has, for each queue, a lower bound of the time at which its next delay or lease ends. A claim needs
+-- only one ZSCORE to find that a queue needs no maintenance.
 local function mark_due_by(queue, moment)
   local at = call('ZSCORE', due, queue)
   if not at or moment < tonumber(at) then zset_move(due, queue, at, moment) end

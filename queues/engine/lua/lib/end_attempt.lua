@@ -41,7 +41,7 @@ local function changes_of(queue)
   return changes[queue]
 end
 
--- Moves a task without attempts left to the dead letter queue of its queue, where it is ready with all its attempts.
+-- Moves a task without attempts left to the dead letter queue of its queue, where it is ready with 0 attempts used.
 -- This happens once per task: two queues that name each other would otherwise exchange it for ever. Returns whether the
 -- task was moved.
 local function forward_dead(id, task, attempts, now, outcome, error_text, own_error)

@@ -1,4 +1,5 @@
--- Adds one entry per ended attempt and per terminal transition to the stream that feeds the audit and the webhooks.
+-- Adds an entry to the stream that feeds the audit and the webhooks, for each ended attempt, ended task and change of a
+-- dead letter (replayed, recalled or deleted).
 -- `attempt` counts over the whole life of the task, including replays; 0 if the task was not in progress.
 local function record_event(id, queue, attempt, outcome, status, attempts, priority, lease, created, visible, now,
   error_text)

@@ -1,5 +1,5 @@
--- Ends the attempts of a queue whose lease has expired, oldest deadline first. Returns the number of these tasks, and
--- how many of them are dead.
+-- Ends the attempts in a queue that have an expired lease, oldest deadline first. Returns the number of ids removed
+-- from `inprog`, and how many of their tasks are dead now.
 local function reap_expired(queue, now, limit)
   local entries = call('ZRANGEBYSCORE', queue_key(queue, 'inprog'), '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   local dead = 0

@@ -1,5 +1,5 @@
--- Announces that a queue has ready tasks again: to worker notifications through `woken`, and to a long poll that waits
--- for it through the channel. Both are hints that may be wrong, so they are not rolled back.
+-- Announces that a queue has ready tasks again: through the set `woken` to worker notifications, and through the wake
+-- channel to a long poll that waits for the queue. Both are hints that may be wrong, so they are not rolled back.
 local function wake_waiters(queue, now)
   call('SADD', woken, queue)
   local waiting_until = call('ZSCORE', waiting, queue)

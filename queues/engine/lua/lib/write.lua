@@ -5,7 +5,7 @@ local function log_inverse(inverse, key, first, second)
   undo[n + 1], undo[n + 2], undo[n + 3], undo[n + 4] = inverse, key, first, second or false
 end
 
--- `before` holds the previous values of `fields`, in their order. Every field that is written must be among them.
+-- `before` holds the previous values of `fields`, in their order. `fields` must include every field that is written.
 local function hash_set(key, fields, before, ...)
   call('HSET', key, ...)
   log_inverse('hash', key, fields, before)
@@ -32,7 +32,7 @@ local function push(key, ids)
   return length
 end
 
--- Pops ids from the right of the first non-empty list; `options` are the `count` lists and the other words of LMPOP.
+-- Pops ids from the right of the first non-empty list; `options` are the `count` lists and other arguments of LMPOP.
 local function pop(count, options)
   local popped = call('LMPOP', count, unpack(options))
   if not popped then return nil end
