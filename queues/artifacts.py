@@ -139,7 +139,11 @@ def _delete_directory(directory: str) -> None:
 
 
 def open_artifact(tenant: TenantSnapshot, task_id: str, artifact_id: str) -> tuple[StoredArtifact, BinaryIO]:
-    """Open an artifact for reading. Raises NotFound unless the result of the task names it."""
+    """Open an artifact for reading.
+
+    Raises NotFound if the result of the task has no such artifact, ResultNotFound if the task has no result,
+    and Unavailable if the storage cannot be read.
+    """
     try:
         _, result = selectors.result(tenant, task_id).run_sync()
     except errors.TaskNotFound:

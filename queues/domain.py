@@ -25,7 +25,10 @@ TERMINAL = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCEL
 
 
 class Location(StrEnum):
-    """The Redis structure that holds a task, under the names of the API."""
+    """The Redis structure that holds a task. The values are the names that the API uses.
+
+    NONE is the location of an ended task that is not a dead letter.
+    """
 
     PENDING_LIST = "PENDING_LIST"
     DELAYED_ZSET = "DELAYED_ZSET"
@@ -46,9 +49,9 @@ class Outcome(StrEnum):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of a task that never change.
+    """The fields of a task that its transitions do not change. Only a replay can replace them.
 
-    They are stored once, as one blob that no script decodes.
+    They are stored as one blob that no script decodes.
     """
 
     command: str
@@ -163,7 +166,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReleaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a nack: the task retries after `delay_ms`, or is a dead letter."""
+    """The outcome of a nack or an abandon.
+
+    The task is ready after `delay_ms`, or is a dead letter.
+    """
 
     is_dead: bool
     delay_ms: int

@@ -1,9 +1,9 @@
 """Merging of enqueue requests that arrive together.
 
-The web process reads many requests in one turn of its event loop. The tasks of one tenant in such a turn are stored by
-one call: a script for 100 tasks takes a third of the time per task that a script for one task takes, and the process
-binds, sends and reads one command instead of many. No request waits for others: a request that arrives alone is sent at
-the next turn, which follows at once.
+The web process reads many requests in one turn of its event loop. One call stores all tasks of a tenant that arrive in
+the same turn. Storing 100 tasks in one script takes a third of the time per task that separate scripts take, and the
+process encodes, sends and reads one command instead of many. No request is delayed until others arrive: the call is
+sent in the next turn of the loop, which follows immediately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from queues import services
 from queues.domain import Enqueued, NewTask
 from tenants.domain import TenantSnapshot
 
-# The most tasks of one merged call. More would hold up other tenants' scripts.
+# The maximum number of tasks in one merged call. A longer script would delay the scripts of other tenants.
 MAX_TASKS = 100
 # A task with a larger payload is sent alone, so that a merged call stays small.
 MAX_PAYLOAD_CHARACTERS = 16 * 2**10
@@ -45,7 +45,8 @@ class EnqueueMerger:
     async def enqueue(self, tenant: TenantSnapshot, task: NewTask, *, token_fingerprint: str = "") -> Outcome:
         """Store a task, and return it or its error.
 
-        A tenant with a rate limit or a depth limit is not merged: these limits admit or refuse a request as a whole.
+        Requests of a tenant with a rate limit or a depth limit are not merged, because these limits accept or refuse
+        a request as a whole.
         """
         if tenant.rates.create or tenant.depth or len(task.payload) > MAX_PAYLOAD_CHARACTERS:
             (outcome,) = await services.enqueue(tenant, [task], token_fingerprint=token_fingerprint)

@@ -89,8 +89,9 @@ class Filters:
     def skips_cleanup(self, tid: str, task_id: str) -> bool:
         """Return whether this cleanup pass skips the task because it has probably been deleted.
 
-        No task is skipped twice in a row. A false positive is therefore deleted in the next pass; otherwise false
-        positives would accumulate until they filled every pass.
+        A task that was skipped is not skipped in the next pass, so a false positive is deleted there. Otherwise false
+        positives would accumulate until they filled every pass. Only if more than MAX_SKIPPED tasks were skipped can a
+        task be skipped again, because the memory of skipped tasks is then cleared.
         """
         key = f"{tid} {task_id}"
         if key not in self.cleanup:
@@ -104,7 +105,7 @@ class Filters:
         return True
 
     def remember_deleted(self, tid: str, task_ids: Sequence[str], are_deleted: Sequence[bool]) -> None:
-        """Remember those of the tasks that have been deleted."""
+        """Remember the tasks that have been deleted."""
         for task_id, is_deleted in zip(task_ids, are_deleted, strict=True):
             if is_deleted:
                 self.deleted.add(f"{tid} {task_id}")

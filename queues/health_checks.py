@@ -37,7 +37,10 @@ NO_ANSWER = Check(name="Redis", is_well=False, message="does not answer")
 
 
 def beat(now: datetime) -> Check:
-    """Check that every periodic task ran in time and that its last run succeeded."""
+    """Check that periodic tasks run in time and that their last runs succeeded.
+
+    A task that has never run is not reported, unless no task has run yet.
+    """
     jobs = {job.name: job for job in BeatJob.objects.all()}
     if not jobs:
         return Check(name="Beat", is_well=False, message="no periodic task has run yet")
@@ -73,7 +76,8 @@ def quarantine() -> Check:
 def redis_servers() -> list[Check]:
     """Check the memory of Redis and whether an acknowledged write is on disk.
 
-    On a cluster, the result is that of the fullest and of the least durable primary.
+    Also reports a bad allocator, and primaries that do not answer. On a cluster, the memory is that of the fullest
+    primary, and the durability that of the least durable one.
     """
     try:
         servers = primaries(client())

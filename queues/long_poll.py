@@ -27,13 +27,13 @@ from queues.engine import keys
 
 log = logging.getLogger("codeq.waiting")
 
-# Stands for all queues of a tenant in the name that a waiter waits for.
+# `<tid>:*` is the name of a waiter that waits for all queues of a tenant.
 ANY_QUEUE = "*"
 # A subscription without messages for PING_SECONDS is pinged. It is replaced if no reply comes within PONG_SECONDS.
 PING_SECONDS = 10.0
 PONG_SECONDS = 5.0
 RECONNECT_SECONDS = (0.1, 2.0)  # the first and the longest pause between two attempts to subscribe
-# After a lost subscription every waiter tries again, spread over time so that Redis gets no burst.
+# After each new subscription every waiter tries again, spread over time so that Redis gets no burst.
 RETRIES_PER_SECOND = 1000
 # A waiter whose attempt failed passes its wake-up on after this pause, so that an overloaded Redis does not get one
 # failing request after the other.
@@ -78,8 +78,8 @@ class Waiter:
         self.created_at = created_at  # a sequence number: the order of arrival
         self.names = names
         self.future: asyncio.Future[None] | None = None
-        self.is_woken = False
-        self.has_missed_wake_up = False
+        self.is_woken = False  # while it was parked: it tries again
+        self.has_missed_wake_up = False  # while it was trying: it tries again after the current attempt
         self.is_disconnected = False
         self.is_parked = False
 

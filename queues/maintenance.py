@@ -67,7 +67,7 @@ def cleanup(may_continue: MayContinue) -> int:
 
 
 def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
-    """Delete ended tasks of one tenant, at most `limit`, whose retention ended before a time.
+    """Delete at most `limit` tasks of one tenant whose retention ended before `before_ms`.
 
     Returns the number of deleted tasks. Tasks that PostgreSQL does not have yet are kept.
     """
@@ -76,7 +76,9 @@ def cleanup_tenant(tid: str, *, before_ms: int, limit: int) -> int:
 
 
 def _delete_in_passes(tid: str, before_ms: int, limit: int, remover: artifacts.Remover) -> Iterator[int]:
-    """Delete expired tasks in passes. Yields the number of tasks that each pass deleted.
+    """Delete tasks whose retention has ended, in passes.
+
+    Yields the number of tasks that each pass deleted.
 
     Artifacts are deleted before their task: a crash in between leaves a task that the next run deletes, and no orphaned
     file. If their storage is unavailable the task stays, and the tasks after it are deleted. Such tasks are few, since

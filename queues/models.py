@@ -1,8 +1,8 @@
 """Models of the audit, queue samples, policies, bulk jobs and periodic tasks.
 
 JSON is stored as `text`, never as `jsonb`: a worker may send JSON that jsonb refuses or rewrites (`\\u0000`, `1e400`,
-duplicate keys), and one such result must not stop the audit. The foreign key of a tenant has no database constraint: a
-row needs no lookup, takes no lock on the tenant's row, and stays when the tenant is deleted.
+duplicate keys), and one such result must not stop the audit. The foreign key of a tenant has no database constraint:
+inserting a row reads and locks no tenant, and the row stays when the tenant is deleted.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class AuditedResult(models.Model):
                 condition=models.Q(is_dead=True),
                 name="audited_dead_failure",
             ),
-            # Not a hash index: each insert walks past all entries of the same worker (measured with 100,000 rows per
-            # worker: 20 µs per row instead of 2, growing with every row).
+            # Not a hash index: an insert into it walks past all entries of the same worker (measured with 100,000 rows
+            # per worker: 20 µs per row instead of 2, growing with every row).
             models.Index(fields=["worker", "ended_at"], name="audited_worker"),
             GinIndex(
                 Func(
@@ -153,7 +153,7 @@ class AuditedResult(models.Model):
 class Quarantine(models.Model):
     """An entry of the events stream that could not be stored.
 
-    It does not stop later entries. An operator can retry to store it.
+    It does not stop later entries. An operator can retry storing it.
     """
 
     partition = models.PositiveIntegerField()
@@ -173,7 +173,7 @@ class Quarantine(models.Model):
 class BeatJob(models.Model):
     """The last run of one periodic task.
 
-    The console shows it to operators; no code depends on it.
+    The admin, the health checks and the metrics show it. Nothing is scheduled by it.
     """
 
     name = models.TextField(primary_key=True)
@@ -234,7 +234,7 @@ class QueueSample(models.Model):
 
     class Meta:
         verbose_name = "depth sample"
-        # The constraint's index serves all queues of a tenant in the last hour, the other a week of one queue.
+        # The constraint's index serves all queues of a tenant in the last hour, `sample_of_queue` a week of one queue.
         constraints = [models.UniqueConstraint(fields=["tenant", "at", "command"], name="one_sample_a_minute")]
         indexes = [
             models.Index(fields=["tenant", "command", "at"], name="sample_of_queue"),
@@ -290,7 +290,8 @@ class BulkJob(models.Model):
     )
     # A task that dies after the start does not belong to the job: it may be one that the job has replayed.
     before = models.DateTimeField()
-    # The tasks selected last. They are sent before others are selected, and sent again after a crash.
+    # The batch that was selected last. It is sent before the next one is selected, and sent again after a crash.
+    # `piece` is its number; `after_ended_at` and `after_task_id` are the position after which the next batch starts.
     sending = ArrayField(models.UUIDField(), default=list)
     piece = models.BigIntegerField(default=0)
     after_ended_at = models.DateTimeField(null=True)
@@ -321,7 +322,7 @@ class BulkJob(models.Model):
 
 
 class BulkItem(models.Model):
-    """A task of a bulk job: one selected by its id, a canary, or one that failed."""
+    """A task of a bulk job: selected by its id, a canary, skipped, or failed."""
 
     job = models.ForeignKey(BulkJob, on_delete=models.CASCADE, related_name="items")
     task_id = models.UUIDField()

@@ -78,7 +78,7 @@ def _record_run(task_name: str, started_at: datetime, outcome: str, error: Excep
         if not rows.filter(name=label).update(**fields, **counts):
             rows.get_or_create(name=label, defaults={**fields, "runs": 1, "failures": int(error is not None)})
     except (OperationalError, InterfaceError):
-        # PostgreSQL itself is down: the run counts, only its record is missing.
+        # PostgreSQL is down. The run itself is not affected; only its record is missing.
         connection.close()
 
 

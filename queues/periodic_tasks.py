@@ -29,7 +29,7 @@ CHUNK_BYTES = 32 * 2**20
 
 @periodic_task("queues.drain")
 def drain(lock: PeriodicTaskLock) -> str:
-    """Move the events stream to PostgreSQL until it is empty."""
+    """Move the entries of the events streams to PostgreSQL, for at most RUN_SECONDS."""
     stored, quarantined = run_drain(lock.renew)
     return f"{stored} stored, {quarantined} in quarantine"
 

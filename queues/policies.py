@@ -1,8 +1,8 @@
 """Policies of queues, which override the defaults of the installation and the tenant.
 
 The row in PostgreSQL is authoritative. Services read default attempts, priorities and retention from the tenant cache,
-which follows a change within two seconds. Scripts read backoff, consumer limit and dead-letter queue from Redis. These
-are written with each change, and again every minute by beat, in case Redis was down or empty.
+which follows a change within about two seconds. Scripts read backoff, consumer limit and dead-letter queue from Redis.
+These three are written to Redis with each change, and again every minute by beat, in case Redis was down or empty.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def list_rows(tenant: TenantSnapshot) -> QuerySet[QueuePolicy]:
 def put(tenant: TenantSnapshot, command: str, policy: Policy, *, actor: str) -> tuple[QueuePolicy, bool]:
     """Replace the policy of a queue. Returns the row, and whether it is new.
 
-    The version increases with every change. Raises InvalidRequest for a value that is not allowed.
+    The version increases with every change. Raises InvalidRequest for a value that is not allowed, and Conflict if the
+    tenant has too many policies.
     """
     check(command, policy)
     values = msgspec.structs.asdict(policy)

@@ -18,7 +18,8 @@ def find_redis_problem() -> str | None:
     """Return the problem that keeps Redis from serving queues, or None.
 
     Redis must answer, accept writes, be durable, not evict keys, and have this installation's partitions. Missing
-    scripts are loaded. On a cluster every primary is checked; if one fails, the tenants of the others are still served.
+    scripts are loaded. On a cluster every primary is checked. The failure of one is a problem here, although the
+    tenants of the other primaries are still served.
     """
     try:
         store = client()
@@ -39,7 +40,7 @@ def find_redis_problem() -> str | None:
 
 
 def allocator_warning(info: Mapping[str, Any]) -> str | None:
-    """Return a warning if the allocator of a Redis fragments under this load (ADR 0016).
+    """Return a warning if the memory allocator of Redis causes fragmentation (ADR 0016).
 
     `info` is the section `memory` of INFO.
     """

@@ -59,7 +59,10 @@ def queue_stats(tenant: TenantSnapshot, command: str) -> ScriptCall[QueueStats]:
 
 
 def queues(tenant: TenantSnapshot) -> ScriptCall[list[QueueStats]]:
-    """Count the tasks of every queue of the tenant, in the order of their names."""
+    """Count the tasks of every queue of the tenant. The queues are sorted by name.
+
+    It takes the round trips of `queues_of`.
+    """
     return queues_of([tenant.tid]).and_then(lambda by_tenant: by_tenant[tenant.tid])
 
 
@@ -69,10 +72,11 @@ def list_queues(tenant: TenantSnapshot) -> ScriptCall[list[str]]:
 
 
 def queues_of(tids: Sequence[str]) -> ScriptCall[dict[str, list[QueueStats]]]:
-    """Count the tasks of every queue of some tenants, in the order of their names.
+    """Count the tasks of every queue of some tenants.
 
-    It takes a round trip for the names and one for about every 100 queues, since a tenant may have any number of them:
-    one script that counts 20,000 queues would block Redis for half a second.
+    The queues of a tenant are sorted by name. It takes a round trip for the names and one for about every 100 queues,
+    since a tenant may have any number of them: one script that counts 20,000 queues would block Redis for half
+    a second.
     """
 
     def count(names: list[list[str]]) -> ScriptCall[dict[str, list[QueueStats]]]:

@@ -34,10 +34,12 @@ REASON_CHARS = 4096
 def enqueue(
     tenant: TenantSnapshot, tasks: Sequence[NewTask], *, token_fingerprint: str = ""
 ) -> ScriptCall[list[Enqueued | errors.CodeqError]]:
-    """Store tasks. They are on disk when the call returns.
+    """Store tasks.
 
-    A repeated idempotency key returns the task that it created before. `token_fingerprint` identifies the caller's
-    token for the rate limit per token.
+    They are on disk when the call returns, unless `queues.durability` is `relaxed`.
+
+    A repeated idempotency key returns the task that was created with it, or IdempotencyMismatch if the request differs
+    and the tenant is strict about it. `token_fingerprint` identifies the caller's token for the rate limit per token.
     """
     if tenant.is_suspended:
         raise errors.TenantSuspended
@@ -85,7 +87,7 @@ def claim(
     token_fingerprint: str = "",
     is_counted: bool = True,
 ) -> ScriptCall[Claimed]:
-    """Claim at most `count` ready tasks, by priority and age. Does not wait.
+    """Claim at most `count` ready tasks, the highest priority first. Does not wait.
 
     `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
     a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
@@ -123,7 +125,10 @@ def heartbeat(
     token: str | None = None,
     progress: str | None = None,
 ) -> ScriptCall[Lease]:
-    """Move the end of a lease that has not expired to `extend_seconds` from now."""
+    """Extend a lease to `extend_seconds` from now. Stores `progress` with the task, if given.
+
+    Raises LeaseLost if the lease has expired.
+    """
     seconds = conf().queues.lease_seconds if extend_seconds is None else extend_seconds
     validation.check_id(task_id)
     validation.check_token(tenant, token)
@@ -147,7 +152,7 @@ def submit(
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
     """End tasks with their results.
 
-    Submitting the same result again changes nothing and returns the same.
+    Submitting the same result again changes nothing and returns the stored result.
     """
 
     def validate(new: NewResult) -> NewResult:
@@ -210,7 +215,10 @@ def nack(
 def abandon(
     tenant: TenantSnapshot, task_id: str, worker: str, *, token: str | None = None
 ) -> ScriptCall[ReleaseOutcome]:
-    """Return a task unprocessed. It is ready again at once, and the attempt counts."""
+    """Return a task unprocessed. The attempt counts as failed.
+
+    The task is ready again at once, or becomes a dead letter if it is out of attempts.
+    """
     validation.check_id(task_id)
     validation.check_token(tenant, token)
     return filters().unless_deleted(
@@ -223,7 +231,10 @@ def abandon(
 
 
 def cancel(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
-    """Cancel a task that has not ended. Cancelling it again returns the same."""
+    """Cancel a task that has not ended.
+
+    Cancelling it again changes nothing and returns the task.
+    """
     validation.check_id(task_id)
     return producer_commands.cancel(
         engine(),
@@ -239,7 +250,7 @@ def replay(
 ) -> ScriptCall[list[Task | errors.CodeqError]]:
     """Replay dead letters.
 
-    Each gets all its attempts again, and the spec that `specs` has for it.
+    Each gets all its attempts again. `specs`, in the order of `task_ids`, replace the tasks' specs; None keeps a spec.
     """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     replaced = dict(zip(task_ids, specs, strict=True)) if specs else {}
@@ -262,16 +273,17 @@ def replay_for(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> Scr
 
 
 def recall(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Make tasks that a bulk job replayed dead letters again.
+    """Turn tasks that a bulk job replayed back into dead letters.
 
-    Returns the error of each task, or None: Conflict for a task that a worker has claimed since.
+    Returns the error of each task, or None. The error is Conflict if a worker has claimed the task since, or if this
+    job did not replay it.
     """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
     return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
 
 
 def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
-    """Delete those of the tasks that are still dead letters.
+    """Delete the tasks that are still dead letters.
 
     Returns the error of each task, or None.
     """
@@ -285,7 +297,7 @@ def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[li
 
 
 def purge(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[int]:
-    """Delete those of the tasks that have ended, dead letters included.
+    """Delete the tasks that have ended, including dead letters.
 
     Returns the number of deleted tasks.
     """
@@ -305,11 +317,11 @@ def cleanup(
     postponed: int = 0,
     select: Callable[[list[str]], list[str]] = list,
 ) -> ScriptCall[int]:
-    """Delete tasks whose retention ended before a time, by default now.
+    """Delete at most `limit` tasks whose retention ended before `before_ms`, by default now.
 
-    Returns the number of deleted tasks. At most `limit` tasks are deleted. `select` receives task ids and
-    returns those that may be deleted. `postponed` is the number of tasks that it left out in earlier calls. They are
-    listed first again, so this many more ids are read.
+    Returns the number of deleted tasks. `select` receives task ids and returns those that may be deleted now.
+    `postponed` is the number of tasks that `select` left out in earlier calls. Redis lists these first again, so the
+    call reads `postponed` more ids.
     """
     limit = min(limit, CHUNK)
 

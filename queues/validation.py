@@ -68,9 +68,9 @@ def check_payload(tenant: TenantSnapshot, payload: str) -> None:
 
 
 def check_task(tenant: TenantSnapshot, task: NewTask, tiers: Sequence[int] | None) -> None:
-    """Check a task against its tenant's limits and the `tiers` of its queue's policy.
+    """Check a task against the limits of its tenant and of its queue's policy.
 
-    None as `tiers` allows every priority.
+    `tiers` are the allowed priorities, or None if every priority is allowed. Raises InvalidRequest or PayloadTooLarge.
     """
     if tiers is not None:
         require(task.priority in tiers, f"priority: queue {task.command} accepts only {', '.join(map(str, tiers))}")

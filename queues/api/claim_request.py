@@ -121,7 +121,8 @@ class ClaimRequest:
         cached = _queue_names.get(tenant)
         soonest = Claimed(tasks=[], now_ms=0)
         if cached:
-            # If the tenant has very many queues, try the fullest first: a claim from all would block Redis too long.
+            # One claim covers at most CLAIM_QUEUES queues, because more would block Redis too long. If the tenant has
+            # more, the fullest come first in `cached`.
             soonest = await self._claim_from(cached[:CLAIM_QUEUES], wait_ms)
             if soonest.tasks:
                 return soonest

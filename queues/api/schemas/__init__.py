@@ -20,14 +20,14 @@ LIMITS = conf().queues
 NO_NEWLINE = r"(?!\n)$"
 COMMAND_PATTERN = r"^[A-Za-z0-9_.-]{1,128}" + NO_NEWLINE
 UUID_PATTERN = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}" + NO_NEWLINE
-# PostgreSQL rejects a NUL in a text, so one accepted here would stop the audit later.
+# PostgreSQL rejects a NUL in a text that is stored or searched.
 NO_NUL = r"^[^\x00]*$"
 # The URLs that `core.url_check` accepts, as far as a pattern can express it: visible ASCII, no user, no fragment.
 CALLBACK_PATTERN = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?([/?][!\"$-\[\]-~]*)?" + NO_NEWLINE
 TEXT_CHARACTERS = 16_384
 
-# JSON does not distinguish 5 from 5.0, and some libraries write the second. A whole number is therefore decoded as a
-# float that is a multiple of 1. The OpenAPI document calls it `integer`, which means the same.
+# Whole numbers in the structs are floats with `multiple_of=1`, because JSON does not distinguish 5 from 5.0, and some
+# libraries write 5.0. The OpenAPI document calls them `integer`, which means the same.
 Command = Annotated[
     str,
     Meta(

@@ -25,7 +25,7 @@ Reason = Annotated[str, Meta(max_length=1000, pattern=NO_NUL, description="The r
 
 
 class DeadLettersQuery(QueryParameters, kw_only=True):
-    """Conditions on dead letters, and a page."""
+    """Filters for dead letters, and the page to return."""
 
     error: Annotated[Words, Meta(description="Only dead letters with these words in the error.")] | None = None
     text: (

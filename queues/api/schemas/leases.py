@@ -35,7 +35,7 @@ ReturnStatus = Annotated[
 
 
 class NewClaim(RequestBody, kw_only=True):
-    """The queues to claim from, and the lease."""
+    """The queues to claim from, the length of the lease, and the time to wait for a task."""
 
     commands: Annotated[
         list[Command],
@@ -114,7 +114,7 @@ class Abandoned(ResponseBody, kw_only=True):
 
 
 class Nacked(ResponseBody, kw_only=True):
-    """The outcome: the task retries after a delay, or is a dead letter."""
+    """The outcome: the task is retried after a delay, or is a dead letter."""
 
     status: ReturnStatus
     delay_seconds: Annotated[float, Meta(description="Seconds before the task is retried. 0 for a dead letter.")]

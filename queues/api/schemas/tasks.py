@@ -161,7 +161,7 @@ class EnqueuedTasks(ResponseBody, kw_only=True):
 
 
 class TasksQuery(QueryParameters, kw_only=True):
-    """Conditions on tasks, and a page."""
+    """Filters for tasks, and the page to return."""
 
     command: Command | None = None
     status: TaskStatus | None = None

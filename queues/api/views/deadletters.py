@@ -61,7 +61,7 @@ class ReplayView(ApiView):
     async def post(self, caller: Caller, command: str, body: wire.NewReplay) -> HttpResponse:
         """Start a bulk job that replays dead letters. Each gets all its attempts again.
 
-        With `dryRun`, the dead letters are only counted.
+        With `dryRun`, no job is started: the response has the number of dead letters and a sample of them.
         """
         validation.check_command(command)
         tenant = caller.tenant

@@ -33,9 +33,10 @@ class ClaimView(ApiView):
         errors=(errors.TooMany,),
     )
     async def post(self, caller: Caller, body: wire.NewClaim) -> HttpResponse:
-        """Claim the ready task of the highest priority, oldest first.
+        """Claim the ready task of the highest priority.
 
-        Answers 204 if there is no task after `waitSeconds`.
+        In a queue, the task that has been ready longest comes first. Answers 204 if there is no task after
+        `waitSeconds`.
         """
         tasks = await claim(self.request, caller, body, 1)
         return json_response(conversion.task(tasks[0], caller.tenant.slug)) if tasks else no_content()
@@ -55,7 +56,7 @@ class ClaimBatchView(ApiView):
     async def post(self, caller: Caller, body: wire.NewClaims) -> HttpResponse:
         """Claim up to `count` ready tasks, each under a lease.
 
-        Answers 204 if there is none after `waitSeconds`.
+        Answers 204 if there is no task after `waitSeconds`.
         """
         tasks = await claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
         if not tasks:
@@ -77,7 +78,7 @@ class HeartbeatView(ApiView):
         headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Heartbeat) -> HttpResponse:
-        """Extend the lease to `extendSeconds` from now.
+        """Set the lease to expire `extendSeconds` from now.
 
         Answers 409 if the lease has expired or the task was cancelled.
         """
@@ -129,9 +130,10 @@ class NackView(ApiView):
         headers=LEASE_HEADERS,
     )
     async def post(self, caller: Caller, task_id: str, body: wire.Nack) -> HttpResponse:
-        """Report a failed attempt. The task is retried after its backoff.
+        """Report a failed attempt.
 
-        A task that is out of attempts becomes a dead letter.
+        The task is retried after `delaySeconds`, or by default after its backoff. A task that is out of attempts
+        becomes a dead letter.
         """
         outcome = await services.nack(
             caller.tenant,

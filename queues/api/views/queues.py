@@ -91,9 +91,9 @@ class CleanupView(ApiView):
         answers={200: wire.CleanedUp},
     )
     async def post(self, caller: Caller, body: wire.NewCleanup) -> HttpResponse:
-        """Delete ended tasks now instead of with the next periodic cleanup.
+        """Delete tasks whose retention has ended, without waiting for the next periodic cleanup.
 
-        Tasks that have not ended, or are not in the audit yet, are kept.
+        Tasks that are not in the audit yet are kept.
         """
         before = body.before or conversion.moment(now_ms())
         before_ms = max(0, round(before.timestamp() * 1000))
@@ -104,9 +104,9 @@ class CleanupView(ApiView):
 
 
 def now_ms() -> int:
-    """Return the time of this process, for ages and defaults.
+    """Return the time by the clock of this process.
 
-    Transitions of tasks use only the clock of Redis.
+    It is used for the ages of tasks and as a default. Transitions of tasks use only the clock of Redis.
     """
     return round(time.time() * 1000)
 

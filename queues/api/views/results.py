@@ -140,7 +140,7 @@ class ExchangeView(ApiView):
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """Submit results, then claim tasks.
 
-        A suspended tenant can submit results, but gets no new task.
+        A suspended tenant can submit results, but gets no new task. Without results, the answer is 403.
         """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
@@ -214,7 +214,7 @@ async def submit(
         if isinstance(items[position], CodeqError):
             await threadpool.run_storage(artifacts.discard, new_paths)
         elif not new_paths:
-            # The files existed before. A refused copy of this submission may have deleted them since.
+            # Another submission had stored the same files. If it was refused, it has deleted them: store them again.
             await threadpool.run_storage(artifacts.store, tid, task_id, new_artifacts)
     return items
 

@@ -58,7 +58,7 @@ class TopicView(ApiView):
     async def put(self, caller: Caller, name: str, body: wire.NewTopic) -> HttpResponse:
         """Replace the policy of a queue.
 
-        It takes effect within seconds. Answers 201 if the queue had no policy.
+        The new policy takes effect within seconds. Answers 201 if the queue had no policy.
         """
         tiers = body.priority_tiers
         policy = Policy(
