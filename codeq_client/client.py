@@ -28,7 +28,7 @@ BATCH = 100  # tasks in one request
 POLL_SECONDS = 30.0  # longest wait in one request; a longer wait takes several requests
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 BACKOFF_SECONDS = 0.2  # upper bound of the random delay before the first retry; doubles with each retry
-MAX_BACKOFF_SECONDS = 30.0  # a longer `Retry-After` is raised as an error
+MAX_BACKOFF_SECONDS = 30.0  # limit of that bound; after a longer `Retry-After` the error is raised at once
 
 
 class _Tasks(msgspec.Struct):
@@ -58,7 +58,7 @@ class Client:
     """The calls of producers and workers. Thread-safe; keeps its connections open.
 
     `token` is a bearer token or a function that returns one. The function is called again when the service rejects the
-    token. `tries` is the number of attempts of a request.
+    token. `tries` is the maximum number of attempts of a request.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Client:
         return self._request("DELETE", f"/tasks/{quote(task_id, safe='')}", response_type=Task)
 
     def result(self, task_id: str, *, wait_seconds: float = 0.0) -> Result | None:
-        """Return the task's result, or None if it does not end within `wait_seconds`."""
+        """Return the task's result, or None if the task does not end within `wait_seconds`."""
         deadline = time.monotonic() + wait_seconds
         while True:
             result = self._fetch_result(task_id, min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
@@ -138,7 +138,8 @@ class Client:
                 return result
             task = self.task(task_id)
             if task.status in ENDED:
-                # It ended after the wait; or, as a cancelled task or dead letter, it has no worker's result.
+                # If the task ended after the wait, the worker's result can be read now. For a cancelled task or a dead
+                # letter there is no such result: build one from the task.
                 return self._fetch_result(task_id, 0.0) or Result(
                     task_id=task.id, status=task.status, error=task.error, attempts=task.attempts,
                     completed_at=task.updated_at,
@@ -207,7 +208,8 @@ class Client:
     ) -> T:
         """Send a request, retry it while that may help, and decode the response.
 
-        A rejected token is replaced once if `token` is a function, which does not count as a retry.
+        If `token` is a function, a rejected token is replaced once and the request repeated, even if it was the last
+        of the `tries`.
         """
         content = None if body is None else msgspec.json.encode(body)
         backoff, is_token_new, tries = BACKOFF_SECONDS, False, 0

@@ -28,11 +28,17 @@ class Conflict(CodeqError):
 
 
 class TooMany(CodeqError):
-    """429: a limit of the tenant was reached. The client has already retried."""
+    """429: a limit of the tenant was reached.
+
+    The client has already retried, unless `retry_after_seconds` is too long to wait.
+    """
 
 
 class Unavailable(CodeqError):
-    """502, 503, 504, or no response (status 0). The client has already retried."""
+    """502, 503, 504, or no response (status 0).
+
+    The client has already retried, unless `retry_after_seconds` is too long to wait.
+    """
 
 
 class _Problem(msgspec.Struct, rename="camel"):

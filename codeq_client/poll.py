@@ -1,4 +1,4 @@
-"""HTTP client for a worker's claims, which can end a waiting claim early."""
+"""HTTP client that claims tasks for a worker and can end a waiting claim early."""
 
 from __future__ import annotations
 

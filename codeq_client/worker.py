@@ -11,7 +11,7 @@
 The return value is the result. `Retry` asks for another attempt, `Fail` ends the task, and any other exception is a
 failed attempt. The worker extends the lease while the handler runs. If the lease is lost anyway, because the task was
 cancelled or the network was down for too long, `job.is_lost` is true and the worker submits nothing. On SIGTERM and
-SIGINT the worker claims no more tasks and lets running handlers finish.
+SIGINT the worker claims no more tasks and waits at most `grace_seconds` for running handlers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fail(Exception):
 
 
 class LeaseLost(Exception):
-    """The worker does not hold the task any more: stop, the result would be refused."""
+    """The worker no longer holds the task. Stop the handler: its result would be refused."""
 
 
 class Job:
@@ -90,10 +90,10 @@ class Job:
 
 
 class Worker:
-    """Runs handlers on tasks, at most `slots` at once, each in a thread.
+    """Run handlers on tasks, at most `slots` at once, each in a thread.
 
-    `wait_seconds` is how long one claim waits for a task. `grace_seconds` is how long `stop` waits for running handlers
-    before it gives their tasks back.
+    `wait_seconds` is how long one claim waits for a task. `grace_seconds` is how long `run` waits for running handlers
+    after `stop`, before it gives their tasks back.
     """
 
     _client: Client
@@ -116,12 +116,12 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
-        # No Event: a signal handler in this thread would deadlock if the thread held the lock of the Event.
+        # Not an Event: a signal handler in this thread would deadlock if the thread held the lock of the Event.
         self._is_stopping = False
         self._finished = threading.Event()
 
     def on(self, command: str) -> Callable[[Handler], Handler]:
-        """Register the decorated function, which may be `async def`, as the handler of a command."""
+        """Register the decorated function, which may be `async def`, as the handler of a queue."""
 
         def register(handler: Handler) -> Handler:
             self._handlers[command] = handler
@@ -130,7 +130,7 @@ class Worker:
         return register
 
     def stop(self) -> None:
-        """Claim no more tasks; `run` returns when the running handlers have finished.
+        """Claim no more tasks; `run` returns when the handlers end or `grace_seconds` have passed.
 
         If called again, give the running tasks back at once.
         """
@@ -203,7 +203,7 @@ class Worker:
         try:
             self._submit(job, self._run_handler(job))
         except CodeqError as error:
-            # The lease expires, and another worker claims the task.
+            # If the worker still holds the task, its lease expires and another worker claims it.
             log.warning("task %s: could not submit the result: %s", job.task.id, error)
         finally:
             with self._changed:

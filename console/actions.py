@@ -25,12 +25,12 @@ from tenants.scoping import Role
 class OperatorAction(ConsoleView):
     """An action of an operator: a POST with a reason.
 
-    The response is a redirect to the page before, which shows a message with the outcome.
+    The response redirects to the page that the form names, which shows a message with the outcome.
     """
 
     http_method_names = ["post"]
     required_role = Role.OPERATOR
-    # The page after the action, unless the form's field `next` names another page of this site.
+    # The page to redirect to if the form's field `next` does not name a page of this site.
     next_page = "console:overview"
 
     def perform(self, tenant: TenantSnapshot, reason: str) -> str:

@@ -32,7 +32,7 @@ admin.site.unregister(Group)
 
 
 class SuperusersOnly(SaveReasonMixin):
-    """Rows that only superusers may see and change."""
+    """Let only superusers see and change the rows, and require a reason for each change."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         return scoping.is_active_superuser(request.user)
@@ -73,7 +73,7 @@ class UserAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]
     list_filter = ("is_staff", "is_superuser", "is_active")
     filter_horizontal = ()
     inlines = (MembershipInline,)
-    add_fieldsets = DjangoUserAdmin.add_fieldsets  # the theme's own omit required fields
+    add_fieldsets = DjangoUserAdmin.add_fieldsets  # the theme sets an empty tuple, which hides all fields
     fieldsets = (
         (None, {"fields": ("username", "password")}),
         ("Personal information", {"fields": ("first_name", "last_name", "email")}),

@@ -274,7 +274,7 @@ def build_progress(job: BulkJob) -> JobProgress:
 
 
 def build_page_progress(job: BulkJob) -> JobProgress:
-    """Return the job's progress, and whether it can be undone, which only its own page shows."""
+    """Return the job's progress with `can_undo`, which only the page of the job shows."""
     until = bulk_jobs.recallable_until(job)
     is_in_time = until is not None and datetime.now(UTC) < until
     return msgspec.structs.replace(build_progress(job), can_undo=is_in_time and not find_undo_jobs(job).exists())

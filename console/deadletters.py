@@ -27,6 +27,7 @@ from tenants.scoping import Role
 
 # With more tenants, the filter is a text field for the name instead of a list.
 MAX_LISTED_TENANTS = 200
+# Parameter -> label, maximum age, minimum age.
 AGES = {
     "hour": ("in the last hour", timedelta(hours=1), None),
     "day": ("in the last day", timedelta(days=1), None),
@@ -49,7 +50,7 @@ class DeadLetterQuery(NamedTuple):
     tids: list[str] | None  # None: all tenants
     tenant: TenantSnapshot | None
     filter: Filter
-    parameters: dict[str, str]  # the filter and the tenant as a query string
+    parameters: dict[str, str]  # the filter and the tenant as parameters of a URL
 
     def url(self, name: str, **more: str) -> str:
         return f"{reverse(name)}?{urlencode({**self.parameters, **more})}"

@@ -57,7 +57,7 @@ class InsightsPage(ConsolePage):
 
 
 def _build_context(tid: str, command: str, span: int) -> dict[str, Any]:
-    """Read a tenant's charts and tables from the marts. Empty without any history."""
+    """Read a tenant's charts and tables from the marts; return {} if it has no history."""
     last = charts.find_latest_day(tid)
     if last is None:
         return {}

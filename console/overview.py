@@ -21,7 +21,8 @@ from tenants import scoping
 from tenants.models import Tenant
 from webhooks.models import Delivery
 
-# All queues are read at once, so their number is limited. With more tenants, the page shows the busiest.
+# The page reads all queues of its tenants at once, so the number of tenants is limited. If there are more, it shows
+# the busiest.
 MAX_TENANTS = 200
 # Larger counts are shown as "more than 10,000".
 COUNT_LIMIT = 10_000

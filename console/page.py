@@ -25,7 +25,7 @@ def as_admin_view(view: type[View[Any]]) -> Callable[..., HttpResponseBase]:
 
 
 class ConsoleView(View):
-    """A view that turns the services' errors into responses with status 400, 404 and 503."""
+    """A view that answers InvalidRequest with 400, NotFound with 404 and Unavailable with 503."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
@@ -57,8 +57,8 @@ class ConsolePage(ConsoleView, TemplateView):
 def get_tenant(request: HttpRequest, name: str, required_role: Role = Role.VIEWER) -> TenantSnapshot:
     """Return the tenant with this id or slug.
 
-    A tenant that the user may not see is a 404, like one that does not exist. A tenant that the user may see, but
-    with a lower role than required, is a 403.
+    Raises Http404 for a tenant that does not exist or that the user may not see, and PermissionDenied if the user's
+    role is lower than required.
     """
     # PostgreSQL rejects NUL, and that error would be reported as an unavailable database.
     if "\0" in name:

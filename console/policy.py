@@ -38,7 +38,7 @@ class DeletePolicy(OperatorAction):
 
 
 def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
-    """Return the effective values, the policy's own, and the form's initial values."""
+    """Return the values that apply, those that the policy sets, and the form's initial values."""
     try:
         row = policies.find(tenant, command)
     except errors.NotFound:
@@ -70,7 +70,7 @@ def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
 
 
 def parse_policy(request: HttpRequest) -> Policy:
-    """Return the policy in the form. InvalidRequest names the first invalid field."""
+    """Parse the submitted policy. Raises InvalidRequest, which names the first invalid field."""
     tiers = request.POST.get("priorityTiers", "").replace(",", " ").split()
     return Policy(
         max_attempts=_parse_integer(request, "maxAttempts", "Default number of attempts"),

@@ -22,7 +22,7 @@ from tenants import scoping
 from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 
-# Tasks in each list of the page.
+# Maximum number of tasks in each list of the page.
 LISTED_TASKS = 10
 
 

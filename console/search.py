@@ -28,7 +28,7 @@ from tenants.domain import TenantSnapshot
 
 MAX_TERM_CHARS = 500
 PAGE_SIZE = 50
-# A search without a term and a tenant lists the first tasks of each of this many tenants.
+# A search with neither a term nor a tenant lists the first tasks of each of this many tenants.
 MAX_SAMPLED_TENANTS = 10
 
 
@@ -93,7 +93,10 @@ class SearchPage(ConsolePage):
 
 
 def find_owner(request: HttpRequest, q: str) -> str | None:
-    """Return the tenant of the task with this id. None if the user may not see the tenant."""
+    """Return the tid of the task with this id.
+
+    None if `q` is not a task id, no such task exists, or the user may not see its tenant.
+    """
     try:
         task_id = str(uuid.UUID(q))
     except ValueError:
@@ -112,7 +115,10 @@ def _search(
     slugs: dict[str, str],
     cursor: str | None,
 ) -> SearchResults:
-    """Search one tenant or all. Without a tenant and a term, list the first tasks of each."""
+    """Search one tenant or all tenants.
+
+    With neither a tenant nor a term, list the first tasks of each of the first tenants.
+    """
     task_query = _parse_query(query)
     if tenant or len(slugs) == 1:
         return _search_tenant(tenant or get_tenant(request, next(iter(slugs))), task_query, cursor)
@@ -140,7 +146,7 @@ def _search_platform(
     tids: list[str] | None, slugs: dict[str, str], query: TaskQuery, cursor: str | None
 ) -> SearchResults:
     page = platform_search.page(tids, list(slugs), query, cursor=cursor, limit=PAGE_SIZE)
-    # An ended task may belong to a tenant beyond the first ones, or to a deleted tenant.
+    # An ended task may belong to a tenant that is not in `slugs`, which is limited, or to a deleted tenant.
     others = deadletters.read_slugs({row.tid for row in page.results} - slugs.keys())
     scope = f"Searched the live tasks of {_format_tenants(len(slugs), of=len(slugs))} by idempotency key and worker, "
     scope += "and all ended tasks by text."

@@ -143,7 +143,7 @@ def find_task(tenant: TenantSnapshot, task_id: str) -> tuple[DisplayedTask, Task
 
 
 def explain_status(tenant: TenantSnapshot, live_task: Task | None) -> list[str]:
-    """Return sentences that explain why the task does not run."""
+    """Return sentences that explain why the task waits, where it runs, or how it ended."""
     if live_task is None:
         return ["The task has ended and is no longer in Redis. This page shows its copy in the audit."]
     try:

@@ -32,7 +32,7 @@ app_name = "console"
 urlpatterns = [
     path("", as_admin_view(OverviewPage), name="overview"),
     path("console/overview.json", as_admin_view(OverviewData), name="overview-data"),
-    # The query string names the queue: its name may be `..`, which a path would normalise.
+    # The queue is in the query string, not in the path: it may be named `..`, which a browser removes from a path.
     path("console/queue/", as_admin_view(QueuePage), name="queue"),
     path("console/queue/live.json", as_admin_view(QueueData), name="queue-data"),
     path("console/queue/course.json", as_admin_view(QueueChartData), name="queue-course"),

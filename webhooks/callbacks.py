@@ -113,7 +113,10 @@ def _raw_json(value: bytes | None) -> msgspec.Raw | None:
 
 
 def _find_disabled(endpoints: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return those of the (tid, address) pairs whose endpoint is disabled."""
+    """Return (tid, address) pairs of disabled endpoints.
+
+    All disabled endpoints among the given pairs are included. Others of the same tenants may be, too.
+    """
     tids, urls = zip(*endpoints, strict=True)
     rows = Endpoint.objects.filter(tenant_id__in=set(tids), address__in=set(urls), is_enabled=False)
     return set(rows.values_list("tenant_id", "address"))

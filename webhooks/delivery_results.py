@@ -1,6 +1,7 @@
 """Record the results of delivery attempts, and update circuits and endpoints from them.
 
-A failed attempt changes its delivery only while its reservation is valid; a successful one always does.
+A failed attempt changes its delivery only if the sender's reservation is still in its row; a successful attempt always
+does.
 """
 
 from __future__ import annotations

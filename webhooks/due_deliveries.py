@@ -16,7 +16,7 @@ from django.db import connection
 from core.conf import conf
 from webhooks.models import Delivery
 
-# Deliveries of a healthy host reserved per slot, so that the next one can start as soon as a slot is free.
+# Deliveries to reserve for each slot of a healthy host, so that the next one can start as soon as a slot is free.
 RESERVED_PER_SLOT = 4
 
 

@@ -19,7 +19,10 @@ BODY_SECONDS = 2.0
 
 
 class PostResult(msgspec.Struct, frozen=True):
-    """The result of a request: the status and the start of the body, or an error."""
+    """The result of a request.
+
+    `status` is None if there was no response. `error` is empty only after a 2xx response.
+    """
 
     status: int | None
     error: str

@@ -78,7 +78,7 @@ class Delivery(models.Model):
         HELD = "held", "held: the endpoint is disabled"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
-    # No constraint, as in the audit: the deliveries of a deleted tenant are kept.
+    # No foreign key constraint, as in the audit: the deliveries of a deleted tenant are kept.
     tenant = models.ForeignKey(
         "tenants.Tenant", null=True, on_delete=models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+"
     )

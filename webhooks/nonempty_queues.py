@@ -1,4 +1,4 @@
-"""Queues that turned non-empty, recorded until their workers are notified.
+"""Queues that turned non-empty, recorded until a run of the notifications takes them.
 
 The Lua scripts record them in a set. The record is advisory: if an entry is lost, a worker's next claim still finds the
 tasks.

@@ -45,7 +45,7 @@ class NotificationRequest(msgspec.Struct, frozen=True):
     subscription: Subscription
     queue: QueueRef
     waiting: WaitingTasks
-    # Trace context of the next task to be claimed. With other tasks in the queue, it may not be the task that arrived.
+    # Trace context of the next task to be claimed, which may not be the task whose arrival caused the notification.
     trace: tuple[str, str]
 
 
@@ -54,8 +54,8 @@ def notify(
 ) -> tuple[int, int]:
     """Notify the subscribers of queues that turned non-empty.
 
-    Returns the numbers of delivered and attempted notifications. A subscriber whose minimum interval has not
-    passed is notified after it, if the queue still has work.
+    Returns the numbers of delivered and attempted notifications. If a subscriber's minimum interval has not passed, its
+    notification is deferred until then, and sent if the queue still has work.
     """
     now = clock()
     queues = nonempty_queues.take()
@@ -82,7 +82,8 @@ def notify(
 def _prepare_requests(candidates: Iterable[tuple[Subscription, QueueRef]], now: datetime) -> list[NotificationRequest]:
     """Return the notifications to send.
 
-    A queue without work is skipped, and so is a subscription that a concurrent run has just notified.
+    Skip queues without ready tasks. Defer the notification of a subscription that this run or a concurrent one has just
+    notified.
     """
     waiting_by_queue: dict[QueueRef, WaitingTasks] = {}
     traces: dict[QueueRef, tuple[str, str]] = {}
@@ -143,7 +144,7 @@ async def _send_all(
 ) -> list[PostResult]:
     """Send the notifications concurrently; return the results in order.
 
-    Like deliveries, they are limited by the slots and the slots of each host.
+    The settings `slots` and `slots_per_host` limit them, as they limit deliveries.
     """
     slots = asyncio.Semaphore(conf().webhooks.slots)
     host_slots: dict[str, asyncio.Semaphore] = {}
@@ -179,5 +180,5 @@ def _record_results(requests: list[NotificationRequest], results: list[PostResul
 
 
 def _endpoint(request: NotificationRequest) -> tuple[str, str]:
-    """The pair (tid, URL) that the signing secrets are looked up by."""
+    """Return the pair (tid, URL), the key of the signing secrets."""
     return request.subscription.tenant_id, request.subscription.callback_url

@@ -1,5 +1,7 @@
 """The retry schedule of deliveries: quick attempts, a long tail, then giving up.
 
+The default settings give this schedule:
+
 attempt    1    2    3    4    5     6     7    8    9    10   11   12
 delay      0    2 s  4 s  8 s  16 s  5 m   15 m 1 h  2 h  4 h  8 h  9 h     in total a little more than a day
 """

@@ -83,8 +83,8 @@ class Sender:
     ) -> None:
         """Send until nothing is due or under way; reserve deliveries for at most `seconds`.
 
-        `on_reserving_ended` is called when the run stops reserving, so that the next run can begin while the last
-        attempts of this one finish.
+        `may_continue` is called in each round; the run stops reserving when it returns False. `on_reserving_ended` is
+        called when the run stops reserving, so that the next run can begin while the last attempts of this one finish.
         """
         deadline = time.monotonic() + seconds
         with ThreadPoolExecutor(1, thread_name_prefix="webhook-database") as database:
@@ -182,7 +182,7 @@ class Sender:
     def _start_queued(self) -> None:
         """Start queued deliveries, one of each host in turn.
 
-        They are limited by the slots, the slots of each host and `max_unrecorded`.
+        The settings `slots`, `slots_per_host` and `max_unrecorded` limit them.
         """
         settings = conf().webhooks
         earliest_expiry = self._clock() + timedelta(seconds=settings.deadline_seconds + 1)
@@ -213,7 +213,8 @@ class Sender:
     def _is_unrecorded_limit_reached(self) -> bool:
         """Return whether `max_unrecorded` recently started deliveries have no record yet.
 
-        A crash now would repeat them. If so, schedule another start for the time at which they no longer count.
+        If so, schedule another start for the time when they no longer count. The limit bounds the number of deliveries
+        that a crash repeats.
         """
         since = time.monotonic() - RECENT_START_SECONDS
         limit = conf().webhooks.max_unrecorded

@@ -20,7 +20,7 @@ from webhooks import delivery_results, signing
 from webhooks.models import Delivery, Endpoint
 
 SECRET_BYTES = 32
-# How long the former secret of an endpoint signs beside the new one.
+# How long requests are also signed with the former secret of an endpoint.
 ROTATION_OVERLAP = timedelta(days=1)
 CHUNK = 5000
 
@@ -71,7 +71,7 @@ def register(tid: str, url: str, description: str = "") -> tuple[Endpoint, str]:
 def rotate(endpoint: Endpoint, now: datetime) -> str:
     """Give an endpoint a new secret and return it.
 
-    If it has a secret of its own, that one signs beside the new one for a day.
+    If the endpoint has its own secret already, requests are signed with both secrets for a day.
     """
     secret = _new_secret()
     with transaction.atomic():
@@ -140,7 +140,7 @@ def disable_failing(now: datetime) -> int:
 def cleanup(now: datetime) -> int:
     """Delete at most `CHUNK` ended deliveries whose retention has expired; return how many.
 
-    Also delete their attempts, and the rows of endpoints that have no secret and no description and do not fail.
+    Also delete their attempts, and the rows of enabled endpoints that have no secret, no description and no failures.
     """
     before = now - timedelta(seconds=conf().webhooks.retention_seconds)
     old = Delivery.objects.filter(ended_at__lt=before).order_by("ended_at").values_list("pk", flat=True)[:CHUNK]

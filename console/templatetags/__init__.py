@@ -1,1 +1,1 @@
-"""Words for the console's templates."""
+"""Template filters of the console."""

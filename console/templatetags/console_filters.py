@@ -26,7 +26,7 @@ def spark_line(values: Sequence[int]) -> str:
 
 @register.filter
 def spark_area(values: Sequence[int]) -> str:
-    """Return the SVG path of the area below that line."""
+    """Return the SVG path of the area below the line of `spark_line`."""
     return f"M0,{SPARK_HEIGHT}L{'L'.join(_points(values))}L{SPARK_WIDTH},{SPARK_HEIGHT}Z" if values else ""
 
 
@@ -76,12 +76,12 @@ def ago(moment: datetime) -> str:
 
 @register.filter
 def milliseconds_ago(milliseconds: int) -> str:
-    """Format a Unix timestamp in milliseconds as its distance from now."""
+    """Format a Unix timestamp in milliseconds as the time since then, such as `5 min ago`."""
     return ago(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 @register.filter
 def sidebar_name(name: object) -> str:
-    """Return the sidebar's name of the table with this plural name."""
+    """Return the sidebar's name for a table. `name` is the plural name of its model."""
     names = {str(apps.get_model(label)._meta.verbose_name_plural): title for label, title in NAMES.items()}
     return names.get(str(name), str(name))

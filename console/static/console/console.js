@@ -36,6 +36,7 @@ const format = {
 };
 
 // Call `refresh` at an interval while the page is visible, and at once when it becomes visible. Calls do not overlap.
+// If `refresh` returns false, the interval ends.
 function pollWhileVisible(refresh, intervalMs) {
   let timer = setTimeout(tick, intervalMs);
   let isRunning = false;
@@ -174,7 +175,8 @@ function isEmptyChart(kind, timeSeries) {
   return series.every(([key]) => valuesOf(timeSeries, key).every((value) => !value));
 }
 
-// Chart.js divides an axis by powers of ten, which gives labels such as 33.3 min. Each step is at most twice the one before.
+// Chart.js rounds the steps of an axis to decimal numbers of seconds, which gives labels such as 33.3 min. These steps are
+// round in minutes, hours or days. Each is at most twice the one before.
 const DURATION_STEPS = [30, 60, 120, 240, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
 function durationStep(seconds) {
