@@ -23,7 +23,7 @@ from bench.audit import start_servers
 from bench.engine import print_row
 from queues.engine import maintenance_commands, producer_commands, worker_commands
 
-FAILURES = 40  # number of distinct error messages
+FAILURES = 40  # kinds of failure in each queue; every message also contains its order's number
 INSERT = """
     INSERT INTO queues_auditedresult (
         task_id, tenant_id, command, priority, payload, status, outcome, is_dead, fingerprint, error, result, artifacts,

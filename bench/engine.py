@@ -2,8 +2,9 @@
 
     python -m bench.engine [--quick]
 
-Valkey measures the times itself (`INFO commandstats`). Each figure is the shortest of three repetitions, followed by
-its ratio to `EVALSHA return 1` in the same run, which does not depend on the machine's speed.
+Valkey measures the script times itself (`INFO commandstats`). Each is the shortest of three or five repetitions,
+followed by its ratio to another time of the same run, for example that of `EVALSHA return 1`. The ratio does not depend
+on the machine's speed. The time to recover from expired leases is measured once, by this process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the pipeline: marts compared to DuckDB, a skewed tenant, ingest, and loads.
+"""Measure the marts (compared to DuckDB), the effect of a skewed tenant, ingest, and loads.
 
     python -m bench.pipeline [marts|skew|ingest|load …] [--attempts 1000000,5000000,20000000] [--master local[*]]
 

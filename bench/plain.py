@@ -2,7 +2,7 @@
 
     python -m bench.plain      serves POST /v1/codeq/plain on CODEQ_PORT
 
-It runs on the same router and server, without authentication, tenants, validation and metrics.
+It runs on the same router and server, without authentication, tenants, validation or metrics.
 """
 
 from __future__ import annotations

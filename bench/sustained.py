@@ -1,11 +1,11 @@
-"""Measure what lasts: the CPU and the memory of Valkey over millions of tasks.
+"""Measure the CPU time and the memory of Valkey over millions of tasks, by allocator.
 
     python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
 
-Each allocator gets a Valkey of its own, configured like that of `make run`. They work in turn on blocks of 100,000
-tasks, which pass through enqueue, claim and submit in batches of 100. The events are read, acknowledged and trimmed,
-and ended tasks are deleted after 20,000 more. The CPU is that of the Valkey process, so other load on the machine
-changes the figures little.
+Each allocator gets a separate Valkey, configured like that of `make run` but with fsync once per second. The servers
+process blocks of 100,000 tasks one after the other, in batches of 100: enqueue, claim and submit. The events are read,
+acknowledged and trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is that of the Valkey
+process, so other load on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ TID = "wear"
 
 
 class Subject:
-    """One Valkey with an allocator, and the work it is given."""
+    """A Valkey with one allocator, and a client that sends it tasks."""
 
     def __init__(self, directory: Path, name: str, allocator: Allocator | None) -> None:
         self.name = name
         directory.mkdir()
-        config = {**DURABLE, "appendfsync": "everysec"}  # the disk is not what is measured
+        config = {**DURABLE, "appendfsync": "everysec"}  # the disk is not measured
         self.server = Valkey(directory / "data", directory / "log", directory / "s", config)
         self.server.allocator = allocator
         self.server.start()
@@ -88,7 +88,7 @@ class Subject:
         self.client.xtrim(self.events, maxlen=0, approximate=False)
 
     def memory(self) -> tuple[float, float]:
-        """Return the held and the resident memory in MiB."""
+        """Return the memory that Valkey has allocated and its resident memory, in MiB."""
         held = self.client.info("memory")["used_memory"] / 2**20
         return held, psutil.Process(self.server.pid).memory_info().rss / 2**20
 

@@ -188,7 +188,7 @@ def list_failures(tid: str, command: str, period: DateRange) -> tuple[list[Failu
 
 
 def list_lease_advice(tid: str, period: DateRange) -> list[dict[str, Any]]:
-    """Return the advice for each command: the maximum over the days of the period."""
+    """Return the advice for each command: the maxima and the totals over the days."""
     maxima = ("run_p50_ms", "run_p99_ms", "run_max_ms", "lease_advice_seconds", "max_attempts_advice")
     values: dict[str, Any] = {name: Max(name) for name in maxima}
     values |= {name: Sum(name) for name in ("attempts", "expired", "duplicate_ms")}

@@ -1,4 +1,4 @@
-"""Models of the published marts, of their lake versions, and of the run log.
+"""Models of the published marts, of the data they were computed from, and of the run log.
 
 The columns of a mart are those of its contract in `pipeline.spark.schemas`. Only the pipeline writes the rows; it
 replaces all rows of a day and tenant together. The tenant has no foreign key constraint, because history is kept
@@ -217,7 +217,7 @@ MARTS: dict[str, type[Mart]] = {
 
 
 class Published(models.Model):
-    """The lake version that a mart's rows of one day and tenant came from.
+    """The identifier of the data from which a mart's rows of one day and tenant were computed.
 
     It is written in the same transaction as the rows.
     """

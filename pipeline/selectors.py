@@ -63,7 +63,7 @@ def read_page(
         rows = rows.filter(command=command)
     if cursor is not None:
         after = dict(zip(key, _decode_cursor(mart, key, cursor), strict=True))
-        # The index scan can start at the first condition.
+        # The condition on the day is redundant, but lets the index scan start at the day of the cursor.
         rows = rows.filter(Q(date__gte=after["date"]) & _follows(list(after.items())))
     records = list(rows.order_by(*key)[: limit + 1])
     return MartPage(records[:limit], _encode_cursor(records[limit - 1], key) if len(records) > limit else None)

@@ -146,7 +146,8 @@ def _empty_valkey(_flusher: redis.Redis) -> None:
     _flusher.flushall()
 
 
-# Below the ports of outgoing connections, because such a connection could take the port before it is used.
+# Below the range from which the system assigns ports to outgoing connections. Otherwise a connection could take the
+# port before the server of a test listens on it.
 _ports = cycle(random.sample(range(15_000, 32_000), 17_000))
 
 
@@ -222,8 +223,9 @@ TOGETHER = {
     "tests/queues/api/test_memory.py": "memory",
     "tests/queues/api/test_network.py": "network",
 }
-# The longest tests run first. At the end, the other workers would wait for them. The tests that mostly wait (faults,
-# killed senders) run while Spark and the fuzzer use a core each. The browser needs a core as well, so it follows.
+# The longest tests run first. If they ran last, the other workers would be idle in the meantime. The tests
+# that mostly wait (faults, killed senders) run while Spark and the fuzzer use a core each. The browser needs a core as
+# well, so it follows.
 LONGEST_FIRST = (
     "tests/pipeline/",
     "tests/codeq_site/test_schemathesis.py",

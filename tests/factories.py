@@ -336,7 +336,7 @@ class MartFactory(OfTenantFactory[M]):
 
 
 class HourlyMartFactory(MartFactory[M]):
-    """Base class for rows of the marts by hour, from 09:00 UTC."""
+    """Base class for rows of the hourly marts. The hour begins at 09:00 UTC."""
 
     class Meta:
         abstract = True

@@ -82,7 +82,7 @@ def parse_conf(options: Any) -> dict[str, str]:
 
 
 def print_files(lake: str, options: Any, write: WriteLine, start: Callable[[], Any]) -> None:
-    """Print the files of a table.
+    """Print the URLs of the files of a table.
 
     A local lake is read without Spark; any other lake needs the session from `start`.
     """

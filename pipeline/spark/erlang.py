@@ -39,7 +39,8 @@ def mean_wait(rate: float, service_seconds: float, workers: int, cv2: float = 1.
 def workers_needed(rate: Any, service_seconds: Any, cv2: Any, target_seconds: float) -> Any:
     """Return the fewest workers for each queue that keep the mean wait within the target.
 
-    One pass over c serves all queues, because Erlang B of c + 1 is computed from that of c.
+    The result is at most MAX_WORKERS. One pass over c, the number of workers, serves all queues, because Erlang B of
+    c + 1 is computed from that of c.
     """
     rate, service, cv2 = (np.asarray(values, dtype=float) for values in (rate, service_seconds, cv2))
     load = rate * service

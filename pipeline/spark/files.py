@@ -1,4 +1,4 @@
-"""Read history from external Parquet or JSON-lines files that keep the contract."""
+"""Read history from external Parquet or JSON-lines files that conform to the contract."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from typing import Any
 
 from pipeline.spark.store import Store, checksum, open_store
 
-# `vacuum` keeps at least this number of roots, everything that is younger than KEEP_SECONDS, and the state of loads.
+# `vacuum` keeps at least this number of roots, everything that is younger than KEEP_SECONDS, and the state of loads
+# that began less than KEEP_LOADS_SECONDS ago.
 KEEP_ROOTS = 20
 KEEP_SECONDS = 24 * 3600
 KEEP_LOADS_SECONDS = 7 * 24 * 3600
@@ -217,7 +218,8 @@ class Lake:
     def vacuum(self, keep: timedelta = timedelta(seconds=KEEP_SECONDS)) -> int:
         """Remove files that no kept root refers to and that are older than `keep`.
 
-        Return the number of removed items. `keep` must exceed the duration of any run or read.
+        Return the number of removed manifests, folders of runs, and loads. `keep` must exceed the duration of any run
+        or read.
         """
         before = f"{datetime.now(UTC) - keep:%Y%m%dT%H%M%S}"
         roots = self.store.list_names("_log")
@@ -270,7 +272,7 @@ def _get_run_id(manifest: str) -> str:
 
 
 def files(url: str, table: str, *, tenant: str | None = None, spark: Any = None, checked: bool = False) -> list[str]:
-    """Return the Parquet files of a table's current version.
+    """Return the URLs of the Parquet files of a table's current version.
 
     Any reader can use them: pandas, DuckDB, Polars, Spark. `tenant` selects the files of one tenant from a table that
     is partitioned by tenant; a file of a mart contains all tenants. With `checked`, each file is compared with its

@@ -37,7 +37,7 @@ RESULT_SCHEMA = "bucket long, sent long, refused long, reason string"
 
 
 class LoadRejected(RuntimeError):
-    """The API rejects the whole load."""
+    """The API rejected a request, or did not accept it within GIVE_UP_SECONDS."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _get_reason(item: Any) -> str:
 class _Connection:
     """A keep-alive connection to the API, reopened when it breaks.
 
-    Every request may be repeated.
+    Every request may be repeated, because each task has an idempotency key.
     """
 
     def __init__(self, target: LoadTarget) -> None:
@@ -272,7 +272,8 @@ class _Connection:
     def post(self, body: bytes) -> list[Any]:
         """Return the results of a batch, in its order.
 
-        Retry while the API is unreachable or asks to retry later. Raise LoadRejected if it rejects the request.
+        Retry while the API is unreachable or asks to retry later. Raise LoadRejected if it rejects the request,
+        or has not accepted it after GIVE_UP_SECONDS.
         """
         import http.client
 

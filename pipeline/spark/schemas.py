@@ -1,7 +1,7 @@
 """The contracts: the columns of each table, and the check of data before it is read.
 
-A mart's `version` is part of the identifier of its source. Raise it when the mart's transform changes: the next run
-then computes the mart again.
+A table's `version` is part of the identifier of its source. Raise it when the table's transform changes: the next run
+then computes the table again.
 """
 
 from __future__ import annotations

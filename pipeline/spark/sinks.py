@@ -66,8 +66,8 @@ def check_files(
 def distribute(frame: DataFrame, table: schemas.TableContract, rows: Mapping[str, int]) -> DataFrame:
     """Repartition the frame so that one task holds the rows of a partition of this table.
 
-    `rows` is the approximate number of rows of each partition. A large partition is divided into several files, whose
-    number is in `FILE_COLUMN`.
+    `rows` is the approximate number of rows of each partition. A large partition is divided into several files:
+    `FILE_COLUMN` is the number of the file that a row is written to.
     """
     file_counts = {key: -(-count // ROWS_PER_FILE) for key, count in rows.items() if count > ROWS_PER_FILE}
     if not file_counts:

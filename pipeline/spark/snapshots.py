@@ -2,8 +2,8 @@
 
 When the highest id is visible, rows with lower ids may still be uncommitted, or may never be committed. So a snapshot
 states up to which id the table is *settled*: every transaction that was writing to the table when the highest id was
-read has ended. Rows with higher ids are read too, and read again by the next run. The `attempts` job removes the
-duplicates.
+read has ended. Rows with higher ids are read too, and read again by the next run. The jobs `attempts` and
+`deliveries` remove the duplicates.
 """
 
 from __future__ import annotations

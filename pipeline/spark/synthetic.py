@@ -85,7 +85,7 @@ def _build_tasks(tasks: DataFrame, shape: HistoryShape) -> DataFrame:
     )
     start = int(datetime.combine(shape.first_day, datetime.min.time(), UTC).timestamp() * 1000)
     hours = tuple(str(hour) for hour, weight in enumerate(RHYTHM) for _ in range(weight))
-    # Bursts fall into half a minute at the same minute of each hour.
+    # A burst takes place in the first half of minute 17 of an hour.
     minute = _draw(shape, "minute")
     millis = F.when(F.col("is_burst"), 17 * 60_000 + F.floor(minute * 30_000)).otherwise(F.floor(minute * 3_600_000))
     return tasks.withColumn("is_burst", _draw(shape, "burst") < 0.05).select(

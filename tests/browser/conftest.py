@@ -1,4 +1,4 @@
-"""Fixtures: one `manage.py up`, one chromium, and a tab for each test."""
+"""Fixtures: one `manage.py up`, one chromium, and a new tab for each login."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Takes the screenshots of the docs: `python -m tests.browser.screenshots [NAME ...]`.
+"""Take the screenshots of the docs: `python -m tests.browser.screenshots [NAME ...]`.
 
-It starts an installation, fills it with data, and takes every page, or those named, in the light and the dark theme, on
-a desktop and on a phone.
+It starts an installation and fills it with data. It takes screenshots of every page, or of the named pages, in the
+light and the dark theme, on a desktop and on a phone.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def test_a_bulk_replay_has_a_dry_run_progress_and_cancellation(site: Site, log_i
     assert 0 < handled < 60
 
     left = 60 - handled
-    until(lambda: len(site.list_dead_letters("acme", "bulky")) == left)  # the list follows the drain
+    until(lambda: len(site.list_dead_letters("acme", "bulky")) == left)  # the drain updates the list
     open_page(page, "console/dead/list/", tenant=acme, command="bulky")
     expect(page.locator(".cq-note").first).to_contain_text(f"{left} dead letters")
     page.get_by_role("link", name="Replay all matching").click()

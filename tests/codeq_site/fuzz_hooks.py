@@ -48,7 +48,8 @@ def _shorten(value: Any) -> Any:
     return (str(WAIT_SECONDS) if isinstance(value, str) else WAIT_SECONDS) if is_long else value
 
 
-# Requests that the schema permits and a 400 refuses: start of the detail -> why a schema cannot express the rule.
+# Requests that the schema permits and the server refuses with 400: start of the detail -> why a schema cannot express
+# the rule.
 REFUSED_ON_PURPOSE = {
     "cursor: ": "a cursor is opaque: only one from a page is valid",
     "jsonPath: ": "PostgreSQL defines JSON paths; their grammar is not regular",

@@ -50,7 +50,7 @@ class Installation:
     def launch(self, **environment: str) -> None:
         command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "up", "--workers", "1"]
         for former in (self.out_path, self.err_path):
-            former.unlink(missing_ok=True)  # children that outlive their parent for a moment still write to it
+            former.unlink(missing_ok=True)  # a remaining child of a former `up` writes to the deleted file
         with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
             self.process = subprocess.Popen(
                 [*command, "--home", str(self.home), "--port", str(self.port)],
@@ -125,7 +125,7 @@ class Installation:
             return False
 
     def run_printed_commands(self, seconds: float) -> None:
-        """Run the three printed commands, and wait until the audit has the result."""
+        """Run the three commands that `up` printed, and wait until the audit has the result."""
         outputs = [
             subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
             for line in self.curl_lines()

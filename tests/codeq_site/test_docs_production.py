@@ -215,7 +215,7 @@ def test_every_named_command_and_path_exists() -> None:
 
 @pytest.fixture
 def exported(valkey: Valkey, transactional_db: None) -> set[str]:
-    """All names that /metrics can export. Metrics without a value are only registered."""
+    """All names that /metrics can export, including those of metrics that have no value yet."""
     _ = get_resolver().url_patterns  # as a web process does at its start: the views import their metrics
     BeatJobFactory(name="drain")
     registered = {f"{family.name}_total" if family.type == "counter" else family.name for family in REGISTRY.collect()}

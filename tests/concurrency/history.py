@@ -22,7 +22,7 @@ class RecordedCall:
     ended_ms: float
     from_ms: int = 0  # of a claim: start of the lease, from the server
     until_ms: int = 0  # of a claim or heartbeat: deadline of the lease, from the server
-    attempts: int = 0  # of a claim: attempts that ended before, to order leases of one millisecond
+    attempts: int = 0  # of a claim: attempts that ended before, to order leases that start in the same millisecond
 
 
 class History:

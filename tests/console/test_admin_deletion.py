@@ -112,7 +112,7 @@ def test_no_row_is_deleted_within_another_rows_form(model: type[Model]) -> None:
 @REASONED
 @pytest.mark.parametrize("way", ["row", "selected"])
 def test_staff_of_a_tenant_see_its_deletions_and_reasons(way: str, mine: Rows, foreign: Rows, login: Login) -> None:
-    """The row named its tenant, so after the deletion only the log entry can."""
+    """After the deletion of the row, only the log entry names its tenant."""
     client, name = login("admin"), str(mine.rows[TenantIssuer])
     delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
     delete(client, way, TenantIssuer, foreign.rows[TenantIssuer], "not mine")

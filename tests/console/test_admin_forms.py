@@ -35,7 +35,7 @@ JUNK: dict[str, Any] = {
 
 
 class Fields(HTMLParser):
-    """The values that a browser would send of a page's forms. `names` has all fields."""
+    """The values that a browser would send from a page's forms. `names` has all fields."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def test_a_sample_has_depths_arrivals_and_outcomes(queue: Queue, clock: Clock) -
     services.nack(queue.tenant, queue.claim().id, "w1", delay_seconds=900).run_sync()
     services.cancel(queue.tenant, queue.enqueue().id).run_sync()
     queue.claim(lease_seconds=3600)
-    # The priority makes it the task that `dead` claims.
+    # `make_dead_letter` claims a task: the priority makes it claim the new one.
     queue.make_dead_letter(priority=9)
     advance_minute(clock)
     row = latest_sample()

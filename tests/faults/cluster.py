@@ -33,7 +33,7 @@ class Cluster:
     def __init__(self, directory: Path, **config: str) -> None:
         """Start the nodes with this configuration.
 
-        Writes are not durable by default, because the three servers share one disk.
+        By default, a server calls fsync once per second, not for every write, because the three servers share one disk.
         """
         self.ports = [free_port() for _ in range(NODES)]
         self.servers = [self._build_server(directory / f"{n}", port, config) for n, port in enumerate(self.ports)]

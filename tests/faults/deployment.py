@@ -26,7 +26,7 @@ Process = subprocess.Popen[bytes]
 
 @contextmanager
 def database_at(url: str) -> Iterator[None]:
-    """Use another PostgreSQL in this thread, which the test can stop."""
+    """Use another PostgreSQL in this thread: one that the test can stop."""
     before = connection.settings_dict
     connection.close()
     connection.settings_dict = {**before, **dj_database_url.parse(url)}

@@ -26,7 +26,7 @@ from tests.queues.engine.machine import run_machine
 from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Snapshot, World, build_task, dump
 from tests.waiting import until
 
-# All these tests run in one xdist worker, because they share a cluster.
+# All tests of this file run in one xdist worker (`TOGETHER` in tests/conftest.py), because they share a cluster.
 pytestmark = pytest.mark.xdist_group("cluster")
 PARTITIONS = 16
 # Tenants in several partitions, on all three nodes.
@@ -111,7 +111,7 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: FlushableCl
         "task": queries.task(engine, TID, tasks[5].id),
         "stats": queries.stats(engine, TID),
     }
-    # Without the additional key that never exists, a script would start and miss the record of a live lease.
+    # Without the guard key, which never exists, a script would start and not find the record of a live lease.
     script, bound = calls["heartbeat"].commands[0]
     unguarded = cluster.nodes[source].execute_command
     with pytest.raises(redis.ResponseError, match="non local key"):

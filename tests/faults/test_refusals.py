@@ -172,7 +172,7 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
         thread.start()
 
     def flush_scripts() -> bool:
-        """Flush the scripts, and return whether calls have often found none."""
+        """Flush the scripts, and return whether more than 80 calls have found no script."""
         time.sleep(0.05)
         client.script_flush()
         return bool(client.info("errorstats").get("errorstat_NOSCRIPT", {}).get("count", 0) > 80)

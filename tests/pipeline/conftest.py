@@ -1,6 +1,7 @@
 """Fixtures of the pipeline's tests: a Spark session on two cores, an audit and a lake.
 
-All tests of this directory run in one xdist worker (`--dist loadgroup`), because two JVMs would compete for the cores.
+All tests of this directory run in one xdist worker (`TOGETHER` in tests/conftest.py), because two JVMs would compete
+for the cores.
 """
 
 from __future__ import annotations

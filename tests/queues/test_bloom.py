@@ -10,7 +10,7 @@ import pytest
 from queues.bloom import RotatingFilter
 from queues.filters import Filters
 
-# One worker fills the three filters.
+# All tests of this file run in one xdist worker (`TOGETHER` in tests/conftest.py), so that it alone fills the filters.
 pytestmark = pytest.mark.xdist_group("bloom")
 ROTATION_SECONDS = 99.0
 

@@ -305,7 +305,7 @@ def test_page_scans_a_limited_number_of_rows(
 def test_very_common_words_are_found(
     tenant: TenantSnapshot, create_rows: CreateRows, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """The index of words finds them or, with too many rows to sort, a scan of the rows."""
+    """A page is read with the index of words, or by a scan if too many rows match to sort them."""
     monkeypatch.setattr(pagination, "MAX_WORD_MATCHES", limit)
     expected = create_rows(40, error="everywhere")
     create_rows(5, error="elsewhere")

@@ -209,7 +209,7 @@ def test_code_of_the_howto_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ConnectionError
 
     class Review:
-        """Stands for a model of the reader."""
+        """Replaces a model that the reader of the guide has."""
 
         def __init__(self, **fields: Any) -> None:
             self.pk = Group.objects.create(name=f"{fields['commit']}").pk

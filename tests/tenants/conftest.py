@@ -21,7 +21,7 @@ Configure = Callable[..., None]
 
 
 def run_inline(job: Callable[[], None]) -> None:
-    """Run in the calling thread: the `start` of a KeyCache without threads."""
+    """Run the job in the calling thread: with this `start`, a KeyCache starts no thread."""
     job()
 
 

@@ -37,7 +37,7 @@ def test_unusable_response_is_an_error(kind: str, jwks_server: JwksServer) -> No
 
 @pytest.fixture
 def slow_server() -> Iterator[Callable[[bytes], str]]:
-    """A server that sends single bytes, too fast for a timeout between two bytes."""
+    """A server that sends single bytes, so often that no timeout of a single read expires."""
     done = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     threads: list[threading.Thread] = []

@@ -1,6 +1,6 @@
 """The Spark jobs. Each job reads tables, applies a transform and publishes the result.
 
-`JOBS` is their order. Each job can be run alone, and repeated.
+`JOBS` lists them in the order of a run. Each job can be run alone, and repeated.
 """
 
 from __future__ import annotations

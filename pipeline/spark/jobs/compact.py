@@ -42,7 +42,8 @@ def _compact_table(context: JobContext, raw: schemas.TableContract, facts: schem
     if not rows:
         return {}
     read = sinks.load(context.spark, lake, raw, raw_manifest, rows, context.verified_files)
-    # Use the directory layout of ingest: Spark cannot read files together whose paths have different columns.
+    # Use the directory layout of ingest: Spark cannot read files together if their paths have different partition
+    # columns.
     staged = sinks.stage(sinks.distribute(read, raw, rows), lake, raw, new_run_id(), "/kind=good")
     merged = sinks.count_rows(context.spark, lake, raw, staged, digest=False)
     if {key: part.rows for key, part in merged.items()} != rows:

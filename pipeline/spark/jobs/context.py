@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark.lake import Lake
 
-# Rows that arrive this many days after their day, or later, are dropped: published days no longer change.
+# Rows are dropped as late if their day is more than this many days before the newest day in the lake: days that old
+# stay as they were published.
 HORIZON_DAYS = 45
 
 

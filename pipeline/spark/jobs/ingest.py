@@ -1,6 +1,6 @@
 """The Spark job `ingest`: copy new audit rows to Parquet files by day and tenant.
 
-Late rows are added to their days, unless the day is more than `HORIZON_DAYS` old.
+Late rows are added to their days, unless the day is more than `HORIZON_DAYS` before the newest day in the lake.
 """
 
 from __future__ import annotations

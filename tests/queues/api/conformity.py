@@ -13,7 +13,7 @@ from openapi_schema_validator import OAS31Validator
 if TYPE_CHECKING:
     from tests.queues.api.asgi_client import Answer
 
-# Statuses of unknown paths and of bugs. No operation declares them.
+# Statuses of unknown paths, of other methods and of bugs. An operation need not declare them.
 UNDECLARED_STATUSES = (404, 405, 500)
 
 

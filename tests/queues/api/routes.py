@@ -22,7 +22,7 @@ class RouteCase:
     role: str  # producer, worker, either, admin, public
     body: Any = None
     scopes: tuple[str, ...] = ()
-    # The status for the id of another tenant's task. None: the route takes no id.
+    # The status for an id of another tenant: of a task, subscription or bulk job. None: the route takes no id.
     foreign: int | None = None
     # The status for a worker that does not hold the lease.
     other_worker: int | None = None

@@ -120,7 +120,7 @@ async def test_waiters_are_served_in_order_of_arrival(
     for number, poll in enumerate(waiters):
         await enqueue_task(producer)
         assert (await wait_for_answer(poll)).json["workerId"] == f"w-{number}"
-        # The waiters that it woke have tried: two concurrent attempts are served in the order of Redis' replies.
+        # Wait until all other waiters are parked again: concurrent attempts are served in the order of Redis' replies.
         await wait_until_parked(registry, 4 - number)
 
 
@@ -312,7 +312,7 @@ async def test_lost_subscription_is_renewed_and_all_waiters_try_again(
     channel = keys.of_partition(0).wake
     for connection in redis_client().client_list(_type="pubsub"):
         redis_client().client_kill_filter(_id=connection["id"])
-    # No waiter hears of these: the wake-ups go to a lost subscription.
+    # The following tasks wake no waiter: the subscription is lost, and no poll is recorded as waiting.
     redis_client().delete(*[keys.of_partition(number).waiting for number in range(conf().queues.partitions)])
     for number in range(3):
         await enqueue_task(producer, payload=number)

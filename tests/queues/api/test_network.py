@@ -192,7 +192,7 @@ def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: M
             len([connection for connection in process.net_connections() if connection.status == "ESTABLISHED"]) >= 20
         )
     )
-    time.sleep(0.3)  # all are parked by now; nothing outside the process shows it
+    time.sleep(0.3)  # until all are parked, which cannot be observed from outside
     for connection in connections:
         connection.close()
     stays = threading.Thread(
@@ -224,7 +224,7 @@ def test_idle_polls_use_no_cpu(web: WebProcess) -> None:
         time.sleep(2)
         return sum(process.cpu_times()[:2]) - before <= 0.1
 
-    # A slow machine still reads the requests at first.
+    # On a slow machine, the process may still be reading the requests.
     until(is_idle, 20)  # 200 idle polls use no more than 5 % of a core
     for connection in connections:
         connection.close()

@@ -2,5 +2,5 @@
 
 import pytest
 
-# Their assertions are part of the tests that use them.
+# Show the values of failed assertions in these modules, as in test modules.
 pytest.register_assert_rewrite("tests.queues.engine.machine", "tests.queues.engine.world")

@@ -72,10 +72,10 @@ tenants = st.sampled_from([TID, TID, TID, OTHER_TID])
 commands = st.sampled_from(["send", "send", "mail.v2"])
 workers = st.sampled_from(["w1", "w2"])
 tokens = st.sampled_from(["mine", "mine", "", "forged"])
-# How often a call is sent. A second time stands for a client that lost the reply and sends the same bytes again.
+# The number of times that a call is sent. 2 simulates a client that lost the reply and sends the same bytes again.
 times = st.sampled_from([1, 1, 1, 2])
-# Selects a task or a lease: whether it must be in a state that the operation accepts, and a number. It usually must,
-# because operations reject all other tasks in the same way.
+# How to select a task or a lease: whether to select only from those in a state that the operation accepts, and a number
+# that selects one of them. Usually true, because operations reject all others in the same way.
 choice = st.tuples(st.sampled_from([True, True, True, False]), st.integers(0, 50))
 choices = st.lists(choice, min_size=1, max_size=3)
 Choice = tuple[bool, int]
@@ -635,7 +635,10 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def _find_generated_ids(call: ScriptCall[Any], tasks: list[NewTask]) -> list[str]:
-    """Return the ids that the engine has generated for the tasks, in their order: ids ascend."""
+    """Return the ids that the engine has generated, in the order of the tasks.
+
+    Later ids are greater, so sorting them gives that order, even if the call consists of several scripts.
+    """
     ids: list[str] = []
     for script, (_, count, *words) in call.commands:
         at = count + len(script.header.args.fixed)

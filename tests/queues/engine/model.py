@@ -17,7 +17,7 @@ Queue = tuple[str, str]
 
 @dataclass
 class ModelTask:
-    """A task of the model. `past` counts the attempts before its last replay."""
+    """A task of the model. `past` counts the attempts before its last replay or forwarding."""
 
     id: str
     tid: str
@@ -93,7 +93,7 @@ class Model:
     # Producers
 
     def enqueue(self, tid: str, tasks: Sequence[NewTask], ids: Sequence[str], now: int) -> list[Any]:
-        """Return (id, existed, differs) or an error class for each task."""
+        """Return (id, is_replayed, is_mismatch) or an error class for each task."""
         outcomes: list[Any] = [None] * len(tasks)
         repeats: dict[str, int] = {}
         order = []
@@ -259,7 +259,10 @@ class Model:
         return False, delay_ms
 
     def _forward_dead(self, task: ModelTask, outcome: str, own_error: str, now: int) -> bool:
-        """Move a dead task to its dead letter queue, with all its attempts; once per task."""
+        """Move a dead task to its dead letter queue, where it has all its attempts again.
+
+        Return False if there is no such queue, or if the task was moved before.
+        """
         dead_letter_queue = self._policy(task.queue)[3]
         if not dead_letter_queue or task.was_forwarded:
             return False

@@ -71,7 +71,7 @@ def test_jitter_spreads_over_its_bounds(client: redis.Redis, policy: str, min_sh
         full = min(BASE_MS * 2**n, CAP_MS)
         assert min_share * full <= min(values)
         assert max(values) < full
-        # 200 uniform values: outside of these with a probability below 1e-9.
+        # For 200 uniform values, each assertion fails with a probability below 1e-9.
         span = full - min_share * full
         assert len(set(values)) > tasks / 2
         assert min(values) < min_share * full + 0.1 * span

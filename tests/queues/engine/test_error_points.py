@@ -110,7 +110,7 @@ class Scene:
         client.set(f"{root}idem:{TID}:{'0' * 64}", self.ended[3].id, px=DAY_MS)
         # A request was admitted a moment ago, so there is a bucket to restore.
         admin_commands.admit(self.engine, TID, LIMITS).run_sync()
-        # Its keys live for a second of real time, which a slow run of a test exceeds.
+        # The bucket's keys expire after a second of real time, which a slow test would exceed.
         for token in ("", LIMITS.token):
             assert client.pexpire(keys.rate_limit(root, TID, LIMITS.kind, token), DAY_MS)
         self.clock.advance(10)

@@ -25,7 +25,7 @@ LONG = os.environ.get("CODEQ_TEST_LONG") == "1"
 DAY_MS = 86_400_000
 TID, OTHER_TID = "acme0001", "zeta0002"
 
-# Reads all keys in one script. It has no `#!lua`, with which every key would have to be declared.
+# Reads all keys in one script. A script with a `#!lua` line would have to declare every key.
 _DUMP = """
 local dump = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -95,9 +95,9 @@ class Snapshot:
     keyspace: dict[str, Any]
     tasks: dict[str, Fields] = field(default_factory=dict)
     places: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    scores: dict[str, float] = field(default_factory=dict)  # in the index of a live or dead task
+    scores: dict[str, float] = field(default_factory=dict)  # in delayed, inprog or dlq
     ready: dict[tuple[str, str, int], list[str]] = field(default_factory=dict)  # live ids, next first
-    ghosts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    ghosts: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # ids of ended or deleted tasks in `ready`
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     expiry: dict[str, float] = field(default_factory=dict)
     idem: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -229,7 +229,7 @@ def _check_idempotency(snapshot: Snapshot) -> None:
 
 
 def _check_events(snapshot: Snapshot) -> None:
-    """Check that each ended attempt has one event, and the last one the task's status."""
+    """Check that each ended attempt has one event; the last has the task's status."""
     for _, entries in snapshot.keys_of_kind("events"):
         for entry in entries:
             snapshot.events[entry["id"]].append(entry)
