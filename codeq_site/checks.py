@@ -200,7 +200,8 @@ def check_deployment(**_: object) -> list[CheckMessage]:
 def check_redis(*, databases: Collection[str] | None = None, **_: object) -> list[CheckMessage]:
     """Check the running Redis.
 
-    It runs only in `manage.py check --database default` and `manage.py migrate`, which pass `databases`.
+    It runs only in `manage.py check --database default` and `manage.py migrate`, which pass `databases`. A Redis that
+    does not answer is a warning, so that the database can be migrated without it.
     """
     if not databases:
         return []
@@ -208,10 +209,12 @@ def check_redis(*, databases: Collection[str] | None = None, **_: object) -> lis
         servers = primaries(client())
         warnings = {allocator_warning(server.info("memory")) for server in servers.values()} - {None}
     except (redis.RedisError, OSError, ConfigError) as error:
-        return [Error(f"Redis does not answer: {type(error).__name__}.", hint="Check REDIS_URL.", id="codeq.E022")]
+        return [
+            checks.Warning(f"Redis does not answer: {type(error).__name__}.", hint="Check REDIS_URL.", id="codeq.W022")
+        ]
     return [
         checks.Warning(
-            "Redis uses the memory allocator of the C library: it needs more CPU and memory from day to day.",
+            "Redis uses the memory allocator of the C library: its CPU and memory per task grow with time.",
             hint="Use a Valkey or Redis built with jemalloc, or preload jemalloc and set CODEQ_REDIS_ALLOCATOR.",
             id="codeq.W023",
         )

@@ -95,7 +95,7 @@ def redis_servers() -> list[Check]:
         ),
     ]
     if any(allocator_warning(memory) for memory, _, _ in answers):
-        message = "libc: CPU and memory grow from day to day; use jemalloc"
+        message = "libc: CPU and memory per task grow with time; use jemalloc"
         checks.append(Check(name="Allocator", is_well=False, message=message))
     if len(states) > 1:
         silent = ", ".join(sorted(name for name, state in states.items() if not state))

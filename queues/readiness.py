@@ -47,7 +47,7 @@ def allocator_warning(info: Mapping[str, Any]) -> str | None:
     allocator = conf().redis_allocator or str(info.get("mem_allocator", ""))
     if allocator != "libc":
         return None
-    return "redis: its memory allocator is libc, which needs more CPU and memory from day to day; use jemalloc"
+    return "redis: its memory allocator is libc, with which CPU and memory per task grow with time; use jemalloc"
 
 
 def _find_server_problem(server: redis.Redis) -> str | None:

@@ -357,3 +357,12 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
 async def test_invalid_cleanup_is_refused(admin: Client, body: dict[str, Any]) -> None:
     answer = await admin.post(f"{ADMIN}/tasks/cleanup", body)
     assert (answer.status, answer.code) == (400, "invalid_request")
+
+
+def test_redis_that_is_down_does_not_prevent_a_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise redis.exceptions.ConnectionError
+
+    monkeypatch.setattr("codeq_site.checks.primaries", refuse)
+    [message] = check_redis(databases=["default"])
+    assert (message.id, message.is_serious()) == ("codeq.W022", False)
