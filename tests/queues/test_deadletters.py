@@ -333,6 +333,9 @@ INDEXED_READS: dict[str, tuple[Callable[[str], object], str]] = {
 def test_lists_are_answered_by_an_index(
     tenant: TenantSnapshot, create_rows: CreateRows, subtests: pytest.Subtests
 ) -> None:
+    # Rows that earlier tests deleted would still take up pages, which the planner counts.
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE queues_auditedresult")
     # As in production, few of the rows are dead letters. The planner chooses by their share.
     for number in range(40):
         create_rows(250, tid=f"other{number:03}", is_dead=False, status="COMPLETED", outcome="COMPLETED", error="")
