@@ -1,4 +1,4 @@
-"""What operators work with: dead letters by failure, words to search by, bulk jobs, policies of queues."""
+"""Dead letters by failure, words to search by, bulk jobs, and policies of queues."""
 
 import django.contrib.postgres.fields
 import django.contrib.postgres.indexes

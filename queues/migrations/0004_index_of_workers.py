@@ -1,4 +1,4 @@
-"""What a worker did, by a B-tree: inserting into the hash index cost more with every row of the worker."""
+"""Index attempts by worker with a B-tree: inserting into a hash index became slower with every row of a worker."""
 
 from django.db import migrations, models
 

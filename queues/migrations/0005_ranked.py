@@ -1,4 +1,4 @@
-"""What ranked queues have not got yet, because Redis could not be told of it."""
+"""The table of entries that ranked queues have not stored in Redis yet."""
 
 import django.db.models.deletion
 from django.db import migrations, models
