@@ -58,7 +58,8 @@ def test_unknown_name_without_a_similar_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_of_tests_and_of_other_programs_are_ignored(tmp_path: Path) -> None:
-    conf_of(tmp_path, CODEQ_TEST_ANYTHING="1", CODEQ_BENCH_ANYTHING="1", EDITOR="ed")
+    ignored = {"CODEQ_TEST_ANYTHING": "1", "CODEQ_BENCH_ANYTHING": "1", "EDITOR": "ed"}
+    assert conf_of(tmp_path, **ignored) == conf_of(tmp_path)
 
 
 @pytest.mark.parametrize(

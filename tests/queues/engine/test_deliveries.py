@@ -150,4 +150,8 @@ def test_holder_is_accepted_one_millisecond_before_the_deadline(world: World, cl
     producer_commands.enqueue(world.engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=10_000, limit=1).run_sync().tasks
     clock.advance(9.999)
-    LATE_CALLS["heartbeat"](world, task)
+    token = task.lease_token or ""
+    lease = worker_commands.heartbeat(
+        world.engine, TID, task.id, "w1", extend_ms=10_000, token=token, progress=""
+    ).run_sync()
+    assert lease.until_ms == clock() + 10_000
