@@ -67,12 +67,19 @@ def acquire_run_lock() -> Iterator[None]:
     Raise AlreadyRunning if another process holds it. PostgreSQL releases this advisory lock when the process ends, even
     if it is killed. The lock only avoids doing work twice: the lake itself keeps two concurrent runs from overwriting
     each other.
+
+    The lock is released explicitly: after a connection is closed, PostgreSQL needs a moment to release its locks, and
+    a run that starts in that moment would be refused.
     """
     with psycopg.connect(dsn(), autocommit=True) as lock_connection:
         row = lock_connection.execute("SELECT pg_try_advisory_lock(hashtextextended('codeq:pipeline', 0))").fetchone()
         if not (row and row[0]):
             raise AlreadyRunning(AlreadyRunning.__doc__)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(psycopg.OperationalError):  # a lost connection has released the lock already
+                lock_connection.execute("SELECT pg_advisory_unlock_all()")
 
 
 def run(
