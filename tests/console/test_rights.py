@@ -83,7 +83,7 @@ PAGES: dict[str, Callable[[World], dict[str, str]]] = {
     "overview-data": lambda w: {"rates": "1", "tenant": w.queue.tenant.slug},
     "queue": lambda w: w.queue_parameters,
     "queue-data": lambda w: w.queue_parameters,
-    "queue-course": lambda w: {**w.queue_parameters, "span": "1h"},
+    "queue-charts": lambda w: {**w.queue_parameters, "span": "1h"},
     "tasks": lambda w: {"tenant": w.queue.tenant.tid, "q": w.word},
     "task": lambda w: w.id_parameters(w.dead[0]),
     "task-artifact": lambda w: {**w.id_parameters(w.done.id), "artifact": w.artifact},
@@ -163,7 +163,7 @@ def test_a_page_shows_its_own_tenants_data(name: str, mine: World, login: Login)
     response = login("operator").get(url(name), PAGES[name](mine))
     assert response.status_code == 200
     expected = {
-        "queue-course": '"completed"',
+        "queue-charts": '"completed"',
         "bulk-job-data": '"running"',
         "task-artifact": "mine-artifact",
         "tasks": "mine-error",
@@ -250,7 +250,7 @@ def test_a_viewer_cannot_act(name: str, mine: World, login: Login) -> None:
 
 @RIGHTS
 @pytest.mark.parametrize(
-    "name", sorted(PAGES.keys() - {"overview-data", "queue-data", "queue-course", "bulk-job-data"})
+    "name", sorted(PAGES.keys() - {"overview-data", "queue-data", "queue-charts", "bulk-job-data"})
 )
 def test_a_viewers_pages_have_no_actions(name: str, mine: World, login: Login) -> None:
     response = login("viewer").get(url(name), PAGES[name](mine))
