@@ -115,16 +115,16 @@ def measure_replay(count: int) -> None:
     from tenants.cache import tenant_cache
     from tenants.models import Tenant
 
-    for slug in ("dead-letters", "other"):
+    for slug in ("failing", "other"):
         Tenant.objects.get_or_create(slug=slug)
-    first_tenant, other_tenant = tenant_cache.find("dead-letters"), tenant_cache.find("other")
-    assert first_tenant is not None
+    failing_tenant, other_tenant = tenant_cache.find("failing"), tenant_cache.find("other")
+    assert failing_tenant is not None
     assert other_tenant is not None
     new = [NewTask(command="send", payload='{"order":17}', max_attempts=1)] * 500
     for _ in range(count // 500):
-        producer_commands.enqueue(engine(), first_tenant.tid, "dead-letters", new, retention_ms=86_400_000).run_sync()
-        worker_commands.claim(engine(), first_tenant.tid, ["send"], "w", lease_ms=1, limit=500).run_sync()
-    while maintenance_commands.reap(engine(), first_tenant.tid, "send", 500).run_sync()[0]:
+        producer_commands.enqueue(engine(), failing_tenant.tid, "failing", new, retention_ms=86_400_000).run_sync()
+        worker_commands.claim(engine(), failing_tenant.tid, ["send"], "w", lease_ms=1, limit=500).run_sync()
+    while maintenance_commands.reap(engine(), failing_tenant.tid, "send", 500).run_sync()[0]:
         pass
     periodic_tasks.run_drain(lambda: True, seconds=600)
     new = [NewTask(command="send", payload='{"order":18}')] * 500
@@ -144,7 +144,7 @@ def measure_replay(count: int) -> None:
     worker = start_worker(10)
     before = results.get()
     worker.join()
-    job = bulk_jobs.start(first_tenant, "replay", Filter(command="send"), actor="bench")
+    job = bulk_jobs.start(failing_tenant, "replay", Filter(command="send"), actor="bench")
     worker = start_worker(count / 8_000)
     time.sleep(1)  # the worker needs this time to start
     started = time.perf_counter()

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from codeq_site.devserver.embedded import PostgreSQL, Valkey
-from tests.codeq_site.make_installation import Installation
+from tests.codeq_site.installation import Installation
 from tests.conftest import free_port
 
 Make = Callable[[], Installation]
