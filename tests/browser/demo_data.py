@@ -101,7 +101,9 @@ def _create_bulk_jobs() -> dict[str, str]:
     BulkJob.objects.filter(pk=failed.pk).update(
         state="failed", error=pagination.TOO_LONG, done=14, total=None, created_at=began, started_at=began
     )
-    completed = bulk_jobs.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
+    completed = bulk_jobs.start(
+        acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back"
+    )
     until(lambda: bulk_jobs.find(None, str(completed.pk)).is_over, 30)
     options = {"actor": "admin", "reason": "the import's disk is back"}
     job = bulk_jobs.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **options)

@@ -81,7 +81,9 @@ def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
     assert (stats.ready, stats.delayed, stats.in_progress) == (199, 250, 1)
 
 
-@pytest.mark.spec("CLM-4", "Expired leases are repaired before a claim takes, at most `CODEQ_QUEUES_REPAIR_LIMIT` of them")
+@pytest.mark.spec(
+    "CLM-4", "Expired leases are repaired before a claim takes, at most `CODEQ_QUEUES_REPAIR_LIMIT` of them"
+)
 def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine(), "options", Options(backoff="fixed"))  # jitter can choose a delay of zero
     queue.enqueue_many(250)

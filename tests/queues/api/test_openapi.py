@@ -135,7 +135,7 @@ def test_example_matches_its_schema(name: str, status: str | int, example: Any) 
     if status == "request":
         msgspec.json.decode(msgspec.json.encode(example), type=operations[name].body)
     else:
-        kind = operations[name].responses[int(status)]
+        kind = operations[name].answers[int(status)]
         errors = list(conformity.validator(f"#/components/schemas/{kind.__name__}").iter_errors(example))
         assert not errors
         known = {field.encode_name for field in msgspec.structs.fields(kind)}
