@@ -72,14 +72,14 @@ class Poll(Protocol):
 class Waiter:
     """A registered request: parked, woken to try again, or trying."""
 
-    __slots__ = ("created_at", "future", "has_missed_wake_up", "is_disconnected", "is_parked", "is_woken", "names")
+    __slots__ = ("created_at", "future", "has_pending_wake_up", "is_disconnected", "is_parked", "is_woken", "names")
 
     def __init__(self, created_at: int, names: Sequence[str]) -> None:
         self.created_at = created_at  # a sequence number: the order of arrival
         self.names = names
         self.future: asyncio.Future[None] | None = None
         self.is_woken = False  # while it was parked: it tries again
-        self.has_missed_wake_up = False  # while it was trying: it tries again after the current attempt
+        self.has_pending_wake_up = False  # while it was trying: it tries again after the current attempt
         self.is_disconnected = False
         self.is_parked = False
 
@@ -178,7 +178,7 @@ class LongPollRegistry:
         self._register(waiter)
         try:
             while True:
-                waiter.is_woken = waiter.has_missed_wake_up = False
+                waiter.is_woken = waiter.has_pending_wake_up = False
                 seconds_left = 0.0 if self._parked_count >= self.max_parked else deadline - loop.time()
                 try:
                     is_answered = await poll.attempt(max(0, round(seconds_left * 1000)))
@@ -196,11 +196,11 @@ class LongPollRegistry:
                     return
                 if watcher is None:
                     watcher = loop.create_task(self._watch(poll, waiter))
-                if not waiter.has_missed_wake_up and not waiter.is_disconnected:
+                if not waiter.has_pending_wake_up and not waiter.is_disconnected:
                     await self._park(waiter, deadline)
                 if waiter.is_disconnected:
                     raise ClientDisconnected
-                if self._is_closing or not (waiter.is_woken or waiter.has_missed_wake_up):
+                if self._is_closing or not (waiter.is_woken or waiter.has_pending_wake_up):
                     return
         finally:
             self._unregister(waiter)
@@ -239,7 +239,7 @@ class LongPollRegistry:
             waiter.is_woken = True
             self._unpark(waiter)
         else:
-            waiter.has_missed_wake_up = True
+            waiter.has_pending_wake_up = True
 
     async def _watch(self, poll: Poll, waiter: Waiter) -> None:
         await poll.wait_for_disconnect()
@@ -256,7 +256,7 @@ class LongPollRegistry:
             del wait_queue.waiters[waiter.created_at]
             if not wait_queue.waiters:
                 del self._wait_queues[name]
-        if waiter.is_woken or waiter.has_missed_wake_up:
+        if waiter.is_woken or waiter.has_pending_wake_up:
             self._wake_first_of(waiter.names)
 
     def _all_waiters(self) -> list[Waiter]:

@@ -24,7 +24,7 @@ from queues.audit import stream
 from queues.audit.events import Event
 from queues.domain import Outcome
 from queues.engine import keys
-from queues.models import BeatJob, Quarantine
+from queues.models import PeriodicTaskRun, Quarantine
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
 _claimed = Counter("codeq_task_claimed_total", "Tasks claimed.", ["command"])
@@ -111,7 +111,7 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
     """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
-        rows = BeatJob.objects.filter(name__in=settings.PERIODIC_TASKS)
+        rows = PeriodicTaskRun.objects.filter(name__in=settings.PERIODIC_TASKS)
         late = GaugeMetricFamily(
             "codeq_beat_late_seconds", "Seconds for which a periodic task has been due.", labels=["name"]
         )

@@ -68,7 +68,9 @@ def notify(
                 _defer(deferred, queue.command)
     for subscription in subscriptions.with_deferred_queues(now):
         if subscriptions.is_interval_over(subscription, now):
-            candidates += [(subscription, QueueRef(subscription.tenant_id, command)) for command in subscription.owed]
+            candidates += [
+                (subscription, QueueRef(subscription.tenant_id, command)) for command in subscription.deferred_commands
+            ]
     requests = _prepare_requests(candidates, now)
     if not requests:
         return 0, 0
@@ -113,26 +115,28 @@ def _mark_notified(subscription: Subscription, command: str, now: datetime) -> b
     """
     since = now - timedelta(seconds=subscription.min_interval_seconds)
     rows = Subscription.objects.filter(Q(notified_at=None) | Q(notified_at__lte=since), pk=subscription.pk)
-    still_deferred = [deferred for deferred in subscription.owed if deferred != command]
-    if not rows.update(notified_at=now, notified=F("notified") + 1, owed=still_deferred):
+    still_deferred = [deferred for deferred in subscription.deferred_commands if deferred != command]
+    if not rows.update(notified_at=now, notified=F("notified") + 1, deferred_commands=still_deferred):
         return False
-    subscription.owed = still_deferred
+    subscription.deferred_commands = still_deferred
     return True
 
 
 def _defer(deferred: Iterable[Subscription], command: str) -> None:
     """Store the queue with the subscriptions, for a notification after their interval."""
     for subscription in deferred:
-        if command not in subscription.owed:
-            subscription.owed = [*subscription.owed, command]
-            Subscription.objects.filter(pk=subscription.pk).update(owed=subscription.owed)
+        if command not in subscription.deferred_commands:
+            subscription.deferred_commands = [*subscription.deferred_commands, command]
+            Subscription.objects.filter(pk=subscription.pk).update(deferred_commands=subscription.deferred_commands)
 
 
 def _discard_deferred(subscription: Subscription, command: str) -> None:
     """Remove a deferred queue that has no work any more."""
-    if command in subscription.owed:
-        subscription.owed = [deferred for deferred in subscription.owed if deferred != command]
-        Subscription.objects.filter(pk=subscription.pk).update(owed=subscription.owed)
+    if command in subscription.deferred_commands:
+        subscription.deferred_commands = [
+            deferred for deferred in subscription.deferred_commands if deferred != command
+        ]
+        Subscription.objects.filter(pk=subscription.pk).update(deferred_commands=subscription.deferred_commands)
 
 
 async def _send_all(

@@ -72,7 +72,7 @@ def pages(ids: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
         "endpoints": ("webhooks/endpoint/", {}),
         "subscriptions": ("webhooks/subscription/", {}),
         "circuits": ("webhooks/circuit/", {}),
-        "beat-jobs": ("queues/beatjob/", {}),
+        "beat-jobs": ("queues/periodictaskrun/", {}),
         "quarantine": ("queues/quarantine/", {}),
         "people": ("auth/user/", {}),
     }

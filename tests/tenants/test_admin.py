@@ -370,7 +370,7 @@ def test_new_secret_is_shown_once(role: str, login: Login, acme: Tenant) -> None
     ):
         content = client.get(page).content.decode()
         assert secret not in content
-        assert row.sealed not in content
+        assert row.encrypted_secret not in content
     assert "whsec_…" in client.get(url("signingsecret", "changelist")).content.decode()
     assert "the old one leaked" in LogEntry.objects.get().get_change_message()
     assert secret not in LogEntry.objects.get().get_change_message()

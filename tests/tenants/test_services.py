@@ -208,13 +208,15 @@ def test_old_key_can_be_removed_after_reseal(acme: Tenant) -> None:
             call_command("reseal", stdout=output)
         assert "tenants.SigningSecret.sealed: 1 encrypted again" in output.getvalue()
         assert services.signing_secret("acme") == secret
-        assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
+        assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).encrypted_private_key).startswith(
+            b"-----BEGIN"
+        )
     with pytest.raises(ConfigError):
         services.signing_secret("acme")
 
 
-def test_encrypted_columns_are_complete() -> None:
-    assert {f"{model._meta.label}.{name}" for model, name in secret_encryption.encrypted_columns()} == {
+def test_encrypted_fields_are_complete() -> None:
+    assert {f"{model._meta.label}.{field.column}" for model, field in secret_encryption.encrypted_fields()} == {
         "tenants.InstallationKey.sealed", "tenants.SigningSecret.sealed",
         "webhooks.Endpoint.sealed", "webhooks.Endpoint.former_sealed",
     }  # fmt: skip

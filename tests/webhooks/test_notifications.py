@@ -131,7 +131,7 @@ def test_queue_deferred_by_the_interval_is_notified_after_it(
         notifications.notify(clock=clock)
     notified = [json.loads(request.body)["eventType"] for request in receiver.requests]
     assert sorted(notified) == ["c0", "c1", "c2", "c4"]
-    assert Subscription.objects.get().owed == []
+    assert Subscription.objects.get().deferred_commands == []
 
 
 def test_subscriber_without_interval_is_notified_of_every_queue_at_once(

@@ -38,7 +38,7 @@ def test_delivery_and_its_attempts_are_recorded(
     row = make_delivery(receiver.url("/hook?x=1"))
     assert send().failed == 1
     row.refresh_from_db()
-    assert (row.status, row.tries, row.last_status, row.last_error) == ("pending", 1, 500, "HTTP 500")
+    assert (row.status, row.attempts_since_replay, row.last_status, row.last_error) == ("pending", 1, 500, "HTTP 500")
     assert timedelta(seconds=1.7) < row.due_at - clock.now < timedelta(seconds=2.3)
     assert send().failed == 0  # not before it is due
     clock.advance(seconds=3)
@@ -137,7 +137,7 @@ def test_endpoint_that_fails_for_days_is_disabled(
     configure(failures_to_pause=1000)
     receiver.answer = status(500)
     for _ in range(5):  # from the first day on, after its quick attempts
-        make_delivery(receiver.url(), tries=4)
+        make_delivery(receiver.url(), attempts_since_replay=4)
         send()
         clock.advance(days=1)
     assert Endpoint.objects.get().failing_since == clock.now - timedelta(days=5)
@@ -152,7 +152,7 @@ def test_endpoint_that_recovers_by_itself_is_not_disabled(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     receiver.answer = in_turn(status(500), raw(OK))
-    make_delivery(receiver.url(), tries=4)
+    make_delivery(receiver.url(), attempts_since_replay=4)
     send()
     assert Endpoint.objects.get().failing_since
     make_delivery(receiver.url())
@@ -296,7 +296,7 @@ def test_after_its_reservation_a_failure_is_ignored_and_a_success_counts(
         row.refresh_from_db()
 
     record_result(500, "retry")
-    assert (row.status, row.reservation, row.tries) == ("pending", other_sender, 0)
+    assert (row.status, row.reservation, row.attempts_since_replay) == ("pending", other_sender, 0)
     record_result(200, "delivered")
     assert (row.status, row.reservation) == ("delivered", None)
 
@@ -315,7 +315,7 @@ def test_run_that_must_stop_releases_unstarted_deliveries(
     connections.close_all()
     assert calls == [1]
     assert sender.failed == 2
-    assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, tries=0).count() == 6
+    assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, attempts_since_replay=0).count() == 6
 
 
 @pytest.mark.spec("WHK-6", "An operator's replay sends a delivery again under its own id")
@@ -331,7 +331,7 @@ def test_replay_sends_again_under_the_same_id(
     pending.refresh_from_db()
     assert pending.due_at == clock.now + timedelta(hours=1)
     row.refresh_from_db()
-    assert (row.attempts, row.tries) == (2, 1)
+    assert (row.attempts, row.attempts_since_replay) == (2, 1)
 
 
 def test_ended_deliveries_are_deleted_after_their_retention(

@@ -113,12 +113,12 @@ class BulkJob(ResponseBody, kw_only=True):
     """An operation on many dead letters, which continues in the background."""
 
     id: UUID
-    kind: Annotated[str, Meta(description="`replay`, `delete` or `recall`.")]
+    kind: Annotated[str, Meta(description="`replay`, `delete`, or `recall` for the undo of a replay.")]
     state: Annotated[
         str, Meta(description="`running`, `watching`, `done`, `stopped`, `cancelling`, `cancelled` or `failed`.")
     ]
     total: Annotated[int | None, Meta(description="Absent until the tasks are counted.")] = None
-    done: Annotated[int, Meta(description="Tasks that were replayed, deleted or recalled.")]
+    done: Annotated[int, Meta(description="Tasks that were replayed or deleted, or whose replay was undone.")]
     skipped: Annotated[int, Meta(description="Tasks that were no longer dead letters.")]
     failed: Annotated[int, Meta(description="Tasks that could not be handled because of an error.")]
     error: Annotated[str | None, Meta(description="The error that stopped the whole job.")] = None

@@ -134,13 +134,13 @@ class QueueMachine(RuleBasedStateMachine):
                     assert isinstance(answer, errors.InvalidRequest)
                     self.cover("too far")
                     continue
-                task_id, is_replayed, is_mismatch = item
+                task_id, is_repeated, is_mismatch = item
                 assert isinstance(answer, Enqueued)
-                assert (answer.task.id, answer.is_replayed, answer.is_mismatch) == item
+                assert (answer.task.id, answer.is_repeated, answer.is_mismatch) == item
                 self._assert_task_equals(answer.task, self.model.tasks[task_id])
                 self.cover("enqueued")
                 self.cover("delayed", answer.task.location is Location.DELAYED_ZSET)
-                self.cover("replayed key", is_replayed)
+                self.cover("replayed key", is_repeated)
                 self.cover("mismatched key", is_mismatch)
                 key = new_task.idempotency_key
                 self.cover(
