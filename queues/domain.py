@@ -217,10 +217,13 @@ class QueuePeek(msgspec.Struct, frozen=True, kw_only=True):
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a task in its queue.
 
-    `higher` is the number of ready tasks of a higher priority, `ahead` the number of tasks of the same priority that
-    come first. `ahead` is None if the task is not ready, or too many tasks come first to count them.
+    `command` is the queue that has the task now. It differs from the queue of its `spec` if a policy has moved the task
+    to a dead letter queue. `higher` is the number of ready tasks of a higher priority, `ahead` the number of tasks of
+    the same priority that come first. `ahead` is None if the task is not ready, or too many tasks come first to count
+    them.
     """
 
+    command: str
     now_ms: int
     is_paused: bool
     is_busy: bool  # the queue has as many tasks in progress as its policy allows

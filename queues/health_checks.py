@@ -33,7 +33,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-NO_ANSWER = Check(name="Redis", is_well=False, message="does not answer")
+NO_ANSWER = Check(name="Redis", is_well=False, message="Redis does not answer")
 
 
 def beat(now: datetime) -> Check:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import redis
 from django.conf import settings
@@ -105,9 +105,10 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def beat(until: float) -> Iterator[GaugeMetricFamily]:
-    """Seconds for which each periodic task has been due, from the record of its last run.
+    """Seconds for which each periodic task has been due, from the record of its last completed run.
 
-    A periodic task that never ran is left out.
+    It is due one period after the start of that run, as `PeriodicTaskRun.next_at` says. A periodic task that never ran
+    is left out.
     """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
@@ -117,8 +118,7 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
         )
         now = datetime.now(UTC)
         for job in rows:
-            due = job.ended_at + timedelta(seconds=job.every_seconds)
-            late.add_metric([job.name], max(0.0, (now - due).total_seconds()))
+            late.add_metric([job.name], max(0.0, (now - job.next_at).total_seconds()))
         yield late
 
 

@@ -196,7 +196,7 @@ class PeriodicTaskRun(models.Model):
 
     @property
     def next_at(self) -> datetime:
-        """The time at which the next run is due."""
+        """The time at which the next run is due: one period after the start of this one."""
         return self.started_at + timedelta(seconds=self.every_seconds)
 
     @property

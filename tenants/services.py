@@ -81,7 +81,7 @@ def _set_status(slug: str, status: Tenant.Status) -> Tenant:
     return tenant
 
 
-def signing_secret(tenant_slug: str) -> str:
+def get_or_create_signing_secret(tenant_slug: str) -> str:
     """Return the secret that signs a tenant's webhooks (`whsec_…`).
 
     Creates one if the tenant has no active secret.

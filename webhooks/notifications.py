@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import uuid
@@ -12,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.models import F, Q
 
-from core import tracing
+from core import tracing, url_check
 from core.conf import conf
 from core.http_client import Resolve
 from webhooks import http, metrics, nonempty_queues, signing, subscriptions
@@ -184,5 +185,8 @@ def _record_results(requests: list[NotificationRequest], results: list[PostResul
 
 
 def _endpoint(request: NotificationRequest) -> tuple[str, str]:
-    """Return the pair (tid, URL), the key of the signing secrets."""
-    return request.subscription.tenant_id, request.subscription.callback_url
+    """Return the pair (tid, URL without its query string), the key of the signing secrets."""
+    url = request.subscription.callback_url
+    with contextlib.suppress(url_check.AddressRefused):  # the settings have changed since the subscription
+        url = url_check.parse(url).endpoint_url
+    return request.subscription.tenant_id, url

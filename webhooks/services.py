@@ -115,7 +115,9 @@ class SigningSecrets:
             slug = None if secrets else Tenant.objects.filter(pk=tid).values_list("slug", flat=True).first()
             # A deleted tenant has no secret. Sign its remaining deliveries with a random one, so that
             # their signatures cannot be forged.
-            self._by_tenant[tid] = secrets or [tenant_services.signing_secret(slug) if slug else _new_secret()]
+            self._by_tenant[tid] = secrets or [
+                tenant_services.get_or_create_signing_secret(slug) if slug else _new_secret()
+            ]
         return self._by_tenant[tid]
 
 

@@ -256,7 +256,7 @@ def _to_row_filter(job: BulkJob) -> pagination.RowFilter:
         [str(job.tenant_id)],
         _decode_filter(job.filter),
         until=job.before,
-        include_former=job.kind == Kind.UNDO,
+        include_no_longer_dead=job.kind == Kind.UNDO,
     )
 
 

@@ -76,7 +76,7 @@ def test_delivery_is_retried_for_a_day_and_then_given_up(
 def test_delivery_is_signed_with_the_valid_secrets(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
-    former = tenants.signing_secret("acme")
+    former = tenants.get_or_create_signing_secret("acme")
     make_delivery(receiver.url())
     send()
     new = tenants.rotate_signing_secret("acme").reveal()
@@ -87,7 +87,7 @@ def test_delivery_is_signed_with_the_valid_secrets(
     make_delivery(receiver.url("/other?x"))
     send()
     other_tenant = TenantFactory(slug="stranger")
-    other_secret = tenants.signing_secret(other_tenant.slug)
+    other_secret = tenants.get_or_create_signing_secret(other_tenant.slug)
     first, second, third = receiver.requests
     for request, secrets in ((first, [former]), (second, [former, new]), (third, [own, newer])):
         for secret in secrets:
@@ -101,7 +101,7 @@ def test_tenant_without_a_secret_gets_one(receiver: Receiver, make_delivery: Mak
     make_delivery(receiver.url())
     send()
     [request] = receiver.requests
-    Webhook(tenants.signing_secret("acme")).verify(request.body, request.headers)
+    Webhook(tenants.get_or_create_signing_secret("acme")).verify(request.body, request.headers)
 
 
 @pytest.mark.spec(

@@ -1,4 +1,4 @@
---! replay: make dead letters ready again, with all their attempts.
+--! replay: make dead letters ready again, with 0 attempts used.
 --! KEYS    ghosts events expiry waiting woken
 --! ARGV    root tid job clock {id spec}*
 --! RETURNS {OK task… | NOT_FOUND | NOT_DEAD}*;

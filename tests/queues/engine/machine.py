@@ -51,7 +51,6 @@ OPTIONS = {
     "backoff": "exponential",
     "backoff_base_ms": 4_000,
     "backoff_cap_ms": 10_000,
-    "retention_ms": RETENTION_MS,
     "dead_retention_ms": DEAD_RETENTION_MS,
     "horizon_ms": 3_600_000,
 }
