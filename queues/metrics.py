@@ -105,10 +105,10 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def beat(until: float) -> Iterator[GaugeMetricFamily]:
-    """Seconds for which each periodic task has been due, from the record of its last completed run.
+    """Seconds for which each periodic task has been due.
 
-    It is due one period after the start of that run, as `PeriodicTaskRun.next_at` says. A periodic task that never ran
-    is left out.
+    A task is due one period after the start of its last completed run (`PeriodicTaskRun.next_at`). A periodic task that
+    never ran is left out.
     """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()

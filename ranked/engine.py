@@ -78,7 +78,10 @@ def finish(engine: Engine, tid: str, name: str, task_id: str, holder: str) -> Sc
 
 
 def break_lock(engine: Engine, tid: str, name: str, task_id: str) -> ScriptCall[bool]:
-    """Remove the lock of any holder, and make the entry ready again. Return False if it is not locked."""
+    """Remove the lock of any holder, and make the entry ready again.
+
+    Return False if it is not locked.
+    """
     queue, clock = _queue_key(engine, tid, name), engine.clock_argument()
     return engine.prepare("ranked_break_lock", bool, queue=queue, id=task_id, clock=clock)
 

@@ -35,7 +35,10 @@ def decrypt(encrypted: str) -> bytes:
 
 
 def encrypted_fields() -> list[tuple[type[Model], Field[Any, Any]]]:
-    """Return the fields of all apps that hold encrypted secrets: the names of their columns end in `sealed`."""
+    """Return the fields of all apps that hold encrypted secrets.
+
+    The names of their columns end in `sealed`.
+    """
     return [
         (model, field)
         for model in apps.get_models()

@@ -74,7 +74,7 @@ def test_enqueue_into_an_empty_queue_notifies_the_subscriber(
     assert (row.notified_at, row.notified, row.last_status) == (clock.now, 1, 200)
 
 
-@pytest.mark.spec("WHK-2", "A notification is signed with the secret of its endpoint, whatever the query string is")
+@pytest.mark.spec("WHK-2", "A notification is signed with the secret of its endpoint, with and without a query string")
 @pytest.mark.parametrize("path", ["/own", "/own?worker=1"])
 def test_notification_is_signed_with_the_secret_of_its_endpoint(
     tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock, path: str
