@@ -109,7 +109,8 @@ class AbandonView(ApiView):
     async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
         """Return the task. It is ready at once, behind the other tasks of its priority.
 
-        The attempt counts. A task that is out of attempts becomes a dead letter.
+        The attempt counts. A task that is out of attempts becomes a dead letter, or moves to the dead letter queue that
+        the policy of its queue names.
         """
         token = lease_token(self, body.lease_token)
         outcome = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
@@ -133,7 +134,7 @@ class NackView(ApiView):
         """Report a failed attempt.
 
         The task is retried after `delaySeconds`, or by default after its backoff. A task that is out of attempts
-        becomes a dead letter.
+        becomes a dead letter, or moves to the dead letter queue that the policy of its queue names.
         """
         outcome = await services.nack(
             caller.tenant,
