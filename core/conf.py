@@ -169,8 +169,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Before it takes tasks, a claim makes at most this many due tasks ready, and ends at most this many "
-            "expired leases. A higher value clears a backlog sooner; a lower one keeps claims short.",
+            description="Before it takes tasks, a claim makes at most this many due tasks ready, and ends at most "
+            "this many expired leases. A higher value clears a backlog sooner; a lower one keeps claims short.",
         ),
     ] = 200
     max_schedule_ahead_seconds: Annotated[
