@@ -159,7 +159,7 @@ OLD_NAMES = {
     "Standing": "QueueEntry",
     "Peeked": "QueuePeek",
     "Place": "QueuePosition",
-    "Returned": "ReleaseOutcome",
+    "Returned": "ReturnOutcome",
     "Kept": "StoredArtifact",
     "New": "NewArtifact",
     "Act": "OperatorAction",

@@ -72,7 +72,7 @@ def pages(ids: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
         "endpoints": ("webhooks/endpoint/", {}),
         "subscriptions": ("webhooks/subscription/", {}),
         "circuits": ("webhooks/circuit/", {}),
-        "periodic-tasks": ("queues/beatjob/", {}),
+        "periodic-tasks": ("queues/periodictaskrun/", {}),
         "quarantine": ("queues/quarantine/", {}),
         "users": ("auth/user/", {}),
     }

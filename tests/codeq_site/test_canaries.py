@@ -31,7 +31,7 @@ MINT = """
 from tenants import secret_encryption, services
 for role in ("producer", "worker", "admin"):
     print("secret", services.issue_token("canaries", role))
-print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canaries").sealed))
+print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canaries").encrypted_secret))
 """
 
 

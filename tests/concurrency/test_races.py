@@ -89,7 +89,7 @@ def test_hundred_identical_requests_create_one_task(valkey: Valkey, checked: Che
             ).run_sync()
             assert isinstance(item, Enqueued)
             assert not item.is_mismatch
-            items.append((item.task.id, item.is_replayed))
+            items.append((item.task.id, item.is_repeated))
         return items
 
     results = run_together(valkey.url, [enqueue_all] * clients, **OPTIONS)

@@ -317,7 +317,7 @@ async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, clien
                 build_task(idempotency_key="k"),
             ]
             items = await producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS)
-            assert [item.is_replayed for item in items] == [False, False, False, True]  # type: ignore[union-attr]
+            assert [item.is_repeated for item in items] == [False, False, False, True]  # type: ignore[union-attr]
             [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
             assert task.priority == 2
             with pytest.raises(errors.TaskNotFound):

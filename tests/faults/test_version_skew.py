@@ -13,7 +13,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
-from core.redis.script_call import Command
+from core.redis.script_call import ScriptCommand
 from tests.faults.workload import OPTIONS, Workload
 from tests.queues.engine.checked_engine import LONG, CheckedEngine, Clock
 from tests.queues.engine.machine import run_machine
@@ -26,13 +26,13 @@ class TwoReleases(SyncRunner):
         super().__init__(client)
         self.dice, self.shas = dice, set[str]()
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]:
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         selected = [self._change_release(*command) if self.dice.random() < 0.5 else command for command in commands]
         self.shas |= {script.sha for script, _ in selected}
         return super().run_sync(selected)
 
     @staticmethod
-    def _change_release(script: Any, bound: tuple[Any, ...]) -> Command:
+    def _change_release(script: Any, bound: tuple[Any, ...]) -> ScriptCommand:
         source = script.source + "\n-- another release"
         sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
         return replace(script, source=source, sha=sha), (sha, *bound[1:])

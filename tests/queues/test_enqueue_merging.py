@@ -90,7 +90,7 @@ async def test_a_repeated_key_creates_one_task(merger: EnqueueMerger, queue: Que
     )
     enqueued = [outcome for outcome in outcomes if isinstance(outcome, Enqueued)]
     assert len({outcome.task.id for outcome in enqueued}) == 1
-    assert [outcome.is_replayed for outcome in enqueued] == [False, True, True, True, True]
+    assert [outcome.is_repeated for outcome in enqueued] == [False, True, True, True, True]
 
 
 async def test_an_outage_fails_every_request(

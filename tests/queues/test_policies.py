@@ -163,7 +163,7 @@ def test_a_repeated_key_is_the_same_request_under_another_policy(
     [first] = services.enqueue(tenant, [new]).run_sync()
     put(tenant, **policy)
     [again] = services.enqueue(tenant, [new]).run_sync()
-    assert (again.is_replayed, again.is_mismatch, again.task.id) == (True, False, first.task.id)
+    assert (again.is_repeated, again.is_mismatch, again.task.id) == (True, False, first.task.id)
 
 
 @pytest.mark.spec("ADM-5", "A policy's retentionSeconds is the retention of the queue's ended tasks")

@@ -20,7 +20,7 @@ from queues.deadletters import queries as dead_letters
 from queues.domain import Location, Task, TaskStatus
 from queues.engine import queries
 from queues.models import AuditedResult
-from queues.search import pagination, tenant_search
+from queues.search import pagination, platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, explain_queries
@@ -332,3 +332,16 @@ def test_task_that_the_drain_has_not_stored_is_found_by_its_id(tenant: TenantSna
 def test_scan_of_an_unknown_queue_is_empty(tenant: TenantSnapshot) -> None:
     assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
     assert queries.list_queues(engine(), tenant.tid).run_sync() == []
+
+
+@pytest.mark.spec("ADM-3", "A search of all tenants reports that a limit left out live tasks of one tenant")
+@pytest.mark.parametrize(("count", "is_cut"), [(3, False), (4, True)])
+def test_search_reports_that_a_limit_left_out_tasks(
+    queue: Queue, count: int, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagination, "PAGE", 3)
+    queue.enqueue_many(count)
+    queue.try_claim("host-7", count=count)
+    tids = [queue.tenant.tid]
+    page = platform_search.page(tids, tids, TaskQuery(q="host-7"), limit=10)
+    assert (len(page.results), page.is_cut) == (3, is_cut)

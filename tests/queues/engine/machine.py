@@ -51,7 +51,6 @@ OPTIONS = {
     "backoff": "exponential",
     "backoff_base_ms": 4_000,
     "backoff_cap_ms": 10_000,
-    "retention_ms": RETENTION_MS,
     "dead_retention_ms": DEAD_RETENTION_MS,
     "horizon_ms": 3_600_000,
 }
@@ -134,13 +133,13 @@ class QueueMachine(RuleBasedStateMachine):
                     assert isinstance(answer, errors.InvalidRequest)
                     self.cover("too far")
                     continue
-                task_id, is_replayed, is_mismatch = item
+                task_id, is_repeated, is_mismatch = item
                 assert isinstance(answer, Enqueued)
-                assert (answer.task.id, answer.is_replayed, answer.is_mismatch) == item
+                assert (answer.task.id, answer.is_repeated, answer.is_mismatch) == item
                 self._assert_task_equals(answer.task, self.model.tasks[task_id])
                 self.cover("enqueued")
                 self.cover("delayed", answer.task.location is Location.DELAYED_ZSET)
-                self.cover("repeated key", is_replayed)
+                self.cover("repeated key", is_repeated)
                 self.cover("mismatched key", is_mismatch)
                 key = new_task.idempotency_key
                 self.cover(
