@@ -49,7 +49,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     state_label: str
     tone: str
     total: int | None
-    handled: int
+    processed: int
     done: int
     skipped: int
     failed: int
@@ -261,7 +261,7 @@ def build_progress(job: BulkJob) -> JobProgress:
         state_label=BulkJob.State(job.state).label,
         tone=TONES.get(job.state, ""),
         total=job.total,
-        handled=job.handled,
+        processed=job.handled,
         done=job.done,
         skipped=job.skipped,
         failed=job.failed,

@@ -44,7 +44,7 @@ PAGES = (
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
 # Pages that appear above a group's tables.
-CHARTS = {"Insights": ("Charts", "insights:page", "insights", ())}
+CHARTS = {"Insights": ("Charts", "charts:page", "insights", ())}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:

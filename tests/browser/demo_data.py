@@ -101,12 +101,14 @@ def _create_bulk_jobs() -> dict[str, str]:
     BulkJob.objects.filter(pk=failed.pk).update(
         state="failed", error=pagination.TOO_LONG, done=14, total=None, created_at=began, started_at=began
     )
-    over = bulk_jobs.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
-    until(lambda: bulk_jobs.find(None, str(over.pk)).is_over, 30)
+    completed = bulk_jobs.start(
+        acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back"
+    )
+    until(lambda: bulk_jobs.find(None, str(completed.pk)).is_over, 30)
     options = {"actor": "admin", "reason": "the import's disk is back"}
     job = bulk_jobs.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **options)
     until(lambda: bulk_jobs.find(None, str(job.pk)).done > 40, 60)
-    return {"job": str(job.pk), "over": str(over.pk), "failed": str(failed.pk)}
+    return {"job": str(job.pk), "completed": str(completed.pk), "failed": str(failed.pk)}
 
 
 def _create_example_tasks(acme: Any) -> dict[str, str]:

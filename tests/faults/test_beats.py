@@ -22,7 +22,7 @@ from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.factories import SubscriptionFactory, TenantFactory
 from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
 from webhooks.models import Delivery, DeliveryAttempt

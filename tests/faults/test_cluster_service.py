@@ -38,7 +38,7 @@ from tests.factories import UserFactory
 from tests.faults.cluster import Cluster, FlushableClient, find_slot
 from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
 from tests.faults.load import TASKS, Client, Load, RequestRecord
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 from webhooks.models import Delivery
 
@@ -101,7 +101,7 @@ def deployment(cluster: Cluster, tenants: Mapping[int, NodeTenant], tmp_path: Pa
     )
     for start in (deployment.web, deployment.worker, deployment.beat):
         start()
-    deployment.until_it_answers()
+    deployment.wait_until_it_accepts_connections()
     yield deployment
     deployment.close()
     signing.own_keys.forget()

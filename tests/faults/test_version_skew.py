@@ -15,8 +15,8 @@ from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
 from core.redis.script_call import ScriptCommand
 from tests.faults.workload import OPTIONS, Workload
+from tests.queues.engine.checked_engine import LONG, CheckedEngine, Clock
 from tests.queues.engine.machine import run_machine
-from tests.queues.engine.world import LONG, Clock, World
 
 
 class TwoReleases(SyncRunner):
@@ -42,9 +42,9 @@ class TwoReleases(SyncRunner):
 def test_two_releases_work_side_by_side(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         runner, clock = TwoReleases(client, random.Random(1)), Clock()
-        world = World(client, clock=clock, runner=runner, partitions=1, **OPTIONS)
-        for _ in Workload(world, clock).steps():
-            world.check()
+        checked = CheckedEngine(client, clock=clock, runner=runner, partitions=1, **OPTIONS)
+        for _ in Workload(checked, clock).steps():
+            checked.check()
         loaded = client.script_exists(*runner.shas)
         assert all(loaded)
         assert len(runner.shas) > 18

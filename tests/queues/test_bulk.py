@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,19 +30,11 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine import keys
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
-from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.waiting import until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("stop_tenant_cache")]
 RENDER = Filter(command="render")
-
-
-@pytest.fixture(autouse=True)
-def _stop_tenant_cache() -> Iterator[None]:
-    """Stop the tenant cache's thread, which would keep the test database open."""
-    yield
-    tenant_cache.stop()
 
 
 def create_dead_letters(

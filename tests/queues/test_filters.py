@@ -18,7 +18,7 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.filters import Filters
 from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock
-from tests.queues.engine.world import check_consistency
+from tests.queues.engine.checked_engine import check_consistency
 
 TENANTS = [
     TenantSnapshot(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),

@@ -29,7 +29,7 @@ from ranked.services import Rank, RankedQueue
 from tenants.domain import TenantSnapshot
 from tests.concurrency.threads import run_together
 from tests.fixtures.queues import START_MS, Clock
-from tests.queues.engine.world import LONG, TID, World
+from tests.queues.engine.checked_engine import LONG, TID, CheckedEngine
 from tests.waiting import until
 
 HIGH, NORMAL = Rank.HIGH, Rank.NORMAL
@@ -402,9 +402,9 @@ def test_queues_and_tenants_are_isolated(
 def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) -> None:
     barrier = threading.Barrier(2)
 
-    def read_then_lock(world: World) -> str | None:
+    def read_then_lock(checked: CheckedEngine) -> str | None:
         """Read, lock and remove in three round trips, without a script."""
-        store: redis.Redis = world.engine.runner.client  # type: ignore[attr-defined]
+        store: redis.Redis = checked.engine.runner.client  # type: ignore[attr-defined]
         [task_id] = store.zrange("naive", 0, 0)
         is_free = not store.exists("naive:lock")
         barrier.wait(10)
@@ -417,10 +417,10 @@ def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) ->
 
     enqueue_entries(queue, "t1")
 
-    def dequeue(world: World) -> str | None:
+    def dequeue(checked: CheckedEngine) -> str | None:
         barrier.wait(10)
         return ranked_engine.dequeue(
-            world.engine, TID, "reviews", f"h:{threading.get_ident()}", lock_seconds=300
+            checked.engine, TID, "reviews", f"h:{threading.get_ident()}", lock_seconds=300
         ).run_sync()
 
     assert sorted(run_together(valkey.url, [dequeue] * 2), key=str) == [None, "t1"]
@@ -434,12 +434,12 @@ def test_many_workers_share_a_queue(queue: RankedQueue, valkey: Valkey) -> None:
             queue, *[task_id for task_id in ids if (int(task_id[1:]) % 3 == 0) == (rank is HIGH)], rank=rank
         )
 
-    def work(world: World) -> list[str]:
+    def work(checked: CheckedEngine) -> list[str]:
         holder, task_ids = f"h:{threading.get_ident()}", list[str]()
-        while task_id := ranked_engine.dequeue(world.engine, TID, "reviews", holder, lock_seconds=300).run_sync():
+        while task_id := ranked_engine.dequeue(checked.engine, TID, "reviews", holder, lock_seconds=300).run_sync():
             task_ids.append(task_id)
             if len(task_ids) % 2:
-                assert ranked_engine.finish(world.engine, TID, "reviews", task_id, holder).run_sync()
+                assert ranked_engine.finish(checked.engine, TID, "reviews", task_id, holder).run_sync()
         return task_ids
 
     ids_by_worker = run_together(valkey.url, [work] * 64)

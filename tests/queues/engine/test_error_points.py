@@ -26,7 +26,7 @@ from queues.engine import (
 from queues.engine.options import Limits
 from ranked import engine as ranked_engine
 from tests.fixtures.queues import START_MS
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump, without_hints
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task, dump, without_hints
 
 HOOK = "local call = redis.call"
 FAILING = (
@@ -56,9 +56,10 @@ class Scene:
     def __init__(self, client: redis.Redis) -> None:
         self.client, self.clock = client, Clock()
         self.runner = FailingRunner(client)
-        self.world = World(client, clock=self.clock, runner=self.runner, partitions=1, backoff="exp_equal_jitter",
-                           horizon_ms=DAY_MS)  # fmt: skip
-        self.engine = self.world.engine
+        self.checked = CheckedEngine(
+            client, clock=self.clock, runner=self.runner, partitions=1, backoff="exp_equal_jitter", horizon_ms=DAY_MS
+        )
+        self.engine = self.checked.engine
         root = keys.of_partition(0).root
         client.hset(keys.of_tenant(root, TID).policies, "mail", "fixed 0 0")
 
