@@ -10,7 +10,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('webhooks', '0002_plain_texts'),
+        ('webhooks', '0003_labels'),
     ]
 
     operations = [
