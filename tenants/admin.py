@@ -73,8 +73,8 @@ class TenantAdmin(TenantScopedAdmin):
 
     def save_model(self, request: HttpRequest, obj: Tenant, form: ModelForm[Tenant], change: bool) -> None:
         if change:
-            # Save only the edited fields. All fields would include the status as this request has read it, and undo a
-            # suspension that was committed since.
+            # Save only the edited fields. Saving all of them would write the status that this request read, and undo a
+            # suspension committed since.
             obj.save(update_fields=[*form.changed_data, "updated_at"])
         else:
             super().save_model(request, obj, form, change)

@@ -36,7 +36,7 @@ const format = {
 };
 
 // Call `refresh` at an interval while the page is visible, and at once when it becomes visible. Calls do not overlap.
-// If `refresh` returns false, the interval ends; only a page that becomes visible again calls it once more.
+// If `refresh` returns false, the interval ends. It is then called only when the page becomes visible again.
 function pollWhileVisible(refresh, intervalMs) {
   let timer = setTimeout(tick, intervalMs);
   let isRunning = false;
