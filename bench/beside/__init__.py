@@ -1,4 +1,4 @@
-"""A comparison of codeQ with other task queues, with the same load and equally durable stores.
+"""A comparison of codeQ with other task queues, under the same load.
 
     python -m bench.beside [--quick] [--systems celery,bullmq] [--write]
 

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import fcntl
+import hashlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psycopg
+import redis
+
 from bench.beside import report
 from bench.beside.environments import InstallError
 from bench.beside.measure import FULL, QUICK, Sizes, measure_once
-from bench.beside.processes import MeasurementError
+from bench.beside.processes import MeasurementError, end_leftovers
 from bench.beside.systems import System, select_systems
 from codeq_site.devserver.supervisor import StartError
 
 ROOT = Path(__file__).resolve().parents[2]
-# A full run that was interrupted less than this time ago is continued.
+# A run that was interrupted, or in which a system failed, is continued if it ended less than this time ago.
 CONTINUE_SECONDS = 6 * 3600
 INTERRUPTED = 130
+RUN = "run"
 
 
 class Comparison:
@@ -32,7 +42,9 @@ class Comparison:
     def __init__(self, sizes: Sizes, systems: list[System], cache: Path) -> None:
         self.sizes, self.systems, self.cache = sizes, systems, cache
         self.started = time.monotonic()
-        self.unfinished = cache / "unfinished.json"
+        # A run of one round is not continued.
+        self.unfinished = cache / "unfinished.json" if sizes.rounds > 1 else None
+        self.source = _source_digest()
         self.results: dict[str, Any] = {
             "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -44,11 +56,15 @@ class Comparison:
         }
 
     def continue_unfinished(self) -> None:
-        """Keep the measurements of a run that was interrupted, if it had the same sizes and systems."""
-        if not self.unfinished.is_file() or time.time() - self.unfinished.stat().st_mtime > CONTINUE_SECONDS:
+        """Keep the measurements of a recent unfinished run of the same code, sizes and systems."""
+        if self.unfinished is None or not self.unfinished.is_file():
             return
-        former = json.loads(self.unfinished.read_text(encoding="utf-8"))
-        if all(former[name] == self.results[name] for name in ("cores", "sizes", "systems")):
+        if time.time() - self.unfinished.stat().st_mtime > CONTINUE_SECONDS:
+            return
+        stored = json.loads(self.unfinished.read_text(encoding="utf-8"))
+        former = stored["results"]
+        is_same = all(former[name] == self.results[name] for name in ("cores", "sizes", "systems"))
+        if is_same and stored["source"] == self.source:
             self.results |= {name: former[name] for name in ("versions", "measurements")}
             self.say(f"continuing after {len(former['measurements'])} measurements; --fresh starts again")
 
@@ -59,7 +75,11 @@ class Comparison:
             for system in self.systems:
                 if system.key in installed and (round_number, system.key) not in done:
                     self._measure(round_number, system, installed[system.key])
-        self.unfinished.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Forget the stored measurements, unless a system failed: the next run measures it again."""
+        if self.unfinished is not None and not self.results["failures"]:
+            self.unfinished.unlink(missing_ok=True)
 
     def _install(self) -> dict[str, Path]:
         installed = {}
@@ -78,7 +98,7 @@ class Comparison:
             figures, versions = measure_once(
                 system,
                 installed,
-                self.cache / "run",
+                self.cache / RUN,
                 self.sizes,
                 lambda step: self.say(f"{place}: {step}"),
             )
@@ -88,16 +108,24 @@ class Comparison:
         except StartError as error:
             self._fail(system, f"round {round_number}: its store did not start", str(error))
             return
+        except (redis.RedisError, psycopg.Error, OSError, ValueError) as error:
+            self._fail(system, f"round {round_number}: its store failed", repr(error))
+            return
         shown = [f"{name} {value:,.{1 if value < 100 else 0}f}" for name, value in _flat(figures)]
         self.say(f"{place}: {', '.join(shown)}")
         self.results["versions"][system.key] = versions
         self.results["measurements"].append(
             {"round": round_number, "system": system.key, "load": round(load, 1), "figures": figures}
         )
-        self.unfinished.write_text(json.dumps(self.results), encoding="utf-8")
+        if self.unfinished is not None:
+            text = json.dumps({"source": self.source, "results": self.results})
+            self.unfinished.write_text(text, encoding="utf-8")
 
     def _fail(self, system: System, reason: str, detail: str) -> None:
-        """Record that a system has no figures. The detail, which may name files and hosts, is only printed."""
+        """Record that a system has no figures.
+
+        The detail, which may name files and hosts, is only printed.
+        """
         self.say(f"{system.key}: {reason}" + (f"\n{detail}" if detail else ""))
         self.results["failures"][system.name] = reason
 
@@ -105,8 +133,31 @@ class Comparison:
         print(f"[{time.monotonic() - self.started:6.0f} s] {text}", file=sys.stderr, flush=True)
 
 
+def _source_digest() -> str:
+    """Return a digest of the code, or "" without git."""
+    if shutil.which("git") is None:
+        return ""
+    git = ["git", "-C", str(ROOT)]
+    outputs = [
+        subprocess.run([*git, *arguments], capture_output=True, check=False).stdout
+        for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "*.py", "*.lua", "*.mjs"])
+    ]
+    return hashlib.sha256(b"".join(outputs)).hexdigest() if any(outputs) else ""
+
+
 def _flat(figures: dict[str, dict[str, float]]) -> list[tuple[str, float]]:
     return [(f"{operation} {field}", value) for operation, of in figures.items() for field, value in of.items()]
+
+
+@contextmanager
+def _lock(cache: Path) -> Iterator[None]:
+    """Hold the lock of the cache directory. Exit if another comparison holds it."""
+    with (cache / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(f"Another comparison runs with {cache}.")
+        yield
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -126,12 +177,14 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _interrupt)
     comparison = Comparison(QUICK if arguments.quick else FULL, systems, cache)
-    if not arguments.fresh and not arguments.quick:
-        comparison.continue_unfinished()
     try:
-        comparison.run()
+        with _lock(cache):
+            end_leftovers(cache / RUN)
+            if not arguments.fresh:
+                comparison.continue_unfinished()
+            comparison.run()
     except KeyboardInterrupt:
-        comparison.say("interrupted; the same command continues a full run")
+        comparison.say("interrupted" + ("" if arguments.quick else "; the same command continues"))
         return INTERRUPTED
     results = comparison.results
     if not results["measurements"]:
@@ -142,6 +195,7 @@ def main() -> int:
         report.RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         for file in report.write(results):
             comparison.say(f"wrote {file.relative_to(ROOT)}")
+    comparison.finish()
     return 1 if results["failures"] else 0
 
 

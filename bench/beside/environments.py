@@ -1,4 +1,4 @@
-"""The environment of each system: pinned packages from the registry, installed into a cache directory."""
+"""The environment of each system: pinned packages, installed into a cache directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_SECONDS = 600
 
 
 class InstallError(Exception):
-    """A system cannot be installed. The message is short; `detail` is the output of the installer."""
+    """A system cannot be installed. `detail` is the output of the installer."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -29,7 +29,10 @@ def project(cache: Path) -> Path:
 
 
 def python_environment(name: str, cache: Path) -> Path:
-    """Install `requirements/<name>.txt` into a virtual environment, and return its Python. Raises InstallError."""
+    """Install `requirements/<name>.txt` into a virtual environment, and return its Python.
+
+    Raises InstallError.
+    """
     requirements = HERE / "requirements" / f"{name}.txt"
     directory = cache / name
     python = directory / "bin" / "python"
@@ -45,7 +48,7 @@ def python_environment(name: str, cache: Path) -> Path:
 
 
 def node_environment(name: str, cache: Path) -> Path:
-    """Install `<name>/package-lock.json`, and return the driver, which lies beside its packages.
+    """Install `<name>/package-lock.json`, and return the driver beside its packages.
 
     Raises InstallError.
     """

@@ -1,4 +1,7 @@
-"""One measurement of one system, on a new store: delay, enqueue one by one and in batches, then work off the tasks."""
+"""One measurement of one system, on a new store.
+
+It measures the delay of tasks in idle workers, then enqueues tasks one by one and in batches, and works them off.
+"""
 
 from __future__ import annotations
 
@@ -123,6 +126,7 @@ class _Measurement:
             left, ended = first, started
             while left and ended - started < self.sizes.seconds:
                 time.sleep(POLL_SECONDS)
+                workers.check()
                 last, now = self._count(), time.perf_counter()
                 if last or ended == started:
                     left, ended = last, now
@@ -135,7 +139,7 @@ class _Measurement:
         return {"per_second": (first - left) / (ended - started), "cpu_us": used / done * 1e6}
 
     def _measure_latency(self) -> Figures:
-        """Measure the time from the call that enqueues a task to the start of its handler, in idle workers."""
+        """Measure the time from enqueuing a task to the start of its handler, in idle workers."""
         with self._workers() as workers:
             self._send(workers, 1, START_SECONDS)
             self._send(workers, 5, 10)

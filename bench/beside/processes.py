@@ -1,4 +1,4 @@
-"""The processes of a measurement: a producer that answers requests, the workers, and their processor time."""
+"""The processes of a measurement: a producer, the workers, and their processor time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class MeasurementError(Exception):
 
 
 class Producer:
-    """A driver that reads requests from a pipe. When this process ends, the pipe closes and the driver ends too."""
+    """A driver that reads requests from a pipe.
+
+    When this process ends, the pipe closes and the driver ends too.
+    """
 
     def __init__(self, argv: list[str], environ: Mapping[str, str], log: Path, start_seconds: float = 60.0) -> None:
         self.log = log
@@ -47,7 +50,7 @@ class Producer:
             raise
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request and return its answer. Raises MeasurementError if it does not arrive in time."""
+        """Send a request and return its answer. Raises MeasurementError if it is late."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -120,8 +123,22 @@ def end(processes: Iterable[subprocess.Popen[bytes]], seconds: float = STOP_SECO
         process.wait()
 
 
+def end_leftovers(directory: Path) -> None:
+    """Kill the workers that a killed comparison left behind, found by their environment.
+
+    A worker ends with its comparison, but some wait for ever if their store ends at the same time.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if Path(process.environ().get("BENCH_DELAYS", "")).parent == directory:
+                process.kill()
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the processor time of these processes and all their descendants, including those that have ended."""
+    """Return the processor time of these processes and their descendants.
+
+    Descendants that have ended are included.
+    """
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

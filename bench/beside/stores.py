@@ -34,7 +34,10 @@ READY_SECONDS = 120.0
 
 
 class Store(Protocol):
-    """A running store. `count` returns the tasks that have not ended, given the `waiting` of the system."""
+    """A running store. `count` returns the number of tasks that have not ended.
+
+    Its argument is the `waiting` of the system.
+    """
 
     url: str
     environ: dict[str, str]
@@ -68,7 +71,7 @@ class _OnDisk:
 
 
 class ValkeyStore(_OnDisk):
-    """Valkey on a loopback port. `waiting` are the keys that hold the tasks that have not ended."""
+    """Valkey on a loopback port. `waiting` are the keys with the tasks that have not ended."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -100,7 +103,7 @@ class ValkeyStore(_OnDisk):
 
 
 class PostgreSQLStore(_OnDisk):
-    """PostgreSQL on a unix socket. `waiting` is a statement that counts the tasks that have not ended."""
+    """PostgreSQL on a unix socket. `waiting` is a statement that counts the tasks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -138,7 +141,7 @@ class PostgreSQLStore(_OnDisk):
 
 
 class CodeqStore(ValkeyStore):
-    """The whole service: `manage.py up` with its web processes, Celery, PostgreSQL and broker, on this Valkey.
+    """The whole service on this Valkey: all processes that `manage.py up` starts.
 
     `waiting` is the name of the queue.
     """

@@ -96,7 +96,7 @@ SYSTEMS = (
     System(
         "rq",
         "RQ",
-        "library on Valkey: two workers, each of which forks for every job (the default), results in Valkey",
+        "library on Valkey: two workers that fork for every job (the default), results in Valkey",
         _python("rq"),
         "rq_app.py",
         ValkeyStore,

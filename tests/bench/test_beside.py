@@ -16,7 +16,7 @@ from bench.beside import __main__ as command
 from bench.beside import measure, report
 from bench.beside.environments import InstallError
 from bench.beside.measure import Sizes, measure_once
-from bench.beside.processes import MeasurementError, Producer, cpu_seconds, running_workers
+from bench.beside.processes import MeasurementError, Producer, cpu_seconds, end_leftovers, running_workers
 from bench.beside.stores import ValkeyStore
 from bench.beside.systems import ENQUEUE, ENQUEUE_MANY, LATENCY, SYSTEMS, WORK, System
 from tests import waiting
@@ -177,6 +177,17 @@ def test_a_producer_that_ends_or_is_silent_is_reported(tmp_path: Path) -> None:
     assert "no store" in log.read_text()
 
 
+def test_workers_of_a_killed_comparison_are_ended(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with (
+        running_workers(sleep, 1, {"BENCH_DELAYS": str(tmp_path / "run" / "delays")}, tmp_path / "log") as leftover,
+        running_workers(sleep, 1, {"BENCH_DELAYS": str(tmp_path / "other" / "delays")}, tmp_path / "log") as other,
+    ):
+        end_leftovers(tmp_path / "run")
+        leftover.processes[0].wait(10)
+        other.check()
+
+
 def test_cpu_of_children_that_have_ended_is_counted() -> None:
     busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))']); input()"
     with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE) as process:
@@ -226,6 +237,12 @@ def test_an_interrupt_ends_all_processes(
 # The command
 
 
+def test_two_comparisons_do_not_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["beside", "--cache", str(tmp_path)])
+    with command._lock(tmp_path), pytest.raises(SystemExit, match="Another comparison runs"):
+        command.main()
+
+
 def fail_to_install(cache: Path) -> Path:
     raise InstallError("npm ended with exit code 1", "a host and a path")
 
@@ -263,9 +280,45 @@ def test_an_interrupted_run_is_continued(list_queue: System, tmp_path: Path, mon
     second.continue_unfinished()
     assert len(second.results["measurements"]) == 1
     second.run()
+    second.finish()
     assert [entry["round"] for entry in second.results["measurements"]] == [1, 2]
-    assert not second.unfinished.exists()
-    other_sizes = command.Comparison(SIZES._replace(rounds=1), [list_queue], tmp_path)
-    first.unfinished.write_text(json.dumps(first.results))
-    other_sizes.continue_unfinished()
-    assert other_sizes.results["measurements"] == []
+    assert list(tmp_path.glob("unfinished*")) == []
+
+
+@pytest.mark.parametrize("changed", ["code", "sizes", "systems"])
+def test_a_run_of_other_code_or_with_other_sizes_is_not_continued(
+    list_queue: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(command, "measure_once", lambda *arguments: ({ENQUEUE: {"per_second": 5.0}}, {}))
+    command.Comparison(SIZES, [list_queue], tmp_path).run()
+    if changed == "code":
+        monkeypatch.setattr(command, "_source_digest", lambda: "another")
+    sizes = SIZES._replace(rounds=3) if changed == "sizes" else SIZES
+    systems = [list_queue, *SYSTEMS[:1]] if changed == "systems" else [list_queue]
+    second = command.Comparison(sizes, systems, tmp_path)
+    second.continue_unfinished()
+    assert second.results["measurements"] == []
+
+
+def test_the_next_run_measures_only_the_system_that_failed(
+    list_queue: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def measure_or_fail(system: System, *arguments: object) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+        measured.append(system.key)
+        if measured.count("flaky") == 1 and system.key == "flaky":
+            raise ConnectionError("the store ended")
+        return {ENQUEUE: {"per_second": 5.0}}, {}
+
+    monkeypatch.setattr(command, "measure_once", measure_or_fail)
+    systems = [list_queue, make_system(tmp_path, key="flaky", name="Flaky")]
+    first = command.Comparison(SIZES, systems, tmp_path)
+    first.run()
+    first.finish()
+    assert first.results["failures"] == {"Flaky": "round 1: its store failed"}
+    second = command.Comparison(SIZES, systems, tmp_path)
+    second.continue_unfinished()
+    second.run()
+    assert measured == ["list", "flaky", "list", "flaky", "flaky"]
+    assert second.results["failures"] == {}

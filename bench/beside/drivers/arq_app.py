@@ -1,4 +1,7 @@
-"""arq: 50 jobs at once in each of two processes, polling every 10 ms instead of every 500 ms."""
+"""arq: 50 jobs at once in each process.
+
+A worker polls every 10 ms instead of every 500 ms.
+"""
 
 from __future__ import annotations
 

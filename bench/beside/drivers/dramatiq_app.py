@@ -1,4 +1,7 @@
-"""Dramatiq: acknowledged after the actor, results in Redis, two processes of eight threads (its default)."""
+"""Dramatiq: a message is acknowledged when its actor has ended, and results are in Redis.
+
+The worker has two processes with eight threads each, the default.
+"""
 
 from __future__ import annotations
 

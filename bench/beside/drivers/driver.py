@@ -50,7 +50,7 @@ def serve(answer: Callable[[Request], Answer], packages: list[str]) -> None:
 def answer_with(
     enqueue: Callable[[dict[str, Any]], object], enqueue_many: Callable[[list[dict[str, Any]]], object] | None
 ) -> Callable[[Request], Answer]:
-    """Build the answers of a producer from its functions, which return when the tasks are stored."""
+    """Build the answers of a producer. Its functions return when the tasks are stored."""
 
     def answer(request: Request) -> Answer:
         if request["operation"] == "spaced":
@@ -78,7 +78,7 @@ def answer_with_async(
     enqueue: Callable[[dict[str, Any]], Awaitable[object]],
     enqueue_many: Callable[[list[dict[str, Any]]], Awaitable[object]] | None,
 ) -> Callable[[Request], Answer]:
-    """Build the answers of an asyncio producer. `run` runs a coroutine on the producer's loop."""
+    """Build the answers of an asyncio producer. `run` runs a coroutine on its loop."""
 
     async def answer(request: Request) -> Answer:
         import asyncio

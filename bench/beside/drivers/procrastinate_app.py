@@ -1,4 +1,7 @@
-"""Procrastinate: two processes of 25 asyncio jobs each, woken by LISTEN and NOTIFY. It stores no results."""
+"""Procrastinate: 25 asyncio jobs at once in each process, woken by LISTEN and NOTIFY.
+
+It stores no results.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""RQ: `work` forks a process for each job (its default), `work simple` runs the jobs in the worker's process."""
+"""RQ: `work` forks a process for each job, the default.
+
+`work simple` runs the jobs in the worker's process.
+"""
 
 from __future__ import annotations
 
