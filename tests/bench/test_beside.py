@@ -79,9 +79,9 @@ def list_queue(tmp_path: Path) -> System:
 
 @pytest.fixture
 def started() -> Callable[[], list[psutil.Process]]:
-    """A function that returns the processes that run since the start of the test."""
-    former = set(psutil.Process().children(recursive=True))
-    return lambda: [child for child in psutil.Process().children(recursive=True) if child not in former]
+    """A function that returns the child processes that run since the start of the test."""
+    former = set(psutil.Process().children())
+    return lambda: [child for child in psutil.Process().children() if child not in former]
 
 
 # The report
@@ -150,8 +150,9 @@ def test_workers_and_their_children_end_with_the_block(
     tmp_path: Path, started: Callable[[], list[psutil.Process]]
 ) -> None:
     with running_workers([sys.executable, "-c", PARENT], 2, {}, tmp_path / "log") as workers:
-        waiting.until(lambda: len(started()) == 4)
-        running = started()
+        waiting.until(lambda: all(process.children() for process in started()))
+        running = [member for process in started() for member in (process, *process.children())]
+        assert len(running) == 4
         assert cpu_seconds(workers.pids()) > 0
         workers.check()
     _, still_running = psutil.wait_procs(running, timeout=10)
