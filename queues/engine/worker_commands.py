@@ -83,7 +83,7 @@ def claim(
                 limit=limit,
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
-                repair_limit=0,  # the first claim has already done the repairs, and was charged to the rate limits
+                repair_limit=0,  # the first claim has already done the repairs
             )
             return next_claim.and_then(
                 lambda claimed: msgspec.structs.replace(
