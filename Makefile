@@ -103,7 +103,7 @@ constraints: $(VENV)/.python ## write the newest compatible versions to constrai
 $(VENV)/.run: EXTRAS := embedded,pipeline
 $(VENV)/.dev: EXTRAS := embedded,pipeline,dev
 $(VENV)/.run $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.python
-	@echo "Installing codeq[$(EXTRAS)] into $(VENV); the first time this takes a minute or two …"
+	@echo "Installing codeq-server[$(EXTRAS)] into $(VENV); the first time this takes a minute or two …"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $@
 

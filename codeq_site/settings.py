@@ -67,7 +67,7 @@ ASGI_APPLICATION = "codeq_site.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [BASE_DIR / "codeq_site" / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [

@@ -180,7 +180,7 @@ REPEATED_CLASSES = {"Meta", "Command", "Migration", "Media"}
 CONTRACT_PACKAGES = ("codeq_client/", "queues/api/schemas/")
 
 _MENTIONED_FILE = re.compile(
-    r"\b(?:codeq_site|codeq_client|core|queues|ranked|tenants|webhooks|console|pipeline|templates|tests|docs|bench)"
+    r"\b(?:codeq_site|codeq_client|core|queues|ranked|tenants|webhooks|console|pipeline|tests|docs|bench)"
     r"(?:/[\w-]+)+\.(?:py|lua|html|md|js|css)\b"
 )
 

@@ -53,7 +53,7 @@ class ReasonField(forms.CharField):
 class SaveReasonMixin(ModelAdmin):
     """Require a reason to add or change a row.
 
-    templates/admin/submit_line.html shows the field.
+    codeq_site/templates/admin/submit_line.html shows the field.
     """
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def _with_reason(request: HttpRequest, message: Any) -> Any:
 class DeleteReasonMixin(ModelAdmin):
     """Require a reason to delete rows.
 
-    templates/unfold/helpers/delete_submit_line.html shows the field.
+    codeq_site/templates/unfold/helpers/delete_submit_line.html shows the field.
     """
 
     def deletion_subject(self, row: Any) -> Model:
