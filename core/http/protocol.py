@@ -23,8 +23,8 @@ log = logging.getLogger("codeq.web")
 HEAD_BYTES = 64 * 2**10
 # The time for a request head to arrive, from its first byte.
 HEAD_SECONDS = 20.0
-# When the process stops, an idle connection is closed after this time. Until then it serves one more request: a proxy may
-# be sending one, and does not repeat a POST whose connection is closed.
+# When the process stops, an idle connection is closed after this time. Until then it serves one more request: a proxy
+# may be sending one, and does not repeat a POST whose connection is closed.
 LINGER_SECONDS = 1.0
 # The limit of pipelined requests on one connection. One read may contain about 500 requests with a token.
 MAX_PIPELINED = 1000

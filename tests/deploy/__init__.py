@@ -1,1 +1,1 @@
-"""Tests of the files in deploy/ with the programs that read them: helm and nginx. `make test-deploy` runs them."""
+"""Tests of the files in deploy/ with helm and nginx. `make test-deploy` runs them."""

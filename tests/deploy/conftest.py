@@ -1,4 +1,7 @@
-"""Collect these tests only if CODEQ_TEST_DEPLOY is set: they need helm, nginx and kubernetes-validate."""
+"""Collect these tests only if CODEQ_TEST_DEPLOY is set.
+
+They need helm, nginx and kubernetes-validate.
+"""
 
 from __future__ import annotations
 
