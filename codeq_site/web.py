@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server. Before it shuts down, it ends long polls and accepts queued connections."""
+    """uvicorn's server. When it stops, it ends long polls and accepts queued connections."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         from queues import long_poll

@@ -1,4 +1,4 @@
-"""Print the dependencies of pyproject.toml, and those of the extras that are named: `requirements.py s3 tracing`.
+"""Print the dependencies of pyproject.toml and of extras: `requirements.py s3 tracing`.
 
 The image installs them before it copies the code, so that a change of the code does not install them again.
 """

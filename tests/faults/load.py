@@ -61,7 +61,8 @@ class Client:
 class Load:
     """A load of about eighty tasks per second from enqueue to result.
 
-    Use it as `with Load(...) as load:`. With `tls` it uses https, as through a proxy. At the end of the block, all tasks that were created are completed.
+    Use it as `with Load(...) as load:`. At the end of the block, all tasks that were created are completed. `tls` makes
+    it use https, as through a proxy.
     """
 
     def __init__(
