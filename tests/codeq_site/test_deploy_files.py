@@ -88,7 +88,7 @@ def test_chart_has_the_version_of_the_service() -> None:
 
 def test_images_run_as_a_numeric_user() -> None:
     stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.M)
-    assert dict((name, base) for base, name in stages[-2:]) == {"pipeline": "base", "server": "base"}
+    assert {name: base for base, name in stages[-2:]} == {"pipeline": "base", "server": "base"}
     assert re.findall(r"^USER (.+)$", DOCKERFILE, flags=re.M) == ["10001:10001"]
 
 
