@@ -56,8 +56,8 @@ def configure() -> None:
         worker_hijack_root_logger=False,
         worker_prefetch_multiplier=1,
         broker_connection_retry_on_startup=True,
-        # A worker with Spark takes the runs of the pipeline with `--queues=pipeline`. A worker without that option takes
-        # messages from both queues.
+        # A worker with Spark takes the runs of the pipeline with `--queues=pipeline`. A worker without that option
+        # takes messages from both queues.
         task_queues=[Queue(name, Exchange(name), routing_key=name) for name in CELERY_QUEUES],
         task_routes={"pipeline.run": {"queue": "pipeline", "routing_key": "pipeline"}},
         # A message that has waited this long expires: the next run does its work.

@@ -1,4 +1,4 @@
-"""The chart passes helm's linter, and everything it renders matches the schemas of Kubernetes."""
+"""The chart passes helm's linter, and what it renders matches Kubernetes' schemas."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_web_pod_stops_after_its_proxies_know() -> None:
 def test_migrations_run_before_the_pods() -> None:
     job = find(render("minimal"), "Job", "prod-codeq-migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
-    # A hook runs before the other resources exist, so it uses none of them.
+    # A hook runs before the other resources exist, so it does not use them.
     text = yaml.safe_dump(job)
     assert "configMap" not in text
     assert "serviceAccountName" not in text
