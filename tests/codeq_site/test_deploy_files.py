@@ -155,3 +155,19 @@ def test_command_exists(place: str, command: list[str]) -> None:
         assert {option.partition("=")[0] for option in options} <= known
         queues = [option.partition("=")[2] for option in options if option.startswith("--queues=")]
         assert set(queues) <= set(CELERY_QUEUES)
+
+
+def test_guide_names_values_that_exist() -> None:
+    guide = (ROOT / "docs" / "howto" / "kubernetes.md").read_text(encoding="utf-8")
+    chosen = re.findall(r"--set ([\w.]+)=", guide)
+    mentioned = re.findall(r"`((?:web|worker|pipeline|ca|networkPolicy|podMonitor)\.\w+)`", guide)
+    assert len(chosen) >= 5
+    assert len(mentioned) >= 5
+    for path in {*chosen, *mentioned}:
+        value = DEFAULTS
+        for key in path.split("."):
+            assert key in value, path
+            value = value[key]
+    (example,) = re.findall(r"^```yaml\n(taskWorkers:.*?)^```$", guide, flags=re.M | re.S)
+    jsonschema.validate(yaml.safe_load(example)["taskWorkers"], SCHEMA["properties"]["taskWorkers"])
+    assert set(re.findall(r"\bCODEQ_[A-Z_]+", guide)) <= env.names().keys()
