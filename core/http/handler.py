@@ -185,8 +185,7 @@ class ApiHandler(ASGIHandler):
     ) -> None:
         """Respond to one request with its view, or with `error` if it is given."""
         request = ApiRequest(scope, receive)
-        request.id = request_id.choose(request.raw_headers.get(request_id.HEADER))
-        request_id.set_current(request.id)
+        request.id = request_id.assign(request.raw_headers.get(request_id.HEADER))
         try:
             try:
                 if error is not None:

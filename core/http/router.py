@@ -114,8 +114,7 @@ class Router:
 
     async def _serve_console(self, scope: Scope, receive: Receive, send: Send) -> None:
         header = next((value for name, value in scope["headers"] if name == request_id.HEADER), None)
-        chosen_id = request_id.choose(header)
-        request_id.set_current(chosen_id)
+        chosen_id = request_id.assign(header)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

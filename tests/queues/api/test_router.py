@@ -113,7 +113,7 @@ async def test_log_line_has_the_request_id(
 
 @pytest.mark.spec("OBS-3", "A log entry is one line, as text or JSON, with any content")
 def test_a_log_line_is_one_json_object() -> None:
-    request_id.set_current("the-id")
+    request_id.assign(b"the-id")
     record = logging.LogRecord("codeq", logging.ERROR, __file__, 1, "two\nlines \ud800 %s", ("\x1b[31m",), None)
     assert request_id.RequestIdFilter().filter(record)
     line = JsonFormatter().format(record)
