@@ -24,15 +24,15 @@ class ScriptSource(Protocol):
 
 
 # One command of a call: a script and its bound arguments.
-Command = tuple[ScriptSource, BoundArguments]
+ScriptCommand = tuple[ScriptSource, BoundArguments]
 
 
 class Runner(Protocol):
     """Sends the commands of a call to Redis in order, in one round trip to each server."""
 
-    def run(self, commands: Sequence[Command]) -> Awaitable[list[Any]]: ...
+    def run(self, commands: Sequence[ScriptCommand]) -> Awaitable[list[Any]]: ...
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]: ...
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]: ...
 
 
 class ScriptCall(Struct, Generic[R], frozen=True, eq=False):
@@ -42,7 +42,7 @@ class ScriptCall(Struct, Generic[R], frozen=True, eq=False):
     """
 
     runner: Runner
-    commands: Sequence[Command]
+    commands: Sequence[ScriptCommand]
     read: Callable[[list[Any]], R | ScriptCall[R]]
 
     def __await__(self) -> Generator[Any, None, R]:
