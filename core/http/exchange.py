@@ -137,7 +137,10 @@ class Exchange:
             self._waiter.set_result(None)
 
     def take_body(self) -> bytes | None:
-        """Return the body if all of it has arrived, so that the application need not wait for it. Else None."""
+        """Return the body if all of it has arrived, else None.
+
+        The application need not wait for such a body.
+        """
         body = self._body
         if body is None or not self.is_body_received or self.is_disconnected or self._awaits_continue:
             return None
@@ -217,7 +220,10 @@ class Exchange:
         self._connection.end_exchange()
 
     def _build_whole(self, message: Message) -> bytes:
-        """Return a response that is one message. Its headers need no check and no decision about the body's end."""
+        """Return the bytes of a response that is one message.
+
+        Its headers need no check, and its body ends after Content-Length bytes.
+        """
         status: int = message["status"]
         body: bytes = message["body"]
         headers: bytes = message["headers"]
