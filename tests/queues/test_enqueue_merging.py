@@ -107,12 +107,12 @@ async def test_an_outage_fails_every_request(
 
 
 @pytest.mark.parametrize("cancelled", [0, 3], ids=["first", "later"])
-@pytest.mark.parametrize("turns", [1, 2, 3])
+@pytest.mark.parametrize("loop_iterations", [1, 2, 3])
 async def test_a_cancelled_request_does_not_affect_the_others(
-    merger: EnqueueMerger, queue: Queue, cancelled: int, turns: int
+    merger: EnqueueMerger, queue: Queue, cancelled: int, loop_iterations: int
 ) -> None:
     requests = [asyncio.create_task(merger.enqueue(queue.tenant, build_task(number))) for number in range(6)]
-    for _ in range(turns):
+    for _ in range(loop_iterations):
         await asyncio.sleep(0)
     requests[cancelled].cancel()
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
