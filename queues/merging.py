@@ -1,0 +1,200 @@
+"""Requests that arrive together share one script call.
+
+The web process reads many requests in one turn of its event loop. Those of one tenant that enqueue one task, submit one
+result or claim one task from the same queues are sent as one call, and each gets its own answer or error. A script for
+100 requests takes a third of the time per request that separate scripts take, and the process encodes, sends and reads
+one command instead of many. No request is delayed until others arrive: the call is sent in the next turn of the loop,
+which follows immediately. A request that arrives alone is sent as without this module.
+
+A request is not merged if its tenant has a limit that accepts or refuses a request as a whole, or if it is large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import msgspec
+
+from core import errors
+from queues import services
+from queues.domain import Claimed, Enqueued, NewResult, NewTask, Result
+from tenants.domain import TenantSnapshot
+
+# The maximum number of requests in one call. A longer script would delay the scripts of other tenants.
+MAX_REQUESTS = 100
+# A task with a larger payload, or a larger result, is sent alone, so that a merged call stays small.
+MAX_CHARACTERS = 16 * 2**10
+
+I = TypeVar("I")  # noqa: E741
+A = TypeVar("A")
+
+
+class RequestMerger(Generic[I, A]):
+    """Sends the requests of one turn of the event loop that have the same key as one call."""
+
+    def __init__(self) -> None:
+        # By key: the requests that follow the first one, which waits for the end of the turn.
+        self._followers: dict[Hashable, list[tuple[I, asyncio.Future[A]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def send(
+        self,
+        key: Hashable,
+        item: I,
+        alone: Callable[[], Awaitable[A]],
+        together: Callable[[Sequence[I]], Awaitable[Sequence[A]]],
+    ) -> A:
+        """Send a request, and return its answer.
+
+        `alone` sends only this request. `together` sends the items of several requests, in the order of arrival, and
+        returns an answer for each. An error that it raises is raised by each of these requests. A request that is
+        cancelled does not affect the others. If it is cancelled in time, it is not sent.
+        """
+        followers = self._followers.get(key)
+        if followers is not None and len(followers) < MAX_REQUESTS - 1:
+            answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+            followers.append((item, answer))
+            return await answer
+        followers = self._followers[key] = []
+        try:
+            await asyncio.sleep(0)  # the other requests of this turn follow
+        except asyncio.CancelledError:
+            self._send_in_task(followers, together)
+            raise
+        finally:
+            if self._followers.get(key) is followers:
+                del self._followers[key]
+        if not followers:
+            return await alone()
+        answer = asyncio.get_running_loop().create_future()
+        self._send_in_task([(item, answer), *followers], together)
+        return await answer
+
+    def _send_in_task(
+        self,
+        requests: Sequence[tuple[I, asyncio.Future[A]]],
+        together: Callable[[Sequence[I]], Awaitable[Sequence[A]]],
+    ) -> None:
+        """Send requests in an asyncio task.
+
+        The cancellation of a request then does not cancel the others.
+        """
+        task = asyncio.create_task(_answer_each(requests, together))
+        # The event loop itself keeps only a weak reference to a task.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _answer_each(
+    requests: Sequence[tuple[I, asyncio.Future[A]]], together: Callable[[Sequence[I]], Awaitable[Sequence[A]]]
+) -> None:
+    # A future is done before its answer arrives if its request was cancelled.
+    requests = [(item, future) for item, future in requests if not future.done()]
+    if not requests:
+        return
+    try:
+        answers = await together([item for item, _ in requests])
+    except Exception as error:  # noqa: BLE001 - raised by each request
+        for _, future in requests:
+            if not future.done():
+                future.set_exception(error)
+        return
+    for (_, future), answer in zip(requests, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
+
+
+_enqueues: RequestMerger[NewTask, Enqueued | errors.CodeqError] = RequestMerger()
+_submits: RequestMerger[tuple[str, NewResult], Result | errors.CodeqError] = RequestMerger()
+_claims: RequestMerger[tuple[str, int], Claimed] = RequestMerger()
+
+# The keys contain the identity of the tenant's snapshot: requests before and after a change of the tenant are not
+# merged. A call that is being prepared keeps its snapshot alive, so no other snapshot has this identity.
+
+
+def enqueue(
+    tenant: TenantSnapshot, task: NewTask, *, token_fingerprint: str = ""
+) -> Awaitable[Enqueued | errors.CodeqError]:
+    """Store a task. Return it or its error."""
+    alone = partial(_enqueue_alone, tenant, task, token_fingerprint)
+    if tenant.rates.create or tenant.depth or len(task.payload) > MAX_CHARACTERS:
+        return alone()
+    return _enqueues.send(id(tenant), task, alone, partial(services.enqueue, tenant))
+
+
+def submit(tenant: TenantSnapshot, worker: str, result: NewResult) -> Awaitable[Result | errors.CodeqError]:
+    """End a task with its result. Return the stored result or the error."""
+    alone = partial(_submit_alone, tenant, worker, result)
+    if len(result.result or b"") + len(result.error or "") + len(result.artifacts or b"") > MAX_CHARACTERS:
+        return alone()
+    return _submits.send(id(tenant), (worker, result), alone, partial(_submit_together, tenant))
+
+
+def claim(
+    tenant: TenantSnapshot,
+    commands: Sequence[str],
+    worker: str,
+    *,
+    lease_seconds: float | None = None,
+    count: int = 1,
+    wait_ms: int = 0,
+    token_fingerprint: str = "",
+    is_counted: bool = True,
+) -> Awaitable[Claimed]:
+    """Claim at most `count` ready tasks, as `services.claim` does.
+
+    Claims of one task are merged. The claim that arrived first gets the first task.
+    """
+    alone = partial(
+        services.claim,
+        tenant,
+        commands,
+        worker,
+        lease_seconds=lease_seconds,
+        count=count,
+        wait_ms=wait_ms,
+        token_fingerprint=token_fingerprint,
+        is_counted=is_counted,
+    )
+    if count > 1 or tenant.rates.claim:
+        return alone()
+    key = (id(tenant), *commands, lease_seconds, wait_ms > 0)
+    return _claims.send(key, (worker, wait_ms), alone, partial(_claim_together, tenant, commands, lease_seconds))
+
+
+async def _enqueue_alone(tenant: TenantSnapshot, task: NewTask, token_fingerprint: str) -> Enqueued | errors.CodeqError:
+    (answer,) = await services.enqueue(tenant, [task], token_fingerprint=token_fingerprint)
+    return answer
+
+
+async def _submit_alone(tenant: TenantSnapshot, worker: str, result: NewResult) -> Result | errors.CodeqError:
+    (answer,) = await services.submit(tenant, worker, [result])
+    return answer
+
+
+def _submit_together(
+    tenant: TenantSnapshot, submissions: Sequence[tuple[str, NewResult]]
+) -> Awaitable[Sequence[Result | errors.CodeqError]]:
+    workers = {worker for worker, _ in submissions}
+    if len(workers) == 1:
+        return services.submit(tenant, workers.pop(), [result for _, result in submissions])
+    results = [msgspec.structs.replace(result, worker=worker) for worker, result in submissions]
+    return services.submit(tenant, None, results)
+
+
+async def _claim_together(
+    tenant: TenantSnapshot, commands: Sequence[str], lease_seconds: float | None, claims: Sequence[tuple[str, int]]
+) -> Sequence[Claimed]:
+    first_worker, *further_workers = [worker for worker, _ in claims]
+    claimed = await services.claim(
+        tenant,
+        commands,
+        first_worker,
+        lease_seconds=lease_seconds,
+        wait_ms=max(wait_ms for _, wait_ms in claims),
+        further_workers=further_workers,
+    )
+    return [msgspec.structs.replace(claimed, tasks=claimed.tasks[n : n + 1]) for n in range(len(claims))]
