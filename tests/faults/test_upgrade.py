@@ -89,7 +89,7 @@ class Release:
         self.deployment.web()
         self.deployment.worker(2)
         self.deployment.beat()
-        self.deployment.until_it_answers()
+        self.deployment.wait_until_it_accepts_connections()
 
     def connect(self, tokens: dict[str, str]) -> None:
         self.clients = {role: Client(self.deployment.port, [token], []) for role, token in tokens.items()}

@@ -71,7 +71,7 @@ async def claim_together(queue: Queue, workers: Sequence[str], **options: Any) -
 
 
 class TestEnqueue:
-    async def test_requests_of_one_turn_share_a_script(self, queue: Queue, scripts: Scripts) -> None:
+    async def test_requests_of_one_loop_iteration_share_a_script(self, queue: Queue, scripts: Scripts) -> None:
         answers = await send_together([merging.enqueue(queue.tenant, build_task(number)) for number in range(30)])
         assert [read_payload(answer) for answer in answers] == [str(number) for number in range(30)]
         assert names(scripts) == ["enqueue"]
@@ -91,7 +91,7 @@ class TestEnqueue:
         )
         enqueued = [answer for answer in answers if isinstance(answer, Enqueued)]
         assert len({answer.task.id for answer in enqueued}) == 1
-        assert [answer.is_replayed for answer in enqueued] == [False, True, True, True, True]
+        assert [answer.is_repeated for answer in enqueued] == [False, True, True, True, True]
 
     @pytest.mark.parametrize("limits", [{"rates": Rates(create=1000)}, {"depth": 1000}], ids=["rate", "depth"])
     async def test_requests_of_a_limited_tenant_are_sent_alone(
@@ -112,7 +112,9 @@ class TestEnqueue:
 
 class TestSubmit:
     @pytest.mark.parametrize("workers", [["w1"], ["w1", "w2", "w3"]], ids=["one worker", "several workers"])
-    async def test_results_of_one_turn_share_a_script(self, queue: Queue, scripts: Scripts, workers: list[str]) -> None:
+    async def test_results_of_one_loop_iteration_share_a_script(
+        self, queue: Queue, scripts: Scripts, workers: list[str]
+    ) -> None:
         queue.enqueue_many(6)
         tasks = [queue.claim(workers[number % len(workers)]) for number in range(6)]
         answers = await send_together(
@@ -185,7 +187,7 @@ class TestSubmit:
 
 class TestClaim:
     @pytest.mark.spec("CLM-1", "Claims that arrive together open a lease each, in the order of arrival")
-    async def test_claims_of_one_turn_share_a_script(self, queue: Queue, scripts: Scripts) -> None:
+    async def test_claims_of_one_loop_iteration_share_a_script(self, queue: Queue, scripts: Scripts) -> None:
         queue.enqueue_many(5)
         claims = await claim_together(queue, ["w1", "w2", "w1", "w3"])
         assert names(scripts) == ["claim"]
@@ -353,12 +355,12 @@ class TestEveryRequest:
         assert [type(answer) for answer in answers] == [errors.Unavailable] * 5
 
     @pytest.mark.parametrize("cancelled", [0, 3], ids=["first", "later"])
-    @pytest.mark.parametrize("turns", [1, 2, 3])
+    @pytest.mark.parametrize("iterations", [1, 2, 3])
     async def test_a_cancelled_request_does_not_affect_the_others(
-        self, queue: Queue, cancelled: int, turns: int, name: str
+        self, queue: Queue, cancelled: int, iterations: int, name: str
     ) -> None:
         requests = [asyncio.ensure_future(REQUESTS[name](queue, number)) for number in range(6)]
-        for _ in range(turns):
+        for _ in range(iterations):
             await asyncio.sleep(0)
         requests[cancelled].cancel()
         answers = await asyncio.gather(*requests, return_exceptions=True)
