@@ -29,41 +29,40 @@ MAX_REQUESTS = 100
 # A task with a larger payload, or a larger result, is sent alone, so that a merged call stays small.
 MAX_CHARACTERS = 16 * 2**10
 
-I = TypeVar("I")  # noqa: E741
-A = TypeVar("A")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+SendAlone = Callable[[], Awaitable[Answer]]
+SendTogether = Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]
 
 
-class RequestMerger(Generic[I, A]):
+class RequestMerger(Generic[Item, Answer]):
     """Sends the requests of one loop iteration that have the same key as one call."""
 
     def __init__(self) -> None:
         # By key: the requests that follow the first one, which waits for the next iteration.
-        self._followers: dict[Hashable, list[tuple[I, asyncio.Future[A]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._followers: dict[Hashable, list[tuple[Item, asyncio.Future[Answer]]]] = {}
+        # The event loop itself keeps only weak references to tasks.
+        self._calls: set[asyncio.Task[Sequence[Answer]]] = set()
 
     async def send(
-        self,
-        key: Hashable,
-        item: I,
-        alone: Callable[[], Awaitable[A]],
-        together: Callable[[Sequence[I]], Awaitable[Sequence[A]]],
-    ) -> A:
+        self, key: Hashable, item: Item, alone: SendAlone[Answer], together: SendTogether[Item, Answer]
+    ) -> Answer:
         """Send a request, and return its answer.
 
         `alone` sends only this request. `together` sends the items of several requests, in the order of arrival, and
-        returns an answer for each. An error that it raises is raised by each of these requests. A request that is
-        cancelled does not affect the others. If it is cancelled in time, it is not sent.
+        returns an answer for each. If it fails, each of these requests raises its error. A request that is cancelled
+        does not affect the others. If it is cancelled before the call, it is not sent.
         """
         followers = self._followers.get(key)
         if followers is not None and len(followers) < MAX_REQUESTS - 1:
-            answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             followers.append((item, answer))
             return await answer
         followers = self._followers[key] = []
         try:
             await asyncio.sleep(0)  # the other requests of this iteration follow
         except asyncio.CancelledError:
-            self._send_in_task(followers, together)
+            self._start_call(followers, together)
             raise
         finally:
             if self._followers.get(key) is followers:
@@ -71,41 +70,40 @@ class RequestMerger(Generic[I, A]):
         if not followers:
             return await alone()
         answer = asyncio.get_running_loop().create_future()
-        self._send_in_task([(item, answer), *followers], together)
+        self._start_call([(item, answer), *followers], together)
         return await answer
 
-    def _send_in_task(
-        self,
-        requests: Sequence[tuple[I, asyncio.Future[A]]],
-        together: Callable[[Sequence[I]], Awaitable[Sequence[A]]],
+    def _start_call(
+        self, requests: Sequence[tuple[Item, asyncio.Future[Answer]]], together: SendTogether[Item, Answer]
     ) -> None:
-        """Send requests in an asyncio task.
+        """Send the requests that are not cancelled, in a task that no cancelled request can cancel."""
+        requests = [(item, answer) for item, answer in requests if not answer.done()]
+        items, pending = [item for item, _ in requests], [answer for _, answer in requests]
+        if items:
+            call = asyncio.create_task(_send(items, together))
+            self._calls.add(call)
+            call.add_done_callback(partial(self._end_call, pending))
 
-        The cancellation of a request then does not cancel the others.
-        """
-        task = asyncio.create_task(_answer_each(requests, together))
-        # The event loop itself keeps only a weak reference to a task.
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _answer_each(
-    requests: Sequence[tuple[I, asyncio.Future[A]]], together: Callable[[Sequence[I]], Awaitable[Sequence[A]]]
-) -> None:
-    # A future is done before its answer arrives if its request was cancelled.
-    requests = [(item, future) for item, future in requests if not future.done()]
-    if not requests:
-        return
-    try:
-        answers = await together([item for item, _ in requests])
-    except Exception as error:  # noqa: BLE001 - raised by each request
-        for _, future in requests:
-            if not future.done():
+    def _end_call(self, pending: Sequence[asyncio.Future[Answer]], call: asyncio.Task[Sequence[Answer]]) -> None:
+        """Give each request its answer, or the error of the call."""
+        self._calls.discard(call)
+        if call.cancelled():  # the event loop is closing
+            for future in pending:
+                future.cancel()
+            return
+        error = call.exception()
+        answers = [] if error else call.result()
+        for position, future in enumerate(pending):
+            if future.done():  # the request was cancelled
+                continue
+            if error:
                 future.set_exception(error)
-        return
-    for (_, future), answer in zip(requests, answers, strict=True):
-        if not future.done():
-            future.set_result(answer)
+            else:
+                future.set_result(answers[position])
+
+
+async def _send(items: Sequence[Item], together: SendTogether[Item, Answer]) -> Sequence[Answer]:
+    return await together(items)
 
 
 _enqueues: RequestMerger[NewTask, Enqueued | errors.CodeqError] = RequestMerger()
