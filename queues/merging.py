@@ -31,28 +31,36 @@ MAX_CHARACTERS = 16 * 2**10
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-SendAlone = Callable[[], Awaitable[Answer]]
-SendTogether = Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]
 
 
 class RequestMerger(Generic[Item, Answer]):
-    """Sends the requests of one loop iteration that have the same key as one call."""
+    """Sends the requests of one loop iteration that have the same key as one call.
 
-    def __init__(self) -> None:
+    `send_one` sends one item of a tenant. `send_all` sends several, in the order of arrival, and returns an answer for
+    each.
+    """
+
+    def __init__(
+        self,
+        send_one: Callable[[TenantSnapshot, Item], Awaitable[Answer]],
+        send_all: Callable[[TenantSnapshot, Sequence[Item]], Awaitable[Sequence[Answer]]],
+    ) -> None:
+        self._send_one = send_one
+        self._send_all = send_all
         # By key: the requests that follow the first one, which waits for the next iteration.
         self._followers: dict[Hashable, list[tuple[Item, asyncio.Future[Answer]]]] = {}
         # The event loop itself keeps only weak references to tasks.
         self._calls: set[asyncio.Task[Sequence[Answer]]] = set()
 
-    async def send(
-        self, key: Hashable, item: Item, alone: SendAlone[Answer], together: SendTogether[Item, Answer]
-    ) -> Answer:
+    async def send(self, tenant: TenantSnapshot, item: Item, *key: Hashable) -> Answer:
         """Send a request, and return its answer.
 
-        `alone` sends only this request. `together` sends the items of several requests, in the order of arrival, and
-        returns an answer for each. If it fails, each of these requests raises its error. A request that is cancelled
-        does not affect the others. If it is cancelled before the call, it is not sent.
+        Requests are merged if they have the same tenant and key. If the merged call fails, each of its requests raises
+        the error. A request that is cancelled does not affect the others. If it is cancelled before the call, it is
+        not sent.
         """
+        # A tenant that has changed has another snapshot. Its requests before and after the change are not merged.
+        key = (id(tenant), *key)
         followers = self._followers.get(key)
         if followers is not None and len(followers) < MAX_REQUESTS - 1:
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -62,27 +70,28 @@ class RequestMerger(Generic[Item, Answer]):
         try:
             await asyncio.sleep(0)  # the other requests of this iteration follow
         except asyncio.CancelledError:
-            self._start_call(followers, together)
+            self._start_call(tenant, followers)
             raise
         finally:
             if self._followers.get(key) is followers:
                 del self._followers[key]
         if not followers:
-            return await alone()
+            return await self._send_one(tenant, item)
         answer = asyncio.get_running_loop().create_future()
-        self._start_call([(item, answer), *followers], together)
+        self._start_call(tenant, [(item, answer), *followers])
         return await answer
 
-    def _start_call(
-        self, requests: Sequence[tuple[Item, asyncio.Future[Answer]]], together: SendTogether[Item, Answer]
-    ) -> None:
+    def _start_call(self, tenant: TenantSnapshot, requests: Sequence[tuple[Item, asyncio.Future[Answer]]]) -> None:
         """Send the requests that are not cancelled, in a task that no cancelled request can cancel."""
         requests = [(item, answer) for item, answer in requests if not answer.done()]
         items, pending = [item for item, _ in requests], [answer for _, answer in requests]
         if items:
-            call = asyncio.create_task(_send(items, together))
+            call = asyncio.create_task(self._call(tenant, items))
             self._calls.add(call)
             call.add_done_callback(partial(self._end_call, pending))
+
+    async def _call(self, tenant: TenantSnapshot, items: Sequence[Item]) -> Sequence[Answer]:
+        return await self._send_all(tenant, items)
 
     def _end_call(self, pending: Sequence[asyncio.Future[Answer]], call: asyncio.Task[Sequence[Answer]]) -> None:
         """Give each request its answer, or the error of the call."""
@@ -102,34 +111,83 @@ class RequestMerger(Generic[Item, Answer]):
                 future.set_result(answers[position])
 
 
-async def _send(items: Sequence[Item], together: SendTogether[Item, Answer]) -> Sequence[Answer]:
-    return await together(items)
+class SubmittedResult(msgspec.Struct, frozen=True):
+    """A result and the worker that submits it."""
+
+    worker: str
+    result: NewResult
 
 
-_enqueues: RequestMerger[NewTask, Enqueued | errors.CodeqError] = RequestMerger()
-_submits: RequestMerger[tuple[str, NewResult], Result | errors.CodeqError] = RequestMerger()
-_claims: RequestMerger[tuple[str, int], Claimed] = RequestMerger()
+class SingleClaim(msgspec.Struct, frozen=True):
+    """A claim of one task."""
 
-# The keys contain the identity of the tenant's snapshot: requests before and after a change of the tenant are not
-# merged. A call that is being prepared keeps its snapshot alive, so no other snapshot has this identity.
+    commands: Sequence[str]
+    worker: str
+    lease_seconds: float | None
+    wait_ms: int
+
+
+async def _enqueue_one(
+    tenant: TenantSnapshot, task: NewTask, token_fingerprint: str = ""
+) -> Enqueued | errors.CodeqError:
+    (answer,) = await services.enqueue(tenant, [task], token_fingerprint=token_fingerprint)
+    return answer
+
+
+async def _submit_one(tenant: TenantSnapshot, new: SubmittedResult) -> Result | errors.CodeqError:
+    (answer,) = await services.submit(tenant, new.worker, [new.result])
+    return answer
+
+
+def _submit_all(
+    tenant: TenantSnapshot, submitted: Sequence[SubmittedResult]
+) -> Awaitable[Sequence[Result | errors.CodeqError]]:
+    workers = {new.worker for new in submitted}
+    if len(workers) == 1:
+        return services.submit(tenant, workers.pop(), [new.result for new in submitted])
+    results = [msgspec.structs.replace(new.result, worker=new.worker) for new in submitted]
+    return services.submit(tenant, None, results)
+
+
+def _claim_one(tenant: TenantSnapshot, claim: SingleClaim) -> Awaitable[Claimed]:
+    return services.claim(
+        tenant, claim.commands, claim.worker, lease_seconds=claim.lease_seconds, wait_ms=claim.wait_ms
+    )
+
+
+async def _claim_all(tenant: TenantSnapshot, claims: Sequence[SingleClaim]) -> Sequence[Claimed]:
+    first, *others = claims
+    claimed = await services.claim(
+        tenant,
+        first.commands,
+        first.worker,
+        lease_seconds=first.lease_seconds,
+        wait_ms=max(claim.wait_ms for claim in claims),
+        further_workers=[claim.worker for claim in others],
+    )
+    return [msgspec.structs.replace(claimed, tasks=claimed.tasks[n : n + 1]) for n in range(len(claims))]
+
+
+_enqueues: RequestMerger[NewTask, Enqueued | errors.CodeqError] = RequestMerger(_enqueue_one, services.enqueue)
+_submits: RequestMerger[SubmittedResult, Result | errors.CodeqError] = RequestMerger(_submit_one, _submit_all)
+_claims: RequestMerger[SingleClaim, Claimed] = RequestMerger(_claim_one, _claim_all)
 
 
 def enqueue(
     tenant: TenantSnapshot, task: NewTask, *, token_fingerprint: str = ""
 ) -> Awaitable[Enqueued | errors.CodeqError]:
     """Store a task. Return it or its error."""
-    alone = partial(_enqueue_alone, tenant, task, token_fingerprint)
     if tenant.rates.create or tenant.depth or len(task.payload) > MAX_CHARACTERS:
-        return alone()
-    return _enqueues.send(id(tenant), task, alone, partial(services.enqueue, tenant))
+        return _enqueue_one(tenant, task, token_fingerprint)
+    return _enqueues.send(tenant, task)
 
 
 def submit(tenant: TenantSnapshot, worker: str, result: NewResult) -> Awaitable[Result | errors.CodeqError]:
     """End a task with its result. Return the stored result or the error."""
-    alone = partial(_submit_alone, tenant, worker, result)
+    new = SubmittedResult(worker, result)
     if len(result.result or b"") + len(result.error or "") + len(result.artifacts or b"") > MAX_CHARACTERS:
-        return alone()
-    return _submits.send(id(tenant), (worker, result), alone, partial(_submit_together, tenant))
+        return _submit_one(tenant, new)
+    return _submits.send(tenant, new)
 
 
 def claim(
@@ -147,53 +205,17 @@ def claim(
 
     Claims of one task are merged. The claim that arrived first gets the first task.
     """
-    alone = partial(
-        services.claim,
-        tenant,
-        commands,
-        worker,
-        lease_seconds=lease_seconds,
-        count=count,
-        wait_ms=wait_ms,
-        token_fingerprint=token_fingerprint,
-        is_counted=is_counted,
-    )
     if count > 1 or tenant.rates.claim:
-        return alone()
-    key = (id(tenant), *commands, lease_seconds, wait_ms > 0)
-    return _claims.send(key, (worker, wait_ms), alone, partial(_claim_together, tenant, commands, lease_seconds))
-
-
-async def _enqueue_alone(tenant: TenantSnapshot, task: NewTask, token_fingerprint: str) -> Enqueued | errors.CodeqError:
-    (answer,) = await services.enqueue(tenant, [task], token_fingerprint=token_fingerprint)
-    return answer
-
-
-async def _submit_alone(tenant: TenantSnapshot, worker: str, result: NewResult) -> Result | errors.CodeqError:
-    (answer,) = await services.submit(tenant, worker, [result])
-    return answer
-
-
-def _submit_together(
-    tenant: TenantSnapshot, submissions: Sequence[tuple[str, NewResult]]
-) -> Awaitable[Sequence[Result | errors.CodeqError]]:
-    workers = {worker for worker, _ in submissions}
-    if len(workers) == 1:
-        return services.submit(tenant, workers.pop(), [result for _, result in submissions])
-    results = [msgspec.structs.replace(result, worker=worker) for worker, result in submissions]
-    return services.submit(tenant, None, results)
-
-
-async def _claim_together(
-    tenant: TenantSnapshot, commands: Sequence[str], lease_seconds: float | None, claims: Sequence[tuple[str, int]]
-) -> Sequence[Claimed]:
-    first_worker, *further_workers = [worker for worker, _ in claims]
-    claimed = await services.claim(
-        tenant,
-        commands,
-        first_worker,
-        lease_seconds=lease_seconds,
-        wait_ms=max(wait_ms for _, wait_ms in claims),
-        further_workers=further_workers,
+        return services.claim(
+            tenant,
+            commands,
+            worker,
+            lease_seconds=lease_seconds,
+            count=count,
+            wait_ms=wait_ms,
+            token_fingerprint=token_fingerprint,
+            is_counted=is_counted,
+        )
+    return _claims.send(
+        tenant, SingleClaim(commands, worker, lease_seconds, wait_ms), lease_seconds, wait_ms > 0, *commands
     )
-    return [msgspec.structs.replace(claimed, tasks=claimed.tasks[n : n + 1]) for n in range(len(claims))]
