@@ -195,7 +195,8 @@ def nack(
 ) -> ScriptCall[ReturnOutcome]:
     """Return a task to its queue after a failed attempt.
 
-    It retries after `delay_seconds`, by default after its backoff, or becomes a dead letter if it is out of attempts.
+    The task is retried after `delay_seconds`, by default after its backoff. It becomes a dead letter if it is out of
+    attempts.
     """
     validation.check_id(task_id)
     validation.check_token(tenant, token)

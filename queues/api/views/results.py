@@ -140,7 +140,7 @@ class ExchangeView(ApiView):
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """Submit results, then claim tasks.
 
-        A suspended tenant can submit results, but gets no new task. Without results, the answer is 403.
+        A suspended tenant can submit results, but gets no new task. If it submits none, the answer is 403.
         """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
