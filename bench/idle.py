@@ -92,16 +92,16 @@ def read_usage(root: psutil.Process) -> dict[psutil.Process, Usage]:
 
 
 def kind_of(process: psutil.Process, root: psutil.Process) -> str:
-    """Return the kind of a process by its command line."""
+    """Return the kind of a process by its name or its command line."""
     if process == root:
         return "supervisor"
-    words = " ".join(process.cmdline())
+    words = f"{process.name()} {' '.join(process.cmdline())}"
     parent = process.parent()
-    is_pool = parent is not None and parent.cmdline() == process.cmdline()
+    is_pool = parent is not None and parent.name() == process.name()
     marks = {
-        "codeq_site.web": "web",
-        "worker --": "Celery pool" if is_pool else "Celery worker",
-        " beat --": "Celery beat",
+        "celery-worker": "Celery pool" if is_pool else "Celery worker",
+        "celery-beat": "Celery beat",
+        "web-": "web",
         "broker.sock": "Valkey (broker)",
         "valkey.sock": "Valkey",
         "postgres": "PostgreSQL",
