@@ -17,22 +17,35 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from subprocess import TimeoutExpired
 
 from codeq_site.devserver.supervisor import STOP_SIGNALS, die_with, set_process_name
 
-# What the services import besides the application.
-SHARED_LIBRARIES = (
+# What the services import besides the apps, most of it lazily.
+SHARED_MODULES = (
+    "billiard.popen_fork",
+    "billiard.sharedctypes",
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.log",
     "celery.apps.beat",
     "celery.apps.worker",
     "celery.bin.celery",
     "celery.concurrency.prefork",
+    "celery.contrib.django.task",
+    "celery.events.receiver",
+    "celery.worker.autoscale",
+    "celery.worker.components",
     "celery.worker.consumer",
-    "httptools",
+    "celery.worker.strategy",
+    "codeq_site.asgi",
+    "core.http.protocol",
+    "django.contrib.sessions.backends.db",
     "kombu.transport.redis",
     "uvicorn.lifespan.on",
-    "uvloop",
+    "uvicorn.loops.uvloop",
 )
 _POLL_SECONDS = 0.02
 
@@ -50,9 +63,9 @@ def import_application() -> None:
 
     # The checks also import the URLs with their views. Celery's processes would repeat them, and write to the memory
     # that they share.
-    call_command("check")
+    call_command("check", stdout=StringIO())
     os.environ["CELERY_SKIP_CHECKS"] = "true"
-    for name in SHARED_LIBRARIES:
+    for name in SHARED_MODULES:
         import_module(name)
     autodiscover_modules("periodic_tasks")
     # Garbage collection would write to every imported object, and so copy its memory.
