@@ -52,6 +52,7 @@ def configure() -> None:
         timezone="UTC",
         worker_hijack_root_logger=False,
         worker_prefetch_multiplier=1,
+        beat_scheduler="codeq_site.beat:Scheduler",
         broker_connection_retry_on_startup=True,
         # A message that has waited this long expires: the next run does its work.
         beat_schedule={
