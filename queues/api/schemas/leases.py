@@ -29,6 +29,15 @@ Count = Annotated[
         description=f"Maximum number of tasks to claim. {LIMITS.claim_batch} if absent.",
     ),
 ]
+ExchangeCount = Annotated[
+    float,
+    Meta(
+        multiple_of=1,
+        ge=1,
+        le=LIMITS.batch,
+        description=f"Maximum number of tasks to claim. {LIMITS.batch} if absent.",
+    ),
+]
 ReturnStatus = Annotated[
     Literal["requeued", "dlq"], Meta(description="`requeued`, or `dlq` if the task became a dead letter.")
 ]
