@@ -51,7 +51,10 @@ class Scheduler(PersistentScheduler):
 
 
 class WorkChecker:
-    """Runs checks in a thread, so that a server that does not answer cannot stop beat."""
+    """Runs checks in a thread, so that a server that does not answer cannot stop beat.
+
+    If a check raises an unexpected error, the thread ends with a traceback, and every task counts as having work.
+    """
 
     def __init__(self) -> None:
         self._checks: SimpleQueue[tuple[Check, Future[bool]]] = SimpleQueue()

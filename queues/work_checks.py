@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from core.conf import conf
 from core.redis.connections import client, reachable_partitions
+from queues.current_engine import engine
 from queues.engine import keys
 from queues.models import BulkJob
 
@@ -21,7 +22,7 @@ def has_events() -> bool:
 
 
 def has_due_tasks() -> bool:
-    """Whether a queue has due tasks or expired leases, by the clock of Redis."""
+    """Whether a queue has due tasks or expired leases, by the engine's clock, which is that of Redis."""
     if conf().redis_cluster:
         return True  # each primary has a clock of its own
     with client().pipeline(transaction=False) as pipe:
@@ -29,7 +30,8 @@ def has_due_tasks() -> bool:
         for partition in reachable_partitions():
             pipe.zrange(keys.of_partition(partition).due, 0, 0, withscores=True)
         (seconds, micros), *first_queues = pipe.execute()
-    now_ms = seconds * 1000 + micros / 1000
+    clock = engine().clock
+    now_ms = clock() if clock else seconds * 1000 + micros / 1000
     return any(due_ms <= now_ms for first in first_queues for _, due_ms in first)
 
 
