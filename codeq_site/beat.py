@@ -61,7 +61,10 @@ class WorkChecker:
         self._last: Future[bool] | None = None
 
     def may_have_work(self, check: Check) -> bool:
-        """Return the result of the check, or True if there is none within CHECK_SECONDS or a server is down."""
+        """Return the result of the check.
+
+        Return True if there is none within CHECK_SECONDS, or if a server is down.
+        """
         if self._last is None:
             threading.Thread(target=self._run, name="work-checks", daemon=True).start()
         elif not self._last.done():

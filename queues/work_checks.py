@@ -22,7 +22,7 @@ def has_events() -> bool:
 
 
 def has_due_tasks() -> bool:
-    """Whether a queue has due tasks or expired leases, by the engine's clock, which is that of Redis."""
+    """Whether a queue has due tasks or expired leases, by the clock of Redis."""
     if conf().redis_cluster:
         return True  # each primary has a clock of its own
     with client().pipeline(transaction=False) as pipe:

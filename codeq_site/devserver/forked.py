@@ -23,7 +23,7 @@ from subprocess import TimeoutExpired
 
 from codeq_site.devserver.supervisor import STOP_SIGNALS, die_with, set_process_name
 
-# What the services import besides the apps, most of it lazily.
+# Modules that the services import besides the apps, most of them lazily.
 SHARED_MODULES = (
     "billiard.popen_fork",
     "billiard.sharedctypes",
@@ -128,7 +128,7 @@ class ForkedModule:
                 signal.pthread_sigmask(signal.SIG_SETMASK, former)
                 code = self._run()
             finally:
-                # The child must not return into the code of the supervisor, whatever happens.
+                # The child must never return into the code of the supervisor.
                 if code is None:
                     traceback.print_exc()
                 _end(1 if code is None else code)
@@ -136,7 +136,7 @@ class ForkedModule:
         return ForkedProcess(pid)
 
     def _reset(self) -> None:
-        """Give up what belongs to the supervisor: its session, signal handlers, files and exit handlers."""
+        """Drop the session, signal handlers, files and exit handlers of the supervisor."""
         os.setsid()
         set_process_name(self.name)
         self.release()

@@ -91,7 +91,10 @@ def spawn(
 
 
 def die_with(parent: int, number: int) -> None:
-    """Let Linux send this signal to this process when its parent dies. End it if the parent has died already."""
+    """Let Linux send this signal to this process when its parent dies.
+
+    End this process if the parent has died already.
+    """
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:  # the parent died between fork and prctl

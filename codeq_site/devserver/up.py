@@ -1,4 +1,4 @@
-"""The supervisor of `manage.py up`: run the servers, the web processes and Celery until Ctrl-C.
+"""The supervisor of `manage.py up`: run the servers, the web processes and Celery.
 
 `python -m codeq_site.devserver.up` reads the settings from the environment only. Django's settings are read after the
 servers have been started, because they contain the addresses of the servers.

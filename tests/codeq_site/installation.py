@@ -101,7 +101,7 @@ class Installation:
     def child(self, *names: str) -> psutil.Process:
         """Wait for the direct child with one of these names in its name or its command line.
 
-        Valkey and forked services set theirs after they have started.
+        Valkey and forked services set them after they have started.
         """
 
         def matching() -> list[psutil.Process]:

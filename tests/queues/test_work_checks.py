@@ -1,4 +1,4 @@
-"""The checks that tell Celery beat whether a periodic task has work."""
+"""The checks by which Celery beat finds out whether a periodic task has work."""
 
 from __future__ import annotations
 
