@@ -1,6 +1,6 @@
 """Measure the CPU time and the memory of Valkey over millions of tasks, by allocator.
 
-    python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+    python -m bench.sustained [wear] [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
     python -m bench.sustained idle [--seconds 60]  (bench/idle.py)
 
 Each allocator gets a separate Valkey, configured like that of `make run` but with fsync once per second. The servers
@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 import redis
 
-from bench.engine import DAY_MS, PAYLOAD
 from bench.idle import measure_idle
+from bench.servers import DAY_MS, PAYLOAD
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
 from core.redis.runners import SyncRunner
@@ -32,10 +32,10 @@ from queues.engine import Engine, Options, keys, maintenance_commands, producer_
 BLOCK = 100_000
 BATCH = 100
 RETAINED = 20_000
-TID = "wear"
+TID = "sustained"
 
 
-class Subject:
+class AllocatorRun:
     """A Valkey with one allocator, and a client that sends it tasks."""
 
     def __init__(self, directory: Path, name: str, allocator: Allocator | None) -> None:
@@ -99,32 +99,32 @@ class Subject:
         self.server.kill()
 
 
-def measure_wear(tasks: int, names: list[str]) -> None:
+def compare_allocators(tasks: int, names: list[str]) -> None:
     system, tbb = find_allocator(), find_tbb()
     available: dict[str, Allocator | None] = {"libc": None}
     available |= {allocator.name: allocator for allocator in (system, tbb) if allocator}
     directory = Path(tempfile.mkdtemp(prefix="codeq-w"))
-    subjects = [Subject(directory / name, name, available[name]) for name in names if name in available]
-    print(f"{'tasks':>10}" + "".join(f"{subject.name:>32}" for subject in subjects))
+    runs = [AllocatorRun(directory / name, name, available[name]) for name in names if name in available]
+    print(f"{'tasks':>10}" + "".join(f"{run.name:>32}" for run in runs))
     first: dict[str, float] = {}
     try:
         for block in range(1, tasks // BLOCK + 1):
             cells = []
-            for subject in subjects:
-                us = subject.run_block()
-                first.setdefault(subject.name, us)
-                held, resident = subject.memory()
-                cells.append(f"{us:6.1f} µs {us / first[subject.name]:5.2f}x {resident:5.0f}/{held:.0f} MiB")
+            for run in runs:
+                us = run.run_block()
+                first.setdefault(run.name, us)
+                held, resident = run.memory()
+                cells.append(f"{us:6.1f} µs {us / first[run.name]:5.2f}x {resident:5.0f}/{held:.0f} MiB")
             print(f"{block * BLOCK:>10,}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
     finally:
-        for subject in subjects:
-            subject.close()
+        for run in runs:
+            run.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wear", "idle"])
+    parser.add_argument("what", nargs="?", choices=["wear", "idle"], default="wear")
     parser.add_argument("--tasks", type=int, default=2_000_000)
     parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -133,7 +133,7 @@ def main() -> None:
     if arguments.what == "idle":
         measure_idle(arguments.seconds, settle_seconds=20.0)
     else:
-        measure_wear(arguments.tasks, arguments.allocators.split(","))
+        compare_allocators(arguments.tasks, arguments.allocators.split(","))
 
 
 if __name__ == "__main__":

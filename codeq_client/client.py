@@ -58,7 +58,7 @@ class Client:
     """The calls of producers and workers. Thread-safe; keeps its connections open.
 
     `token` is a bearer token or a function that returns one. The function is called again when the service rejects the
-    token. `tries` is the maximum number of attempts of a request.
+    token. `max_tries` is the maximum number of times that a request is sent.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Client:
         token: str | Callable[[], str],
         *,
         timeout_seconds: float = 10.0,
-        tries: int = 5,
+        max_tries: int = 5,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.tries = tries
+        self.max_tries = max_tries
         self._timeout_seconds = timeout_seconds
         self._get_token = token if callable(token) else None
         self._token = token if isinstance(token, str) else ""
@@ -208,13 +208,12 @@ class Client:
     ) -> T:
         """Send a request, retry it while that may help, and decode the response.
 
-        If `token` is a function, a rejected token is replaced once and the request repeated, even if it was the last
-        of the `tries`.
+        If `token` is a function, a rejected token is replaced once and the request repeated. The rejected request does
+        not count as one of the `max_tries`.
         """
         content = None if body is None else msgspec.json.encode(body)
         backoff, is_token_new, tries = BACKOFF_SECONDS, False, 0
         while True:
-            tries += 1
             token = self._current_token()
             try:
                 response = self._http.request(
@@ -226,7 +225,7 @@ class Client:
                     extensions=self._extensions,
                 )
             except httpx.TransportError as error:
-                problem: errors.CodeqError = errors.Unavailable(0, "no_answer", f"{type(error).__name__}: {error}")
+                problem: errors.CodeqError = errors.Unavailable(0, "no_response", f"{type(error).__name__}: {error}")
             else:
                 if response.is_success:
                     return msgspec.json.decode(response.content or b"{}", type=response_type)
@@ -239,7 +238,8 @@ class Client:
                     continue
                 if problem.status not in errors.RETRYABLE:
                     raise problem
-            if tries >= self.tries or problem.retry_after_seconds > MAX_BACKOFF_SECONDS:
+            tries += 1
+            if tries >= self.max_tries or problem.retry_after_seconds > MAX_BACKOFF_SECONDS:
                 raise problem
             time.sleep(problem.retry_after_seconds + random.uniform(0, backoff))  # noqa: S311 - no secret
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)

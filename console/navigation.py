@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, str]] = {
         "pipeline.WebhookHealth": "monitor_heart", "pipeline.RunLog": "play_circle",
     },
     "Platform": {
-        "queues.BeatJob": "timer", "queues.Quarantine": "report", "auth.User": "person",
+        "queues.PeriodicTaskRun": "timer", "queues.Quarantine": "report", "auth.User": "person",
     },
 }  # fmt: skip
 # Names that replace the model's own, which is less clear.
@@ -35,7 +35,7 @@ NAMES = {
     "admin.LogEntry": "Operator actions",
     "tenants.TenantMembership": "Memberships",
     "tenants.TenantIssuer": "Issuers",
-    "queues.BeatJob": "Periodic tasks",
+    "queues.PeriodicTaskRun": "Periodic tasks",
 }
 PAGES = (
     ("Overview", "console:overview", "monitoring", ("/console/queue/",)),
@@ -44,7 +44,7 @@ PAGES = (
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
 # Pages that appear above a group's tables.
-CHARTS = {"Insights": ("Charts", "insights:page", "insights", ())}
+CHARTS = {"Insights": ("Charts", "charts:page", "insights", ())}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:

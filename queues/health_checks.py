@@ -14,7 +14,7 @@ from django.conf import settings
 
 from core.redis.connections import client, primaries
 from queues.audit import stream
-from queues.models import BeatJob, Quarantine
+from queues.models import PeriodicTaskRun, Quarantine
 from queues.readiness import allocator_warning
 
 # A periodic task is late if it has not ended a run for LATE_PERIODS of its periods and for at least MIN_LATE: a long
@@ -33,7 +33,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-NO_ANSWER = Check(name="Redis", is_well=False, message="does not answer")
+NO_ANSWER = Check(name="Redis", is_well=False, message="Redis does not answer")
 
 
 def beat(now: datetime) -> Check:
@@ -41,7 +41,7 @@ def beat(now: datetime) -> Check:
 
     A task that has never run is not reported, unless no task has run yet.
     """
-    jobs = {job.name: job for job in BeatJob.objects.all()}
+    jobs = {job.name: job for job in PeriodicTaskRun.objects.all()}
     if not jobs:
         return Check(name="Beat", is_well=False, message="no periodic task has run yet")
     late = [
@@ -138,7 +138,7 @@ def _check_durability(persistence: dict[str, Any], config: Any) -> Check:
     return Check(name="Durability", is_well=mode == "always", message=messages.get(mode, f"appendfsync {mode}"))
 
 
-def _is_late(job: BeatJob, every_seconds: float, now: datetime) -> bool:
+def _is_late(job: PeriodicTaskRun, every_seconds: float, now: datetime) -> bool:
     return now - job.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), MIN_LATE)
 
 

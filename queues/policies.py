@@ -1,7 +1,7 @@
 """Policies of queues, which override the defaults of the installation and the tenant.
 
 The row in PostgreSQL is authoritative. Services read default attempts, priorities and retention from the tenant cache,
-which follows a change within about two seconds. Scripts read backoff, consumer limit and dead-letter queue from Redis.
+which follows a change within about two seconds. Scripts read backoff, consumer limit and dead letter queue from Redis.
 These three are written to Redis with each change, and again every minute by beat, in case Redis was down or empty.
 """
 

@@ -22,15 +22,15 @@ class ScriptSource(Protocol):
 
 
 # One command of a call: a script and its bound arguments.
-Command = tuple[ScriptSource, BoundArguments]
+ScriptCommand = tuple[ScriptSource, BoundArguments]
 
 
 class Runner(Protocol):
     """Sends the commands of a call to Redis in order, in one round trip to each server."""
 
-    def run(self, commands: Sequence[Command]) -> Awaitable[list[Any]]: ...
+    def run(self, commands: Sequence[ScriptCommand]) -> Awaitable[list[Any]]: ...
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]: ...
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]: ...
 
 
 class ScriptCall(Generic[R]):
@@ -42,7 +42,7 @@ class ScriptCall(Generic[R]):
     __slots__ = ("commands", "read", "runner")
 
     def __init__(
-        self, runner: Runner, commands: Sequence[Command], read: Callable[[list[Any]], R | ScriptCall[R]]
+        self, runner: Runner, commands: Sequence[ScriptCommand], read: Callable[[list[Any]], R | ScriptCall[R]]
     ) -> None:
         self.runner = runner
         self.commands = commands

@@ -1,4 +1,4 @@
-"""Commands on dead letters: replay, and the recall of a replay."""
+"""Commands on dead letters: replay, and the undo of a replay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replay_for(
     return _replay(engine, tid, task_ids, [b""] * len(task_ids), job, _decode_errors)
 
 
-def recall(
+def undo_replay(
     engine: Engine, tid: str, task_ids: Sequence[str], job: str, *, dead_retention_ms: int
 ) -> ScriptCall[list[errors.CodeqError | None]]:
     """Turn the tasks that a bulk job replayed into dead letters again.
@@ -53,7 +53,7 @@ def recall(
     """
     tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
     return engine.prepare(
-        "recall",
+        "undo_replay",
         _decode_errors,
         ghosts=tenant.ghosts,
         events=partition.events,

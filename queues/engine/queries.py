@@ -60,9 +60,10 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
     def decode(reply: list[Any]) -> QueuePosition:
         if not reply:
             raise errors.TaskNotFound
-        now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
+        command, now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
         state_name, _, max_consumers = state.partition(b" ")
         return QueuePosition(
+            command=command.decode(),
             now_ms=now_ms,
             is_paused=state_name == b"paused",
             is_busy=bool(max_consumers) and in_progress >= int(max_consumers),

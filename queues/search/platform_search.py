@@ -130,6 +130,7 @@ def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSear
         if scanned > MAX_LEASES:
             is_cut = True
             break
+    is_cut = is_cut or any(len(task_ids) > pagination.PAGE for task_ids in held.values())
     ids = {tid: task_ids[: pagination.PAGE] for tid, task_ids in held.items() if task_ids}
     return [result for result in _read_tasks(ids) if query.matches(result.task)], is_cut
 

@@ -121,7 +121,7 @@ const CHARTS = {
 };
 
 // The charts of the pipeline's marts.
-const INSIGHTS = {
+const HISTORY_CHARTS = {
   ended: {
     type: "bar",
     series: [["completed", "Completed", "green"], ["nacked", "Nacked", "amber"], ["abandoned", "Abandoned", "cyan"], ["expired", "Lease expired", "indigo"], ["failed", "Failed", "red"], ["cancelled", "Cancelled", "grey"]],
@@ -136,11 +136,11 @@ const INSIGHTS = {
   worker_time: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], formatValue: format.duration },
   deliveries: {
     type: "bar",
-    series: [["delivered", "Delivered", "green"], ["refused", "Refused", "amber"], ["unreachable", "Unreachable", "red"]],
+    series: [["delivered", "Delivered", "green"], ["refused", "Rejected", "amber"], ["unreachable", "Unreachable", "red"]],
     formatValue: format.count,
   },
 };
-for (const [kind, chart] of Object.entries(INSIGHTS)) CHARTS[kind] = { ...chart, valuesOf: (timeSeries, key) => timeSeries.values[key] };
+for (const [kind, chart] of Object.entries(HISTORY_CHARTS)) CHARTS[kind] = { ...chart, valuesOf: (timeSeries, key) => timeSeries.values[key] };
 
 function byName(series) {
   return series.map(([, name, colour]) => [name, name, colour]);
@@ -379,7 +379,7 @@ document.addEventListener("alpine:init", () => {
       ...format,
       ...connection,
       stats: {},
-      peeked: { ready: [], in_progress: [], delayed: [] },
+      peek: { ready: [], in_progress: [], delayed: [] },
       nowMs: 0,
       span: "1h",
       emptyCharts: [],
@@ -396,7 +396,7 @@ document.addEventListener("alpine:init", () => {
       update(queue) {
         this.nowMs = queue.now_ms;
         this.stats = queue.stats;
-        this.peeked = queue.peeked;
+        this.peek = queue.peek;
       },
 
       refresh() {
@@ -448,7 +448,7 @@ document.addEventListener("alpine:init", () => {
     };
   });
 
-  Alpine.data("insights", () => {
+  Alpine.data("historyCharts", () => {
     const charts = new Map();
     const timeSeries = readJsonScript("time-series");
 
@@ -530,16 +530,16 @@ document.addEventListener("alpine:init", () => {
     },
 
     progressTotal() {
-      if (this.job.is_over) return format.count(this.job.handled);
-      return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.handled) / this.job.total : 0)} %`;
+      if (this.job.is_over) return format.count(this.job.processed);
+      return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.processed) / this.job.total : 0)} %`;
     },
 
     progressDetails() {
-      const { handled, total, per_second: rate, seconds, is_over: isOver } = this.job;
+      const { processed, total, per_second: rate, seconds, is_over: isOver } = this.job;
       if (isOver) return `processed in ${format.duration(seconds)}`;
       if (total === null) return "the matching dead letters";
-      const remaining = rate ? `, about ${format.age((total - handled) / rate)} left` : "";
-      return `${format.count(handled)} of ${format.count(total)}${remaining}`;
+      const remaining = rate ? `, about ${format.age((total - processed) / rate)} left` : "";
+      return `${format.count(processed)} of ${format.count(total)}${remaining}`;
     },
 
     tiles() {
