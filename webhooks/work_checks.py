@@ -21,4 +21,4 @@ def has_notifications() -> bool:
             pipe.exists(keys.of_partition(partition).woken)
         if any(pipe.execute()):
             return True
-    return Subscription.objects.filter(~Q(owed=[])).exists()
+    return Subscription.objects.filter(~Q(deferred_commands=[])).exists()

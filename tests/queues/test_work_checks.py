@@ -101,5 +101,5 @@ def test_notify_has_work_for_queues_that_turned_non_empty_and_for_deferred_notif
     assert has_notifications()
     nonempty_queues.take()
     assert not has_notifications()
-    SubscriptionFactory(owed=["send"])
+    SubscriptionFactory(deferred_commands=["send"])
     assert has_notifications()
