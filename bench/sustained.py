@@ -1,6 +1,7 @@
 """Measure the CPU time and the memory of Valkey over millions of tasks, by allocator.
 
-    python -m bench.sustained [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+    python -m bench.sustained [wear] [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+    python -m bench.sustained idle [--seconds 60]  (bench/idle.py)
 
 Each allocator gets a separate Valkey, configured like that of `make run` but with fsync once per second. The servers
 process blocks of 100,000 tasks one after the other, in batches of 100: enqueue, claim and submit. The events are read,
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import redis
 
+from bench.idle import measure_idle
 from bench.servers import DAY_MS, PAYLOAD
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
@@ -122,11 +124,16 @@ def compare_allocators(tasks: int, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["wear", "idle"], default="wear")
     parser.add_argument("--tasks", type=int, default=2_000_000)
     parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
+    parser.add_argument("--seconds", type=float, default=60.0)
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
-    compare_allocators(arguments.tasks, arguments.allocators.split(","))
+    if arguments.what == "idle":
+        measure_idle(arguments.seconds, settle_seconds=20.0)
+    else:
+        compare_allocators(arguments.tasks, arguments.allocators.split(","))
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Largest number of tasks or results in one batch request. A larger batch costs less per item "
-            "and occupies Redis for longer at a time.",
+            description="Largest number of tasks or results in one batch request, and of tasks that an exchange may "
+            "take. A larger batch costs less per item and occupies Redis for longer at a time.",
         ),
     ] = 100
     claim_batch: Annotated[
@@ -160,8 +160,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Largest number of tasks that one claim may take. A higher limit saves requests and lets one "
-            "worker take more tasks away from the others.",
+            description="Largest number of tasks that one claim may take, except in an exchange. A higher limit saves "
+            "requests and lets one worker take more tasks away from the others.",
         ),
     ] = 10
     repair_limit: Annotated[

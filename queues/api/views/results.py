@@ -150,7 +150,7 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[domain.Task] = ()
         else:
-            tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
+            tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.batch))
         return json_response(
             wire.Exchanged(results=results, tasks=[conversion.task(task, caller.tenant.slug) for task in tasks])
         )

@@ -345,6 +345,20 @@ async def test_exchange_submits_and_claims(producer: Client, worker: Client) -> 
     assert (empty.status, empty.json) == (200, {"results": [], "tasks": []})
 
 
+async def test_exchange_submits_and_claims_a_hundred_and_a_batch_claim_ten(producer: Client, worker: Client) -> None:
+    for _ in range(3):
+        await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": {}}] * 100})
+    first = (await worker.post(f"{TASKS}/exchange", {"count": 100})).json
+    results = [{"taskId": task["id"], "leaseToken": task["leaseToken"]} | COMPLETED for task in first["tasks"]]
+    second = (await worker.post(f"{TASKS}/exchange", {"results": results})).json
+    assert [item["result"]["status"] for item in second["results"]] == ["COMPLETED"] * 100
+    assert len(second["tasks"]) == 100
+    assert len((await worker.post(f"{TASKS}/claim/batch")).json["tasks"]) == 10
+    for path, count in (("exchange", 101), ("claim/batch", 11)):
+        answer = await worker.post(f"{TASKS}/{path}", {"count": count})
+        assert (answer.status, answer.code) == (400, "invalid_request")
+
+
 async def test_exchange_without_the_right_to_claim_submits_nothing(producer: Client, client: MakeClient) -> None:
     task = await enqueue_task(producer, command="A")
     worker = client("worker", eventTypes=["A"])
