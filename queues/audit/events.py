@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,8 @@ import msgspec
 from queues.domain import TERMINAL, Outcome, Spec, StoredResult, TaskStatus
 from queues.engine.replies import decode_answer, decode_spec
 
+# Fields of an entry that are numbers, with `Event`'s bounds for them.
+NUMBER_FIELDS = (b"attempt", b"attempts", b"priority", b"created", b"visible", b"claimed", b"ended")
 # 9999-12-31, the last day that both `datetime` and PostgreSQL support.
 MAX_MS = 253_402_300_799_999
 MAX_INTEGER = 2**31 - 1
@@ -47,7 +50,7 @@ class StreamEntry(NamedTuple):
     fields: Mapping[bytes, bytes]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of an attempt, of a task, or of both; or a change of a dead letter.
 
     Times are Unix milliseconds of Redis' clock.
@@ -55,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     stream_id: str
-    task_id: UUID
+    task_bytes: bytes  # the task's UUID as 16 bytes: PostgreSQL needs only these
     tid: str
     command: str
     attempt: int  # counted over the whole life of the task; 0: no attempt ended
@@ -69,6 +72,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     claimed_ms: int | None
     ended_ms: int
     error: str
+
+    @property
+    def task_id(self) -> UUID:
+        return UUID(bytes=self.task_bytes)
 
     @property
     def is_terminal(self) -> bool:
@@ -102,7 +109,7 @@ class Blobs(NamedTuple):
     answer: bytes | None = None
 
 
-class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event with the producer's spec of the task and the worker's answer."""
 
     event: Event
@@ -136,32 +143,30 @@ def parse(entry: StreamEntry) -> Event:
     """
     fields = entry.fields
     try:
-        tid, _, command = storable_text(fields[b"queue"]).partition(":")
-        event = Event(
+        tid, command = _split_queue(fields[b"queue"])
+        attempt, attempts, priority, created_ms, visible_ms, claimed_ms, ended_ms = _numbers(fields)
+        return Event(
             partition=entry.partition,
             stream_id=entry.stream_id,
-            task_id=UUID(fields[b"id"].decode()),
+            task_bytes=_uuid_bytes(fields[b"id"]),
             tid=tid,
             command=command,
-            attempt=_number(fields[b"attempt"], MAX_INTEGER),
-            outcome=storable_text(fields[b"outcome"]),
-            status=storable_text(fields[b"status"]),
-            attempts=_number(fields[b"attempts"], MAX_INTEGER),
-            priority=_number(fields[b"priority"], MAX_SMALL_INTEGER),
-            worker=storable_text(fields.get(b"worker", b"")),
-            created_ms=_number(fields[b"created"], MAX_MS),
-            visible_ms=_number(fields[b"visible"], MAX_MS),
-            claimed_ms=_number(fields[b"claimed"], MAX_MS) or None,
-            ended_ms=_number(fields[b"ended"], MAX_MS),
+            attempt=attempt,
+            outcome=_repeated_text(fields[b"outcome"]),
+            status=_repeated_text(fields[b"status"]),
+            attempts=attempts,
+            priority=priority,
+            worker=_repeated_text(fields.get(b"worker", b"")),
+            created_ms=created_ms,
+            visible_ms=visible_ms,
+            claimed_ms=claimed_ms or None,
+            ended_ms=ended_ms,
             error=storable_text(fields.get(b"error", b"")),
         )
     except KeyError as error:
         raise UnreadableError(f"no field {error}") from error
     except ValueError as error:
         raise UnreadableError(str(error)) from error
-    if not tid or not command:
-        raise UnreadableError("no queue")
-    return event
 
 
 def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
@@ -172,10 +177,13 @@ def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
     """
     event = parse(entry)
     is_answered = event.outcome in (Outcome.COMPLETED, Outcome.FAILED)
+    max_attempts = _number(blobs.max_attempts or b"0")
+    if not 0 <= max_attempts <= MAX_INTEGER:
+        raise UnreadableError(f"out of range: {max_attempts}")
     return AuditRecord(
         event=event,
         spec=decode_spec(blobs.spec) if blobs.spec else None,
-        max_attempts=_number(blobs.max_attempts or b"0", MAX_INTEGER),
+        max_attempts=max_attempts,
         answer=decode_answer(blobs.answer) if blobs.answer and is_answered else StoredResult(),
     )
 
@@ -192,11 +200,47 @@ def storable_text(raw: bytes | str) -> str:
     return raw.replace("\0", "\\u0000") if "\0" in raw else raw
 
 
-def _number(raw: bytes, maximum: int) -> int:
-    number = int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
-    if not 0 <= number <= maximum:
-        raise UnreadableError(f"out of range: {number}")
-    return number
+# Workers and queues repeat from entry to entry.
+_repeated_text = lru_cache(maxsize=10_000)(storable_text)
+
+
+@lru_cache(maxsize=10_000)
+def _split_queue(raw: bytes) -> tuple[str, str]:
+    tid, _, command = storable_text(raw).partition(":")
+    if not tid or not command:
+        raise UnreadableError("no queue")
+    return tid, command
+
+
+def _uuid_bytes(raw: bytes) -> bytes:
+    uuid = bytes.fromhex(raw.decode().replace("-", ""))
+    if len(uuid) != 16:
+        raise UnreadableError("the id is not a UUID")
+    return uuid
+
+
+def _numbers(fields: Mapping[bytes, bytes]) -> list[int]:
+    """Return the values of NUMBER_FIELDS."""
+    try:
+        numbers = [int(fields[name]) for name in NUMBER_FIELDS]
+    except ValueError:
+        numbers = [_number(fields[name]) for name in NUMBER_FIELDS]
+    if (
+        min(numbers) < 0
+        or max(numbers[:2]) > MAX_INTEGER
+        or numbers[2] > MAX_SMALL_INTEGER
+        or max(numbers[3:]) > MAX_MS
+    ):
+        raise UnreadableError(f"out of range: {numbers}")
+    return numbers
+
+
+def _number(raw: bytes) -> int:
+    try:
+        # Lua writes some numbers as floats.
+        return int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
+    except OverflowError as error:
+        raise UnreadableError(f"out of range: {raw!r}") from error
 
 
 Handler = Callable[[Sequence[AuditRecord]], None]

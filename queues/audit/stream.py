@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from core.redis import connections
+from core.redis.script_call import merge_calls
 from queues.audit.events import Blobs, StreamEntry
-from queues.engine import keys
+from queues.current_engine import engine
+from queues.engine import keys, queries
 
 GROUP = "audit"
 CONSUMER = "drain"
@@ -91,14 +95,26 @@ def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
-    """Return the data that Redis has of the entries' tasks, in one round trip."""
-    with connections.client().pipeline(transaction=False) as pipe:
-        for entry in entries:
-            # For an invalid id, Redis returns no data. `events.parse` raises the error later.
-            root = keys.of_partition(entry.partition).root
-            task_id = entry.fields.get(b"id", b"").decode("ascii", "replace")
-            pipe.hmget(keys.task(root, task_id), "spec", "max", "answer")
-        return [Blobs(*fields) for fields in pipe.execute()]
+    """Return the data that Redis has of the entries' tasks.
+
+    Takes one round trip, and further ones for entries whose data exceeds the limit of `queries.blobs`.
+    """
+    # For an invalid id, Redis returns no data. `events.parse` raises the error later.
+    groups = [
+        (partition, [entry.fields.get(b"id", b"") for entry in part])
+        for partition, part in groupby(entries, key=attrgetter("partition"))
+    ]
+    read: list[list[Blobs]] = [[] for _ in groups]
+    while any(len(part) < len(ids) for part, (_, ids) in zip(read, groups, strict=True)):
+        unfinished = [
+            (part, queries.blobs(engine(), partition, ids[len(part) :]))
+            for part, (partition, ids) in zip(read, groups, strict=True)
+            if len(part) < len(ids)
+        ]
+        replies = merge_calls(engine().runner, [call for _, call in unfinished]).run_sync()
+        for (part, _), reply in zip(unfinished, replies, strict=True):
+            part.extend(map(Blobs._make, reply))
+    return [blobs for part in read for blobs in part]
 
 
 def acknowledge(entries: Iterable[StreamEntry]) -> None:

@@ -86,6 +86,25 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
     )
 
 
+def blobs(
+    engine: Engine, partition: int, task_ids: Sequence[str | bytes], *, max_bytes: int = 2**20
+) -> ScriptCall[list[tuple[bytes | None, bytes | None, bytes | None]]]:
+    """Return the spec, the maximum of attempts and the answer of the first of these tasks, as Redis stores them.
+
+    The reply ends with the task that exceeds `max_bytes`. It has at least one task. A value that Redis does not have is
+    None.
+    """
+    partition_keys = keys.of_partition(partition)
+    return engine.prepare(
+        "read_blobs",
+        lambda reply: list(zip(reply[::3], reply[1::3], reply[2::3], strict=True)),
+        events=partition_keys.events,
+        root=partition_keys.root,
+        max_bytes=max_bytes,
+        args=task_ids,
+    )
+
+
 def find_tenant(engine: Engine, task_id: str, partitions: Iterable[int] | None = None) -> ScriptCall[str | None]:
     """Return the tid of the tenant that has a live task, or None.
 
