@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import time
 from collections import Counter
@@ -79,15 +81,16 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
     stored = quarantined = 0
     while after and time.monotonic() < until:
         share = max(1, chunk // len(after))
-        entries = stream.read(after, share)
-        for batch in _batches(entries):
-            if not may_continue():
-                return stored, quarantined
-            events, batch_quarantined = audit_drain.store(batch)
-            stream.acknowledge([entry for entry, _ in batch])
-            metrics.ended(events)
-            quarantined += batch_quarantined
-            stored += len(batch) - batch_quarantined
+        with _paused_garbage_collector():
+            entries = stream.read(after, share)
+            for batch in _batches(entries):
+                if not may_continue():
+                    return stored, quarantined
+                events, batch_quarantined = audit_drain.store(batch)
+                stream.acknowledge([entry for entry, _ in batch])
+                metrics.ended(events)
+                quarantined += batch_quarantined
+                stored += len(batch) - batch_quarantined
         counts = Counter(entry.partition for entry in entries)
         for partition in [partition for partition in after if counts[partition] < share]:
             if after[partition] == stream.NEW:
@@ -95,6 +98,22 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
             else:
                 after[partition] = stream.NEW
     return stored, quarantined
+
+
+@contextlib.contextmanager
+def _paused_garbage_collector() -> Iterator[None]:
+    """Keep the garbage collector from running in the block.
+
+    It would search all objects of the process every few thousand entries, which took a quarter of the drain's CPU.
+    Reference counting frees the entries.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:

@@ -17,8 +17,6 @@ import msgspec
 from queues.domain import TERMINAL, Outcome, Spec, StoredResult, TaskStatus
 from queues.engine.replies import decode_answer, decode_spec
 
-# Fields of an entry that are numbers, with `Event`'s bounds for them.
-NUMBER_FIELDS = (b"attempt", b"attempts", b"priority", b"created", b"visible", b"claimed", b"ended")
 # 9999-12-31, the last day that both `datetime` and PostgreSQL support.
 MAX_MS = 253_402_300_799_999
 MAX_INTEGER = 2**31 - 1
@@ -144,23 +142,22 @@ def parse(entry: StreamEntry) -> Event:
     fields = entry.fields
     try:
         tid, command = _split_queue(fields[b"queue"])
-        attempt, attempts, priority, created_ms, visible_ms, claimed_ms, ended_ms = _numbers(fields)
         return Event(
             partition=entry.partition,
             stream_id=entry.stream_id,
             task_bytes=_uuid_bytes(fields[b"id"]),
             tid=tid,
             command=command,
-            attempt=attempt,
+            attempt=_number(fields[b"attempt"], MAX_INTEGER),
             outcome=_repeated_text(fields[b"outcome"]),
             status=_repeated_text(fields[b"status"]),
-            attempts=attempts,
-            priority=priority,
+            attempts=_number(fields[b"attempts"], MAX_INTEGER),
+            priority=_number(fields[b"priority"], MAX_SMALL_INTEGER),
             worker=_repeated_text(fields.get(b"worker", b"")),
-            created_ms=created_ms,
-            visible_ms=visible_ms,
-            claimed_ms=claimed_ms or None,
-            ended_ms=ended_ms,
+            created_ms=_number(fields[b"created"], MAX_MS),
+            visible_ms=_number(fields[b"visible"], MAX_MS),
+            claimed_ms=_number(fields[b"claimed"], MAX_MS) or None,
+            ended_ms=_number(fields[b"ended"], MAX_MS),
             error=storable_text(fields.get(b"error", b"")),
         )
     except KeyError as error:
@@ -177,13 +174,10 @@ def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
     """
     event = parse(entry)
     is_answered = event.outcome in (Outcome.COMPLETED, Outcome.FAILED)
-    max_attempts = _number(blobs.max_attempts or b"0")
-    if not 0 <= max_attempts <= MAX_INTEGER:
-        raise UnreadableError(f"out of range: {max_attempts}")
     return AuditRecord(
         event=event,
         spec=decode_spec(blobs.spec) if blobs.spec else None,
-        max_attempts=max_attempts,
+        max_attempts=_number(blobs.max_attempts or b"0", MAX_INTEGER),
         answer=decode_answer(blobs.answer) if blobs.answer and is_answered else StoredResult(),
     )
 
@@ -200,7 +194,7 @@ def storable_text(raw: bytes | str) -> str:
     return raw.replace("\0", "\\u0000") if "\0" in raw else raw
 
 
-# Workers and queues repeat from entry to entry.
+# Most values occur in many entries: queues, workers, and the times of tasks that were sent in one batch.
 _repeated_text = lru_cache(maxsize=10_000)(storable_text)
 
 
@@ -212,35 +206,23 @@ def _split_queue(raw: bytes) -> tuple[str, str]:
     return tid, command
 
 
+@lru_cache(maxsize=10_000)
+def _number(raw: bytes, maximum: int) -> int:
+    try:
+        # Lua writes some numbers as floats.
+        number = int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
+    except OverflowError as error:
+        raise UnreadableError(f"out of range: {raw!r}") from error
+    if not 0 <= number <= maximum:
+        raise UnreadableError(f"out of range: {number}")
+    return number
+
+
 def _uuid_bytes(raw: bytes) -> bytes:
     uuid = bytes.fromhex(raw.decode().replace("-", ""))
     if len(uuid) != 16:
         raise UnreadableError("the id is not a UUID")
     return uuid
-
-
-def _numbers(fields: Mapping[bytes, bytes]) -> list[int]:
-    """Return the values of NUMBER_FIELDS."""
-    try:
-        numbers = [int(fields[name]) for name in NUMBER_FIELDS]
-    except ValueError:
-        numbers = [_number(fields[name]) for name in NUMBER_FIELDS]
-    if (
-        min(numbers) < 0
-        or max(numbers[:2]) > MAX_INTEGER
-        or numbers[2] > MAX_SMALL_INTEGER
-        or max(numbers[3:]) > MAX_MS
-    ):
-        raise UnreadableError(f"out of range: {numbers}")
-    return numbers
-
-
-def _number(raw: bytes) -> int:
-    try:
-        # Lua writes some numbers as floats.
-        return int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
-    except OverflowError as error:
-        raise UnreadableError(f"out of range: {raw!r}") from error
 
 
 Handler = Callable[[Sequence[AuditRecord]], None]
