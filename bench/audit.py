@@ -18,6 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from bench.engine import print_row
 from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
@@ -27,8 +30,15 @@ TENANTS = 8
 PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
 
 
+class Servers(NamedTuple):
+    """The processes of the benchmark's servers."""
+
+    valkey: psutil.Process
+    postgresql: psutil.Process
+
+
 @contextmanager
-def start_servers(**settings: str) -> Iterator[None]:
+def start_servers(**settings: str) -> Iterator[Servers]:
     """Start both servers, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
     valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
@@ -46,7 +56,9 @@ def start_servers(**settings: str) -> Iterator[None]:
 
         django.setup()
         call_command("migrate", verbosity=0, skip_checks=True)
-        yield
+        assert valkey.process
+        assert postgresql.process
+        yield Servers(psutil.Process(valkey.process.pid), psutil.Process(postgresql.process.pid))
         from tenants.cache import tenant_cache
 
         tenant_cache.stop()

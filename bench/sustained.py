@@ -1,11 +1,15 @@
-"""Measure the CPU time and the memory of Valkey over millions of tasks, by allocator.
+"""Measure what lasts: wear of Valkey, and the backlog of the audit.
 
     python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+    python -m bench.sustained backlog [--seconds 600]
 
-Each allocator gets a separate Valkey, configured like that of `make run` but with fsync once per second. The servers
-process blocks of 100,000 tasks one after the other, in batches of 100: enqueue, claim and submit. The events are read,
-acknowledged and trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is that of the Valkey
-process, so other load on the machine has little effect.
+`wear` measures the CPU time and the memory of Valkey over millions of tasks, by allocator. Each allocator gets a
+separate Valkey, configured like that of `make run` but with fsync once per second. The servers process blocks of
+100,000 tasks one after the other, in batches of 100: enqueue, claim and submit. The events are read, acknowledged and
+trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is that of the Valkey process, so other load
+on the machine has little effect.
+
+`backlog` measures how far the audit falls behind at full load (bench/backlog.py).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 import psutil
 import redis
 
+from bench.backlog import measure_backlog
 from bench.engine import DAY_MS, PAYLOAD
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
@@ -122,12 +127,16 @@ def measure_wear(tasks: int, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wear"])
+    parser.add_argument("what", choices=["wear", "backlog"])
     parser.add_argument("--tasks", type=int, default=2_000_000)
     parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
+    parser.add_argument("--seconds", type=float, default=600)
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
-    measure_wear(arguments.tasks, arguments.allocators.split(","))
+    if arguments.what == "wear":
+        measure_wear(arguments.tasks, arguments.allocators.split(","))
+    else:
+        measure_backlog(arguments.seconds)
 
 
 if __name__ == "__main__":

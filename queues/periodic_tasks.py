@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from core.conf import conf
 from core.periodic_lock import PeriodicTaskLock
@@ -27,6 +28,8 @@ RUN_SECONDS = 20.0
 CHUNK = 2000  # entries in one transaction
 FETCH = 250  # entries whose blobs are read in one call
 CHUNK_BYTES = 32 * 2**20
+
+Batch = list[tuple[StreamEntry, Blobs]]
 
 
 @periodic_task("queues.drain")
@@ -77,27 +80,43 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
     states = stream.survey()
     _warn_if_long(states.values())
     after = {partition: stream.UNACKNOWLEDGED for partition, state in states.items() if state.waiting}
-    until = time.monotonic() + seconds
+    batches = _read_batches(after, time.monotonic() + seconds, chunk)
     stored = quarantined = 0
-    while after and time.monotonic() < until:
-        share = max(1, chunk // len(after))
-        with _paused_garbage_collector():
-            entries = stream.read(after, share)
-            for batch in _batches(entries):
-                if not may_continue():
+    with ThreadPoolExecutor(1, "drain-reader") as reader:
+        # The next batch is read from Redis while PostgreSQL stores this one.
+        following = reader.submit(next, batches, None)
+        while True:
+            with _paused_garbage_collector():
+                batch = following.result()
+                if batch is None or not may_continue():
                     return stored, quarantined
+                following = reader.submit(next, batches, None)
                 events, batch_quarantined = audit_drain.store(batch)
                 stream.acknowledge([entry for entry, _ in batch])
                 metrics.ended(events)
                 quarantined += batch_quarantined
                 stored += len(batch) - batch_quarantined
+
+
+def _read_batches(after: dict[int, str], until: float, chunk: int) -> Iterator[Batch]:
+    """Read all entries of these partitions, in batches that fit in memory with payloads of any size.
+
+    `after` maps a partition to the id after which its unacknowledged entries are read. The new entries follow.
+    """
+    while after and time.monotonic() < until:
+        share = max(1, chunk // len(after))
+        entries = stream.read(after, share)
+        yield from _split_by_size(entries)
+        last_ids = {entry.partition: entry.stream_id for entry in entries}
         counts = Counter(entry.partition for entry in entries)
-        for partition in [partition for partition in after if counts[partition] < share]:
-            if after[partition] == stream.NEW:
+        for partition, start in list(after.items()):
+            if counts[partition] == share:
+                # Entries of an earlier batch may not be acknowledged yet, so the next part starts after them.
+                after[partition] = start if start == stream.NEW else last_ids[partition]
+            elif start == stream.NEW:
                 del after[partition]
             else:
                 after[partition] = stream.NEW
-    return stored, quarantined
 
 
 @contextlib.contextmanager
@@ -116,9 +135,9 @@ def _paused_garbage_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _batches(entries: Sequence[StreamEntry]) -> Iterator[list[tuple[StreamEntry, Blobs]]]:
-    """Yield entries with their blobs, in batches that fit in memory with payloads of any size."""
-    batch: list[tuple[StreamEntry, Blobs]] = []
+def _split_by_size(entries: Sequence[StreamEntry]) -> Iterator[Batch]:
+    """Yield entries with their blobs, in batches of limited size."""
+    batch: Batch = []
     size = 0
     for at in range(0, len(entries), FETCH):
         part = entries[at : at + FETCH]

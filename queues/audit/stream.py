@@ -68,8 +68,8 @@ def lag() -> int:
 def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
     """Return up to `count` entries of each partition.
 
-    `after` maps a partition to NEW or UNACKNOWLEDGED. Reading 2,000 entries with one command would block Redis for 10
-    ms, so each round trip reads MAX_ENTRIES.
+    `after` maps a partition to NEW, to UNACKNOWLEDGED, or to the id after which unacknowledged entries are read.
+    Reading 2,000 entries with one command would block Redis for 10 ms, so each round trip reads MAX_ENTRIES.
     """
     starts = dict(after)
     entries: dict[int, list[StreamEntry]] = {partition: [] for partition in after}
@@ -124,10 +124,11 @@ def acknowledge(entries: Iterable[StreamEntry]) -> None:
         ids.setdefault(entry.partition, []).append(entry.stream_id)
     if not ids:
         return
-    client = connections.client()
-    for partition, stored in ids.items():
-        for start in range(0, len(stored), MAX_ENTRIES):
-            client.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
+    with connections.client().pipeline(transaction=False) as pipe:
+        for partition, stored in ids.items():
+            for start in range(0, len(stored), MAX_ENTRIES):
+                pipe.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
+        pipe.execute()
     _trim(list(ids))
 
 
