@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -38,10 +38,10 @@ class Servers(NamedTuple):
 
 
 @contextmanager
-def start_servers(**settings: str) -> Iterator[Servers]:
+def start_servers(valkey_config: Mapping[str, str] = DURABLE, **settings: str) -> Iterator[Servers]:
     """Start both servers, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
+    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", valkey_config)
     postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")
     os.environ.update(
         REDIS_URL=valkey.url, DATABASE_URL=postgresql.url, CODEQ_HOME=str(directory),

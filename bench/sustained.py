@@ -1,7 +1,8 @@
-"""Measure what lasts: wear of Valkey, and the backlog of the audit.
+"""Measure what lasts: wear of Valkey, the backlog of the audit, and commands that occupy Valkey for long.
 
     python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
     python -m bench.sustained backlog [--seconds 600]
+    python -m bench.sustained stalls [--scale 1]
 
 `wear` measures the CPU time and the memory of Valkey over millions of tasks, by allocator. Each allocator gets a
 separate Valkey, configured like that of `make run` but with fsync once per second. The servers process blocks of
@@ -10,6 +11,9 @@ trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is t
 on the machine has little effect.
 
 `backlog` measures how far the audit falls behind at full load (bench/backlog.py).
+
+`stalls` measures the time of each command at a backlog of 100,000 tasks in each state, 300,000 events and 10,000 queues
+(bench/stalls.py). It takes about two minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import redis
 
 from bench.backlog import measure_backlog
 from bench.engine import DAY_MS, PAYLOAD
+from bench.stalls import measure_stalls
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
 from core.redis.runners import SyncRunner
@@ -127,16 +132,19 @@ def measure_wear(tasks: int, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wear", "backlog"])
+    parser.add_argument("what", choices=["wear", "backlog", "stalls"])
     parser.add_argument("--tasks", type=int, default=2_000_000)
     parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--scale", type=float, default=1)
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
     if arguments.what == "wear":
         measure_wear(arguments.tasks, arguments.allocators.split(","))
-    else:
+    elif arguments.what == "backlog":
         measure_backlog(arguments.seconds)
+    else:
+        measure_stalls(arguments.scale)
 
 
 if __name__ == "__main__":
