@@ -147,13 +147,21 @@ def stats(engine: Engine, tid: str, commands: Sequence[str] = ()) -> ScriptCall[
 
 
 def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
-    """Return the names of the tenant's queues, sorted."""
-    return engine.prepare(
-        "list_queues",
-        lambda reply: sorted(name.decode() for name in reply),
-        queues=engine.tenant_keys(tid).queues,
-        tid=tid,
-    )
+    """Return the names of the tenant's queues, sorted.
+
+    It takes a round trip for about every CHUNK queues.
+    """
+    return _list_queues(engine, tid, b"0").and_then(lambda names: sorted(name.decode() for name in names))
+
+
+def _list_queues(engine: Engine, tid: str, cursor: bytes) -> ScriptCall[set[bytes]]:
+    def decode(reply: tuple[bytes, list[bytes]]) -> set[bytes] | ScriptCall[set[bytes]]:
+        following, names_and_states = reply
+        names = set(names_and_states[::2])
+        return names if following == b"0" else _list_queues(engine, tid, following).and_then(names.union)
+
+    queues = engine.tenant_keys(tid).queues
+    return engine.prepare("list_queues", tuple, queues=queues, tid=tid, cursor=cursor, limit=CHUNK).and_then(decode)
 
 
 def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[QueuePeek]:
