@@ -95,26 +95,13 @@ def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
-    """Return the data that Redis has of the entries' tasks.
-
-    Takes one round trip, and further ones for entries whose data exceeds the limit of `queries.blobs`.
-    """
+    """Return the data that Redis has of the entries' tasks, in one round trip if it is not large."""
     # For an invalid id, Redis returns no data. `events.parse` raises the error later.
-    groups = [
-        (partition, [entry.fields.get(b"id", b"") for entry in part])
+    calls = [
+        queries.blobs(engine(), partition, [entry.fields.get(b"id", b"") for entry in part])
         for partition, part in groupby(entries, key=attrgetter("partition"))
     ]
-    read: list[list[Blobs]] = [[] for _ in groups]
-    while any(len(part) < len(ids) for part, (_, ids) in zip(read, groups, strict=True)):
-        unfinished = [
-            (part, queries.blobs(engine(), partition, ids[len(part) :]))
-            for part, (partition, ids) in zip(read, groups, strict=True)
-            if len(part) < len(ids)
-        ]
-        replies = merge_calls(engine().runner, [call for _, call in unfinished]).run_sync()
-        for (part, _), reply in zip(unfinished, replies, strict=True):
-            part.extend(map(Blobs._make, reply))
-    return [blobs for part in read for blobs in part]
+    return [Blobs(*fields) for part in merge_calls(engine().runner, calls).run_sync() for fields in part]
 
 
 def acknowledge(entries: Iterable[StreamEntry]) -> None:

@@ -15,6 +15,9 @@ from queues.engine import keys, replies, script_loader
 from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
+# The data of tasks that one script reads. Reading a mebibyte occupies Redis for less than a millisecond.
+BLOB_BYTES = 2**20
+
 
 def task(
     engine: Engine, tid: str, task_id: str, *, watch: bool = False
@@ -87,22 +90,28 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
 
 
 def blobs(
-    engine: Engine, partition: int, task_ids: Sequence[str | bytes], *, max_bytes: int = 2**20
+    engine: Engine, partition: int, task_ids: Sequence[str | bytes]
 ) -> ScriptCall[list[tuple[bytes | None, bytes | None, bytes | None]]]:
-    """Return the spec, the maximum of attempts and the answer of the first of these tasks, as Redis stores them.
+    """Return the spec, the maximum of attempts and the answer of each task, as Redis stores them, or None.
 
-    The reply ends with the task that exceeds `max_bytes`. It has at least one task. A value that Redis does not have is
-    None.
+    A script reads about BLOB_BYTES at most. If the tasks have more, the rest takes further round trips.
     """
     partition_keys = keys.of_partition(partition)
+
+    def decode(reply: list[Any]) -> Any:
+        read = list(zip(reply[::3], reply[1::3], reply[2::3], strict=True))
+        if len(read) == len(task_ids):
+            return read
+        return blobs(engine, partition, task_ids[len(read) :]).and_then(lambda others: read + others)
+
     return engine.prepare(
         "read_blobs",
-        lambda reply: list(zip(reply[::3], reply[1::3], reply[2::3], strict=True)),
+        list,
         events=partition_keys.events,
         root=partition_keys.root,
-        max_bytes=max_bytes,
+        max_bytes=BLOB_BYTES,
         args=task_ids,
-    )
+    ).and_then(decode)
 
 
 def find_tenant(engine: Engine, task_id: str, partitions: Iterable[int] | None = None) -> ScriptCall[str | None]:

@@ -1,4 +1,4 @@
---! read_blobs: read what the audit stores of tasks, until it is more than max_bytes.
+--! read_blobs: read the data of tasks that the audit stores, until it exceeds max_bytes.
 --! KEYS    events
 --! ARGV    root max_bytes {id}*
 --! RETURNS {spec max answer}* of the first ids, and of at least one; nil for what a task does not have
