@@ -19,15 +19,15 @@ run: $(VENV)/.run ## start everything on port 8080 (or CODEQ_PORT); Ctrl-C stops
 
 .PHONY: test
 test: $(VENV)/.dev ## run all tests, with a separate Valkey and PostgreSQL (TESTS=tests/queues for some)
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q $(TESTS)
+	@$(BIN)/python -m pytest -n 3 -q $(TESTS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## run the long tests: 5,000 random histories, every crash point, 300 kills, long outages, an hour of API fuzzing
-	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q tests/queues/engine tests/concurrency \
+	@CODEQ_TEST_LONG=1 $(BIN)/python -m pytest -n 2 -q tests/queues/engine tests/concurrency \
 		tests/faults tests/webhooks/test_crash.py tests/codeq_site/test_schemathesis.py
 
-# The only package on PyPI that contains Hadoop's S3A: 180 MB, with two jars that are used. CODEQ_TEST_S3A_JARS selects
-# other jars, such as those of the Hadoop version that Spark includes.
+# sagemaker_pyspark is the only package on PyPI that contains Hadoop's S3A. Two jars of its 180 MB are used.
+# CODEQ_TEST_S3A_JARS selects other jars, such as those of the Hadoop version that Spark includes.
 .PHONY: test-s3a
 test-s3a: $(VENV)/.dev ## test the lake in a bucket through Hadoop's S3A (downloads 180 MB once)
 	@test -n "$$CODEQ_TEST_S3A_JARS" || test -d $(VENV)/s3a || { mkdir -p $(VENV)/s3a.part && \
@@ -65,8 +65,17 @@ check: $(VENV)/.dev ## check style, types, import layers, production settings, m
 	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
 		echo "docs/reference/openapi.yaml differs from the code. Run \`make docs\` and review the changes." >&2; exit 1; }
 
+# BENCH="--systems celery,codeq-http" measures some systems; `python -m bench.beside --help` lists the other options.
 .PHONY: bench
-bench: $(VENV)/.dev ## measure the cost of a task inside Valkey, and the effect of the Bloom filters
+bench: $(VENV)/.dev ## compare codeQ with six other task queues and write docs/reference/performance.md (30 minutes)
+	@$(BIN)/python -m bench.beside $(BENCH)
+
+.PHONY: bench-quick
+bench-quick: $(VENV)/.dev ## print the same comparison from one short round (3 minutes)
+	@$(BIN)/python -m bench.beside --quick $(BENCH)
+
+.PHONY: bench-engine
+bench-engine: $(VENV)/.dev ## measure the cost of a task inside Valkey, and the effect of the Bloom filters
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.filters
 

@@ -21,7 +21,8 @@ def main() -> None:
             raise
         sys.exit(
             f"PostgreSQL does not answer: {' '.join(str(error).split())}\n"
-            "Start codeQ first (`make run`); if it runs elsewhere, set CODEQ_HOME to its directory, or DATABASE_URL."
+            "Start codeQ first (`make run`). If it was started with another CODEQ_HOME, set that; if PostgreSQL runs "
+            "on another machine, set DATABASE_URL."
         )
 
 

@@ -10,62 +10,13 @@ delay.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
 
-import psutil
-
-from bench.engine import print_row
-from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
+from bench.servers import TENANTS, create_tenants, print_row, start_servers
 from queues.engine import producer_commands, worker_commands
 
-TENANTS = 8
 PAYLOAD = '{"to":"someone@example.com","subject":"' + "x" * 150 + '"}'
-
-
-class Servers(NamedTuple):
-    """The processes of the benchmark's servers."""
-
-    valkey: psutil.Process
-    postgresql: psutil.Process
-
-
-@contextmanager
-def start_servers(valkey_config: Mapping[str, str] = DURABLE, **settings: str) -> Iterator[Servers]:
-    """Start both servers, set the environment to use them, and create the tables."""
-    directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", valkey_config)
-    postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")
-    os.environ.update(
-        REDIS_URL=valkey.url, DATABASE_URL=postgresql.url, CODEQ_HOME=str(directory),
-        DJANGO_SETTINGS_MODULE="codeq_site.settings", **settings,
-    )  # fmt: skip
-    valkey.start()
-    try:
-        postgresql.start()
-        postgresql.ensure_database()
-        import django
-        from django.core.management import call_command
-
-        django.setup()
-        call_command("migrate", verbosity=0, skip_checks=True)
-        assert valkey.process
-        assert postgresql.process
-        yield Servers(psutil.Process(valkey.process.pid), psutil.Process(postgresql.process.pid))
-        from tenants.cache import tenant_cache
-
-        tenant_cache.stop()
-    finally:
-        postgresql.stop(5)
-        valkey.kill()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
@@ -84,12 +35,6 @@ def end_tasks(tid: str, count: int, webhook: str | None = None) -> None:
             for task in tasks
         ]
         worker_commands.submit(engine(), tid, "w", results, retention_ms=86_400_000).run_sync()
-
-
-def create_tenants() -> list[str]:
-    from tenants.models import Tenant
-
-    return [Tenant.objects.get_or_create(slug=f"bench-{number}")[0].tid for number in range(TENANTS)]
 
 
 def measure_rate(events: int, webhook: str | None) -> float:

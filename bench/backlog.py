@@ -1,4 +1,4 @@
-"""Measure how many events the audit is behind at full batched load, and how fast it catches up.
+"""Measure how far the audit falls behind at full load, and how fast it catches up.
 
 A client sends batches of 100 to one web process: new tasks, and exchanges, which submit the last tasks' results and
 claim the next tasks. The drain runs in a process of its own, once per second, as the Celery worker runs it. Client, web
@@ -18,9 +18,8 @@ import time
 import psutil
 import uvloop
 
-from bench.audit import start_servers
-from bench.engine import print_row
 from bench.http import ROOT, TASK, Connection, build_request, connect, start_web
+from bench.servers import print_row, start_servers
 
 BATCH = 100
 CLIENTS = 4
@@ -31,7 +30,7 @@ CATCH_UP_SECONDS = 5.0
 
 
 async def send_cycles(port: int, producer: str, worker: str, until: float) -> int:
-    """Enqueue, claim and complete tasks until the time, and return the number of completed ones."""
+    """Enqueue, claim and complete tasks until this time. Return how many were completed."""
     completed = 0
     enqueue = build_request("POST", "/v1/codeq/tasks/batch", producer, {"tasks": [TASK] * BATCH})
 
@@ -61,7 +60,10 @@ async def send_cycles(port: int, producer: str, worker: str, until: float) -> in
 
 
 def run_drain_every_second() -> None:
-    """Run the periodic task as Celery does, from the first line on the standard input until its end."""
+    """Run the periodic task every second, as Celery does.
+
+    Start with the first line on the standard input, and end with the input.
+    """
     import django
 
     django.setup()

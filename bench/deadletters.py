@@ -19,8 +19,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from bench.audit import start_servers
-from bench.engine import print_row
+from bench.servers import print_row, start_servers
 from queues.engine import maintenance_commands, producer_commands, worker_commands
 
 FAILURES = 40  # kinds of failure in each queue; every message also contains its order's number
@@ -116,24 +115,24 @@ def measure_replay(count: int) -> None:
     from tenants.cache import tenant_cache
     from tenants.models import Tenant
 
-    for slug in ("dying", "working"):
+    for slug in ("failing", "other"):
         Tenant.objects.get_or_create(slug=slug)
-    dying, working = tenant_cache.find("dying"), tenant_cache.find("working")
-    assert dying is not None
-    assert working is not None
+    failing_tenant, other_tenant = tenant_cache.find("failing"), tenant_cache.find("other")
+    assert failing_tenant is not None
+    assert other_tenant is not None
     new = [NewTask(command="send", payload='{"order":17}', max_attempts=1)] * 500
     for _ in range(count // 500):
-        producer_commands.enqueue(engine(), dying.tid, "dying", new, retention_ms=86_400_000).run_sync()
-        worker_commands.claim(engine(), dying.tid, ["send"], "w", lease_ms=1, limit=500).run_sync()
-    while maintenance_commands.reap(engine(), dying.tid, "send", 500).run_sync()[0]:
+        producer_commands.enqueue(engine(), failing_tenant.tid, "failing", new, retention_ms=86_400_000).run_sync()
+        worker_commands.claim(engine(), failing_tenant.tid, ["send"], "w", lease_ms=1, limit=500).run_sync()
+    while maintenance_commands.reap(engine(), failing_tenant.tid, "send", 500).run_sync()[0]:
         pass
     periodic_tasks.run_drain(lambda: True, seconds=600)
     new = [NewTask(command="send", payload='{"order":18}')] * 500
     for _ in range(100):
-        producer_commands.enqueue(engine(), working.tid, "working", new, retention_ms=86_400_000).run_sync()
+        producer_commands.enqueue(engine(), other_tenant.tid, "other", new, retention_ms=86_400_000).run_sync()
 
     results = multiprocessing.get_context("spawn").Queue()
-    arguments = (conf().redis_url, working.tid)
+    arguments = (conf().redis_url, other_tenant.tid)
 
     def start_worker(seconds: float) -> Any:
         process = multiprocessing.get_context("spawn").Process(
@@ -145,7 +144,7 @@ def measure_replay(count: int) -> None:
     worker = start_worker(10)
     before = results.get()
     worker.join()
-    job = bulk_jobs.start(dying, "replay", Filter(command="send"), actor="bench")
+    job = bulk_jobs.start(failing_tenant, "replay", Filter(command="send"), actor="bench")
     worker = start_worker(count / 8_000)
     time.sleep(1)  # the worker needs this time to start
     started = time.perf_counter()

@@ -10,85 +10,14 @@ on the machine's speed. The time to recover from expired leases is measured once
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import redis
-
-from codeq_site.devserver.embedded import DURABLE, Valkey
+from bench.servers import DAY_MS, PAYLOAD, Bench, print_row, start_bench
 from core.redis.runners import SyncRunner
 from core.redis.script_call import ScriptCall
 from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import Engine, Options, maintenance_commands, producer_commands, queries, worker_commands
-
-DAY_MS = 86_400_000
-PAYLOAD = json.dumps({"to": "someone@example.com", "subject": "x" * 120, "n": 1234567, "at": "2026-01-01T00:00:00Z"})
-PAYLOAD += " " * (200 - len(PAYLOAD))
-
-
-class Bench:
-    """A client and an engine on a Valkey, with shortcuts for a task's life cycle."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-        self.engine = Engine(SyncRunner(client), Options())
-
-    def script_us(self, work: Callable[[], int], repeats: int = 3) -> float:
-        """Return the script time in microseconds per unit of work, the shortest of the repetitions.
-
-        `work` returns the number of units.
-        """
-        times = []
-        for _ in range(repeats):
-            self.client.config_resetstat()
-            units = work()
-            times.append(self.client.info("commandstats")["cmdstat_evalsha"]["usec"] / units)
-        return min(times)
-
-    def enqueue(self, tid: str, count: int, batch: int, **options: Any) -> int:
-        new = NewTask(command="send", payload=PAYLOAD, **options)
-        for _ in range(count // batch):
-            producer_commands.enqueue(self.engine, tid, "bench", [new] * batch, retention_ms=DAY_MS).run_sync()
-        return count
-
-    def claim(self, tid: str, count: int, batch: int, lease_ms: int = 300_000) -> list[list[Task]]:
-        return [
-            worker_commands.claim(self.engine, tid, ["send"], "w", lease_ms=lease_ms, limit=batch).run_sync().tasks
-            for _ in range(count // batch)
-        ]
-
-    def submit(self, tid: str, claims: list[list[Task]]) -> int:
-        for tasks in claims:
-            results = [
-                NewResult(task_id=t.id, status=TaskStatus.COMPLETED, result=b'{"ok":true}', lease_token=t.lease_token)
-                for t in tasks
-            ]
-            worker_commands.submit(self.engine, tid, "w", results, retention_ms=DAY_MS).run_sync()
-        return sum(map(len, claims))
-
-
-@contextmanager
-def start_bench() -> Iterator[Bench]:
-    """Start a Valkey that is configured like that of `make run`, but without persistence."""
-    directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    server = Valkey(directory / "data", directory / "log", directory / "s", {**DURABLE, "appendonly": "no"})
-    server.start()
-    try:
-        yield Bench(redis.Redis.from_url(server.url))
-    finally:
-        server.kill()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def print_row(label: str, figure: str, target: str = "", is_met: bool | None = None) -> None:
-    mark = {True: "ok", False: "MISSED", None: ""}[is_met]
-    print(f"{label:<58} {figure:>24}   {target:<18} {mark}", flush=True)
 
 
 def measure_operations(bench: Bench, count: int) -> None:

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 import uvloop
 
-from bench.audit import start_servers
-from bench.engine import print_row
+from bench.servers import print_row, start_servers
 from codeq_site import sockets
 
 ROOT = Path(__file__).resolve().parent.parent

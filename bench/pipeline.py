@@ -135,7 +135,7 @@ def measure_duckdb(directory: str, count: int, master: str) -> dict[str, Any]:
 
 
 def measure_ingest(directory: str, count: int, master: str) -> dict[str, Any]:
-    from bench.audit import start_servers
+    from bench.servers import start_servers
 
     with start_servers():
         from pipeline import services
@@ -157,7 +157,7 @@ def measure_ingest(directory: str, count: int, master: str) -> dict[str, Any]:
 
 
 def measure_load(directory: str, count: int, master: str) -> dict[str, Any]:
-    from bench.audit import start_servers
+    from bench.servers import start_servers
 
     count = min(count, 500_000)
     with start_servers(CODEQ_WEB_PORT="18765"):

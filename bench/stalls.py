@@ -18,13 +18,12 @@ import redis
 import redis.client
 from redis.exceptions import ResponseError
 
-from bench.audit import PAYLOAD, start_servers
+from bench.servers import DAY_MS, PAYLOAD, start_servers
 from codeq_site.devserver.embedded import DURABLE
 
 MEDIAN_US, MAX_US = 2_000, 10_000
 BATCH = 100
 HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 QUEUES = 10_000
 
 
@@ -85,7 +84,10 @@ class CommandTimes:
 
 @contextmanager
 def measured_client(times: CommandTimes) -> Iterator[None]:
-    """Send every command of redis-py on its own, also those of a pipeline, and record its CPU time."""
+    """Record the CPU time of every command of redis-py.
+
+    The commands of a pipeline are sent one by one.
+    """
     send = redis.Redis.execute_command
 
     def execute_command(client: redis.Redis, *arguments: Any, **options: Any) -> Any:
@@ -193,7 +195,9 @@ class Load:
 
 
 def measure_stalls(scale: float) -> None:
-    with start_servers(DURABLE | {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}, CODEQ_PARTITIONS="1") as servers:
+    with start_servers(
+        DURABLE | {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}, CODEQ_PARTITIONS="1"
+    ) as servers:
         times = CommandTimes(servers.valkey.pid)
         with measured_client(times):
             load = Load(scale)
@@ -287,7 +291,7 @@ def _measure_dead_letters(load: Load, times: CommandTimes) -> None:
         job = f"job-{number}"
         with times.labelled(f"bulk jobs, {BATCH_SIZE} tasks at once"):
             services.replay_for(tenant, ids, job).run_sync()
-            services.recall(tenant, ids, job).run_sync()
+            services.undo_replay(tenant, ids, job).run_sync()
             services.purge_dead(tenant, ids).run_sync()
         ids = [task_id.decode() for task_id in client().zrange(dead, 0, BATCH - 1)]
         with times.labelled("replay 100"):

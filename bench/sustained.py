@@ -1,10 +1,10 @@
-"""Measure what lasts: wear of Valkey, the backlog of the audit, and commands that occupy Valkey for long.
+"""Measure what changes with time and with the backlog.
 
-    python -m bench.sustained wear [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
+    python -m bench.sustained allocators [--tasks 2000000] [--allocators libc,tbbmalloc,jemalloc]
     python -m bench.sustained backlog [--seconds 600]
     python -m bench.sustained stalls [--scale 1]
 
-`wear` measures the CPU time and the memory of Valkey over millions of tasks, by allocator. Each allocator gets a
+`allocators` measures the CPU time and the memory of Valkey over millions of tasks, by allocator. Each allocator gets a
 separate Valkey, configured like that of `make run` but with fsync once per second. The servers process blocks of
 100,000 tasks one after the other, in batches of 100: enqueue, claim and submit. The events are read, acknowledged and
 trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is that of the Valkey process, so other load
@@ -29,7 +29,7 @@ import psutil
 import redis
 
 from bench.backlog import measure_backlog
-from bench.engine import DAY_MS, PAYLOAD
+from bench.servers import DAY_MS, PAYLOAD
 from bench.stalls import measure_stalls
 from codeq_site.devserver.embedded import DURABLE, Valkey
 from codeq_site.devserver.embedded.allocator import Allocator, find_allocator, find_tbb
@@ -40,10 +40,10 @@ from queues.engine import Engine, Options, keys, maintenance_commands, producer_
 BLOCK = 100_000
 BATCH = 100
 RETAINED = 20_000
-TID = "wear"
+TID = "sustained"
 
 
-class Subject:
+class AllocatorRun:
     """A Valkey with one allocator, and a client that sends it tasks."""
 
     def __init__(self, directory: Path, name: str, allocator: Allocator | None) -> None:
@@ -107,40 +107,40 @@ class Subject:
         self.server.kill()
 
 
-def measure_wear(tasks: int, names: list[str]) -> None:
+def compare_allocators(tasks: int, names: list[str]) -> None:
     system, tbb = find_allocator(), find_tbb()
     available: dict[str, Allocator | None] = {"libc": None}
     available |= {allocator.name: allocator for allocator in (system, tbb) if allocator}
     directory = Path(tempfile.mkdtemp(prefix="codeq-w"))
-    subjects = [Subject(directory / name, name, available[name]) for name in names if name in available]
-    print(f"{'tasks':>10}" + "".join(f"{subject.name:>32}" for subject in subjects))
+    runs = [AllocatorRun(directory / name, name, available[name]) for name in names if name in available]
+    print(f"{'tasks':>10}" + "".join(f"{run.name:>32}" for run in runs))
     first: dict[str, float] = {}
     try:
         for block in range(1, tasks // BLOCK + 1):
             cells = []
-            for subject in subjects:
-                us = subject.run_block()
-                first.setdefault(subject.name, us)
-                held, resident = subject.memory()
-                cells.append(f"{us:6.1f} µs {us / first[subject.name]:5.2f}x {resident:5.0f}/{held:.0f} MiB")
+            for run in runs:
+                us = run.run_block()
+                first.setdefault(run.name, us)
+                held, resident = run.memory()
+                cells.append(f"{us:6.1f} µs {us / first[run.name]:5.2f}x {resident:5.0f}/{held:.0f} MiB")
             print(f"{block * BLOCK:>10,}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
     finally:
-        for subject in subjects:
-            subject.close()
+        for run in runs:
+            run.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wear", "backlog", "stalls"])
+    parser.add_argument("what", choices=["allocators", "backlog", "stalls"])
     parser.add_argument("--tasks", type=int, default=2_000_000)
     parser.add_argument("--allocators", default="libc,tbbmalloc,jemalloc")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--scale", type=float, default=1)
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
-    if arguments.what == "wear":
-        measure_wear(arguments.tasks, arguments.allocators.split(","))
+    if arguments.what == "allocators":
+        compare_allocators(arguments.tasks, arguments.allocators.split(","))
     elif arguments.what == "backlog":
         measure_backlog(arguments.seconds)
     else:

@@ -25,7 +25,7 @@ from codeq_client.tasks import NewTask, Result, Task
 
 T = TypeVar("T")
 BATCH = 100  # tasks in one request
-POLL_SECONDS = 30.0  # longest wait in one request; a longer wait takes several requests
+POLL_SECONDS = 30.0  # longest wait for a result in one request; a longer wait takes several requests
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 BACKOFF_SECONDS = 0.2  # upper bound of the random delay before the first retry; doubles with each retry
 MAX_BACKOFF_SECONDS = 30.0  # limit of that bound; after a longer `Retry-After` the error is raised at once
@@ -58,7 +58,7 @@ class Client:
     """The calls of producers and workers. Thread-safe; keeps its connections open.
 
     `token` is a bearer token or a function that returns one. The function is called again when the service rejects the
-    token. `tries` is the maximum number of attempts of a request.
+    token. `max_tries` is the maximum number of times that a request is sent.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Client:
         token: str | Callable[[], str],
         *,
         timeout_seconds: float = 10.0,
-        tries: int = 5,
+        max_tries: int = 5,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.tries = tries
+        self.max_tries = max_tries
         self._timeout_seconds = timeout_seconds
         self._get_token = token if callable(token) else None
         self._token = token if isinstance(token, str) else ""
@@ -190,12 +190,19 @@ class Client:
         return self._end(task, {"status": "FAILED", "error": error})
 
     def nack(self, task: Task, *, reason: str | None = None, delay_seconds: float | None = None) -> None:
-        """Report a failed attempt. The retry follows after `delay_seconds` or the queue's backoff."""
+        """Report a failed attempt.
+
+        The task is retried after `delay_seconds` or the queue's backoff. After its last attempt, it becomes a dead
+        letter.
+        """
         fields = {"reason": reason, "delaySeconds": delay_seconds}
         self._request("POST", f"/tasks/{task.id}/nack", _with_lease(task, fields), response_type=dict[str, Any])
 
     def abandon(self, task: Task) -> None:
-        """Return the task to its queue, where another worker can claim it at once."""
+        """Return the task to its queue, where it can be claimed again at once.
+
+        The attempt counts: after its last attempt, the task becomes a dead letter instead.
+        """
         self._request("POST", f"/tasks/{task.id}/abandon", _with_lease(task, {}), response_type=dict[str, Any])
 
     def _end(self, task: Task, fields: dict[str, Any]) -> Result:
@@ -208,13 +215,12 @@ class Client:
     ) -> T:
         """Send a request, retry it while that may help, and decode the response.
 
-        If `token` is a function, a rejected token is replaced once and the request repeated, even if it was the last
-        of the `tries`.
+        If `token` is a function, a rejected token is replaced once and the request repeated. The rejected request does
+        not count as one of the `max_tries`.
         """
         content = None if body is None else msgspec.json.encode(body)
         backoff, is_token_new, tries = BACKOFF_SECONDS, False, 0
         while True:
-            tries += 1
             token = self._current_token()
             try:
                 response = self._http.request(
@@ -226,7 +232,7 @@ class Client:
                     extensions=self._extensions,
                 )
             except httpx.TransportError as error:
-                problem: errors.CodeqError = errors.Unavailable(0, "no_answer", f"{type(error).__name__}: {error}")
+                problem: errors.CodeqError = errors.Unavailable(0, "no_response", f"{type(error).__name__}: {error}")
             else:
                 if response.is_success:
                     return msgspec.json.decode(response.content or b"{}", type=response_type)
@@ -239,7 +245,8 @@ class Client:
                     continue
                 if problem.status not in errors.RETRYABLE:
                     raise problem
-            if tries >= self.tries or problem.retry_after_seconds > MAX_BACKOFF_SECONDS:
+            tries += 1
+            if tries >= self.max_tries or problem.retry_after_seconds > MAX_BACKOFF_SECONDS:
                 raise problem
             time.sleep(problem.retry_after_seconds + random.uniform(0, backoff))  # noqa: S311 - no secret
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)

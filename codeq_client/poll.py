@@ -14,7 +14,7 @@ class PollClient(Client):
     """A client for the claims of one thread. It never sleeps: retries are up to the caller."""
 
     def __init__(self, base: str, token: str | Callable[[], str]) -> None:
-        super().__init__(base, token, tries=1)
+        super().__init__(base, token, max_tries=1)
         self._extensions = {"trace": self._on_trace_event}
         self._socket: socket.socket | None = None
         self._is_stopped = False

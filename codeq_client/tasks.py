@@ -27,7 +27,7 @@ class Task(Struct, kw_only=True, rename="camel", frozen=True):
 
     id: str
     command: str
-    text: str = msgspec.field(name="payload")
+    payload_json: str = msgspec.field(name="payload")
     status: str
     priority: int
     attempts: int
@@ -48,7 +48,7 @@ class Task(Struct, kw_only=True, rename="camel", frozen=True):
     @property
     def payload(self) -> Any:
         """The decoded payload."""
-        return msgspec.json.decode(self.text)
+        return msgspec.json.decode(self.payload_json)
 
 
 class ResultArtifact(Struct, kw_only=True, rename="camel", frozen=True):

@@ -153,7 +153,7 @@ class Worker:
         claim_client = self._claim_client = PollClient(self._base, self._token)
         # No retries and a short timeout: a late heartbeat is useless, and the next one follows soon.
         timeout_seconds = max(1.0, self._lease_seconds / 6)
-        self._heartbeat_client = Client(self._base, self._token, tries=1, timeout_seconds=timeout_seconds)
+        self._heartbeat_client = Client(self._base, self._token, max_tries=1, timeout_seconds=timeout_seconds)
         heartbeats = threading.Thread(target=self._send_heartbeats, name="codeq-heartbeat", daemon=True)
         heartbeats.start()
         try:

@@ -207,16 +207,17 @@ def check_redis(*, databases: Collection[str] | None = None, **_: object) -> lis
         return []
     try:
         servers = primaries(client())
-        warnings = {allocator_warning(server.info("memory")) for server in servers.values()} - {None}
+        has_warning = any(allocator_warning(server.info("memory")) for server in servers.values())
     except (redis.RedisError, OSError, ConfigError) as error:
         return [
             checks.Warning(f"Redis does not answer: {type(error).__name__}.", hint="Check REDIS_URL.", id="codeq.W022")
         ]
+    if not has_warning:
+        return []
     return [
         checks.Warning(
             "Redis uses the memory allocator of the C library: its CPU and memory per task grow with time.",
             hint="Use a Valkey or Redis built with jemalloc, or preload jemalloc and set CODEQ_REDIS_ALLOCATOR.",
             id="codeq.W023",
         )
-        for _ in warnings
     ]

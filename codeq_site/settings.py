@@ -191,8 +191,8 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [],
     "DESCRIPTION": (
         "Task queues for many tenants: leases, retries, delays, dead letters and webhooks. To try a call here, press "
-        "Authorize and paste a token: `manage.py token --tenant demo --role producer` prints one. The headings name "
-        "the roles."
+        "Authorize and paste a token: `manage.py token --tenant demo --role producer` prints one. The headings "
+        "Producer, Worker and Admin are the roles of tokens."
     ),
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",

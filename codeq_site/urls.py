@@ -27,7 +27,7 @@ urlpatterns = [
     path("api/redoc/", SpectacularRedocView.as_view(url_name="schema"), name="redoc"),
     # Before the admin, because the overview replaces its front page.
     path("admin/", include("console.urls")),
-    path("admin/", include("console.insights")),
+    path("admin/", include("console.charts")),
     path("admin/login/", login),  # replaces the admin's login page, under its name
     path("admin/", admin.site.urls),
 ]

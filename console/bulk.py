@@ -32,6 +32,7 @@ VERBS: Final = {"replay": "Replay", "delete": "Delete"}
 TITLES: Final = {
     "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "Undo of a replay",
 }  # fmt: skip
+# State -> colour of its badge, one of the values of `data-tone` in console.css.
 TONES = {
     "running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelling": "warn", "cancelled": "warn",
     "failed": "bad",
@@ -49,7 +50,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     state_label: str
     tone: str
     total: int | None
-    handled: int
+    processed: int
     done: int
     skipped: int
     failed: int
@@ -145,7 +146,7 @@ class JobPage(ConsolePage):
         return super().get_context_data(
             title=TITLES[job.kind],
             job=job,
-            undo_until=bulk_jobs.recallable_until(job),
+            undo_until=bulk_jobs.get_undo_deadline(job),
             undone_by=find_undo_jobs(job).first(),
             tenant=get_tenant(self.request, tid),
             progress=msgspec.to_builtins(build_page_progress(job)),
@@ -189,7 +190,7 @@ class UndoReplay(OperatorAction):
         job_id = request.POST.get("id", "")
         try:
             with record_action(request, tenant, f"Undid bulk replay {job_id}", reason):
-                job = bulk_jobs.recall([tenant.tid], job_id, actor=request.user.get_username(), reason=reason)
+                job = bulk_jobs.undo_replay([tenant.tid], job_id, actor=request.user.get_username(), reason=reason)
         except errors.CodeqError as error:
             messages.error(request, f"Nothing was changed: {error}")
             return self.redirect_back()
@@ -261,7 +262,7 @@ def build_progress(job: BulkJob) -> JobProgress:
         state_label=BulkJob.State(job.state).label,
         tone=TONES.get(job.state, ""),
         total=job.total,
-        handled=job.handled,
+        processed=job.handled,
         done=job.done,
         skipped=job.skipped,
         failed=job.failed,
@@ -275,7 +276,7 @@ def build_progress(job: BulkJob) -> JobProgress:
 
 def build_page_progress(job: BulkJob) -> JobProgress:
     """Return the job's progress with `can_undo`, which only the page of the job shows."""
-    until = bulk_jobs.recallable_until(job)
+    until = bulk_jobs.get_undo_deadline(job)
     is_in_time = until is not None and datetime.now(UTC) < until
     return msgspec.structs.replace(build_progress(job), can_undo=is_in_time and not find_undo_jobs(job).exists())
 
@@ -285,7 +286,7 @@ def find_undo_jobs(job: BulkJob) -> QuerySet[BulkJob]:
 
     A job that was cancelled or has failed is left out: the rest of the replay can still be undone.
     """
-    return job.recalled_by.filter(Q(ended_at=None) | Q(state=BulkJob.State.DONE)).order_by("-created_at")
+    return job.undo_jobs.filter(Q(ended_at=None) | Q(state=BulkJob.State.DONE)).order_by("-created_at")
 
 
 def list_problems(job: BulkJob) -> list[dict[str, Any]]:
@@ -299,7 +300,7 @@ def list_problems(job: BulkJob) -> list[dict[str, Any]]:
 
 
 def _error_text(job: BulkJob, code: str) -> str:
-    if job.kind == BulkJob.Kind.RECALL and code == errors.Conflict.code:
+    if job.kind == BulkJob.Kind.UNDO and code == errors.Conflict.code:
         return "A worker has claimed the task since, or another operator has replayed it."
     return ERROR_TEXTS.get(code, code)
 

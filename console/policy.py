@@ -59,7 +59,7 @@ def build_context(tenant: TenantSnapshot, command: str) -> dict[str, Any]:
         "own": own,
         "tiers": "" if tiers is None else ", ".join(map(str, tiers)),
         "facts": [
-            ("Default number of attempts", own.max_attempts or queues.max_attempts, own.max_attempts),
+            ("Default maximum attempts", own.max_attempts or queues.max_attempts, own.max_attempts),
             ("Priorities", "0 to 9" if tiers is None else ", ".join(map(str, tiers)), tiers),
             ("Maximum tasks in progress", own.max_consumers or "no limit", own.max_consumers),
             ("Backoff", f"{backoff}, from {base:g} s to {cap:g} s", has_backoff),
@@ -73,9 +73,9 @@ def parse_policy(request: HttpRequest) -> Policy:
     """Parse the submitted policy. Raises InvalidRequest, which names the first invalid field."""
     tiers = request.POST.get("priorityTiers", "").replace(",", " ").split()
     return Policy(
-        max_attempts=_parse_integer(request, "maxAttempts", "Default number of attempts"),
+        max_attempts=_parse_integer(request, "maxAttempts", "Default maximum attempts"),
         priority_tiers=tuple(_to_integer("Priority", tier) for tier in tiers) or None,
-        retention_seconds=_parse_integer(request, "retentionSeconds", "Retention"),
+        retention_seconds=_parse_integer(request, "retentionSeconds", "Retention of ended tasks"),
         max_consumers=_parse_integer(request, "maxConsumers", "Maximum tasks in progress"),
         dead_letter_topic=request.POST.get("deadLetterTopicRef", "").strip(),
         backoff=request.POST.get("backoff", "").strip(),

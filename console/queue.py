@@ -31,7 +31,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
 
     now_ms: int
     stats: QueueStats
-    peeked: QueuePeek
+    peek: QueuePeek
 
 
 SPANS = (("1h", "1 hour"), ("24h", "24 hours"), ("7d", "7 days"))
@@ -54,7 +54,7 @@ class QueuePage(ConsolePage):
             command=command,
             live=msgspec.to_builtins(read_state(tenant, command)),
             spans=[{"key": key, "name": name} for key, name in SPANS],
-            charts=[{"name": name, "title": title, "unit": unit} for name, title, unit in CHARTS],
+            charts=[{"name": name, "title": title, "note": note} for name, title, note in CHARTS],
             fields={"tenant": tenant.tid, "command": command},
             query=query,
             dead_url=f"{reverse('console:dead')}?{query}",
@@ -115,5 +115,5 @@ def read_state(tenant: TenantSnapshot, command: str) -> QueueState:
     return QueueState(
         now_ms=round(datetime.now(UTC).timestamp() * 1000),
         stats=selectors.queue_stats(tenant, command).run_sync(),
-        peeked=selectors.peek(tenant, command, LISTED_TASKS).run_sync(),
+        peek=selectors.peek(tenant, command, LISTED_TASKS).run_sync(),
     )

@@ -35,7 +35,7 @@ urlpatterns = [
     # The queue is in the query string, not in the path: it may be named `..`, which a browser removes from a path.
     path("console/queue/", as_admin_view(QueuePage), name="queue"),
     path("console/queue/live.json", as_admin_view(QueueData), name="queue-data"),
-    path("console/queue/course.json", as_admin_view(QueueChartData), name="queue-course"),
+    path("console/queue/charts.json", as_admin_view(QueueChartData), name="queue-charts"),
     path("console/queue/pause/", as_admin_view(PauseQueue), name="queue-pause"),
     path("console/queue/resume/", as_admin_view(ResumeQueue), name="queue-resume"),
     path("console/queue/policy/", as_admin_view(SavePolicy), name="queue-policy"),

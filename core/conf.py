@@ -169,8 +169,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Largest number of due tasks that one claim makes ready, and of expired leases that it "
-            "returns, before it takes tasks. A higher value clears a backlog sooner; a lower one keeps claims short.",
+            description="Before it takes tasks, a claim makes at most this many due tasks ready, and ends at most "
+            "this many expired leases. A higher value clears a backlog sooner; a lower one keeps claims short.",
         ),
     ] = 200
     max_schedule_ahead_seconds: Annotated[
@@ -428,9 +428,9 @@ class Webhooks(Section, frozen=True):
         Meta(
             ge=1,
             le=2000,
-            description="Largest number of callbacks, begun in the last 20 ms, that are not recorded yet. About this "
-            "many are sent twice if a worker is killed. A higher value sends faster to quick endpoints and repeats "
-            "more after a crash.",
+            description="Maximum number of callbacks that may have started in the last 20 ms and have no record in the "
+            "database yet. About this many are sent twice if a worker is killed. A higher value sends faster to quick "
+            "endpoints and repeats more after a crash.",
         ),
     ] = 10
     failures_to_pause: Annotated[
@@ -520,9 +520,9 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     redis_cluster: Annotated[
         bool,
         Meta(
-            description="Treat `REDIS_URL` as one node, or several, of a Redis Cluster: `redis://a:6379,b:6379`. The "
-            "other nodes are discovered. A process refuses to start if the server is of the other kind "
-            "(docs/howto/production.md)."
+            description="`REDIS_URL` names one or more nodes of a Redis Cluster: `redis://a:6379,b:6379`. The other "
+            "nodes are discovered. A process refuses to start if this is on and the server is not a node of a "
+            "cluster, or if this is off and the server is one (docs/howto/production.md)."
         ),
     ] = False
     redis_allocator: Annotated[

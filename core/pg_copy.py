@@ -20,12 +20,15 @@ _YEAR_2000_MS = 946_684_800_000
 
 
 def timestamp(unix_ms: int) -> int:
-    """Return a time as the value of a column with the type TIMESTAMP: microseconds since the year 2000."""
+    """Return a time as the value of a column with the type TIMESTAMP.
+
+    This is the number of microseconds since the year 2000.
+    """
     return (unix_ms - _YEAR_2000_MS) * 1000
 
 
 def copy_rows(table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], on_conflict: str) -> None:
-    """Insert rows, and apply the conflict clause to those that exist. Call it inside a transaction.
+    """Insert rows, with a conflict clause for those that exist. Call it inside a transaction.
 
     `columns` maps column names to the types of the values, in the order of the values in each row. The rows are copied
     into the table first. If one of them exists, they are copied into a temporary table and inserted from there.

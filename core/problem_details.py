@@ -25,7 +25,7 @@ DETAIL_CHARACTERS = 400
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A problem. `error` repeats `code` for clients of codeQ."""
+    """A problem. `error` repeats `code` for clients of the original codeQ API."""
 
     type: Annotated[str, Meta(description="URI of the kind of problem.", examples=["urn:codeq:error:task_not_found"])]
     title: Annotated[str, Meta(description="Summary of the kind of problem. It does not depend on the request.")]
@@ -34,7 +34,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     error: Annotated[str, Meta(description="The same text as `code`.")]
     detail: Annotated[str, Meta(description="Description of this problem.")]
     request_id: Annotated[str, Meta(description="The `X-Request-Id` of this request.")]
-    retry_after_seconds: Annotated[int | None, Meta(description="When to try again.")] = None
+    retry_after_seconds: Annotated[int | None, Meta(description="Seconds to wait before the next try.")] = None
 
 
 def from_exception(error: BaseException) -> CodeqError:

@@ -103,8 +103,8 @@ def find_latest_day(tid: str) -> dt.date | None:
     return None
 
 
-def find_last_run() -> dt.datetime | None:
-    """Return the time at which the marts were last updated."""
+def find_last_publication() -> dt.datetime | None:
+    """Return the time at which the marts were last published to PostgreSQL."""
     succeeded = RunLog.objects.filter(job="publish", state=RunLog.JobState.SUCCEEDED).order_by("-started_at")
     return succeeded.values_list("ended_at", flat=True).first()
 

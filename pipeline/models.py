@@ -187,7 +187,7 @@ class WebhookHealth(Mart):
     hour = models.DateTimeField(help_text="Start of the hour.")
     attempts = models.BigIntegerField()
     delivered = models.BigIntegerField()
-    refused = models.BigIntegerField(help_text="Attempts answered with a status other than 2xx.")
+    refused = models.BigIntegerField("rejected", help_text="Attempts answered with a status other than 2xx.")
     unreachable = models.BigIntegerField(help_text="Attempts without a response.")
     latency_p50_ms = models.BigIntegerField(null=True)
     latency_p95_ms = models.BigIntegerField(null=True)

@@ -23,7 +23,7 @@ from core.admin.mixins import QueueColumnMixin, ReadOnlyAdminMixin
 from core.admin.text import error_summary
 from queues.audit import drain
 from queues.domain import Outcome, TaskStatus
-from queues.models import Attempt, AuditedResult, BeatJob, Quarantine, QueuePolicy
+from queues.models import Attempt, AuditedResult, PeriodicTaskRun, Quarantine, QueuePolicy
 from tenants.scoping import TenantFilter, TenantScopedAdmin, is_active_superuser
 
 MAX_PAYLOAD_CHARS = 64 * 2**10
@@ -243,8 +243,8 @@ class QuarantineAdmin(PlatformAdmin):
         )
 
 
-@admin.register(BeatJob)
-class BeatJobAdmin(PlatformAdmin):
+@admin.register(PeriodicTaskRun)
+class PeriodicTaskRunAdmin(PlatformAdmin):
     """The last run of every periodic task."""
 
     empty_message = (
@@ -254,13 +254,13 @@ class BeatJobAdmin(PlatformAdmin):
     ordering = ("name",)
 
     @display(description="Period", ordering="every_seconds")
-    def period(self, row: BeatJob) -> str:
+    def period(self, row: PeriodicTaskRun) -> str:
         return f"{row.every_seconds:g}\N{NO-BREAK SPACE}s"
 
     @display(description="Duration")
-    def duration(self, row: BeatJob) -> str:
+    def duration(self, row: PeriodicTaskRun) -> str:
         return f"{row.duration_ms}\N{NO-BREAK SPACE}ms"
 
     @display(description="Next run")
-    def next_at(self, row: BeatJob) -> str:
+    def next_at(self, row: PeriodicTaskRun) -> str:
         return f"{row.next_at:%H:%M:%S}"

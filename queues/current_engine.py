@@ -34,7 +34,6 @@ def engine() -> Engine:
             backoff=queues.backoff,
             backoff_base_ms=round(queues.backoff_base_seconds * 1000),
             backoff_cap_ms=round(queues.backoff_cap_seconds * 1000),
-            retention_ms=queues.retention_seconds * 1000,
             dead_retention_ms=queues.dead_retention_seconds * 1000,
             horizon_ms=queues.max_schedule_ahead_seconds * 1000,
         ),

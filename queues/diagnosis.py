@@ -18,10 +18,15 @@ def explain(tenant: TenantSnapshot, task: Task, position: QueuePosition) -> list
     if task.status is not TaskStatus.PENDING:
         return [_explain_end(task)]
     reasons = []
+    if position.command != task.spec.command:
+        reasons.append(
+            f"All its attempts in queue {task.spec.command} failed. The policy of that queue moved it to queue "
+            f"{position.command}."
+        )
     if tenant.is_suspended:
         reasons.append(f"Tenant {tenant.slug} is suspended: its workers get no tasks.")
     if position.is_paused:
-        reasons.append(f"Queue {task.spec.command} is paused: workers get no task from it until it is resumed.")
+        reasons.append(f"Queue {position.command} is paused: workers get no task from it until it is resumed.")
     if position.is_busy:
         reasons.append(
             f"The queue has as many tasks in progress as its policy allows ({position.in_progress:,}): workers get the "
@@ -43,10 +48,10 @@ def _explain_lease(task: Task, position: QueuePosition) -> str:
             f"The lease expires in {_format_duration(deadline - position.now_ms)}, at {_format_time(deadline)}."
         )
     is_last = task.attempts + 1 >= task.max_attempts
-    next_step = "the task becomes a dead letter" if is_last else "the task retries"
+    next_step = "the task becomes a dead letter" if is_last else "the task is retried"
     return (
-        f"The lease of {task.worker} ({attempt}) expired at {_format_time(deadline)}. The next claim or repair of the "
-        f"queue ends the attempt, and {next_step}."
+        f"The lease of {task.worker} ({attempt}) expired at {_format_time(deadline)}. The attempt ends with "
+        f"the next claim from the queue, or within a second, and {next_step}."
     )
 
 
@@ -67,7 +72,7 @@ def _explain_delay(task: Task, position: QueuePosition) -> str:
     until = f"until {_format_time(task.visible_ms)}, for {_format_duration(task.visible_ms - position.now_ms)} more"
     if task.attempts:
         error = f" ({task.error})" if task.error else ""
-        return f"{task.attempts} of {task.max_attempts} attempts failed{error}. It waits {until} before it retries."
+        return f"{task.attempts} of {task.max_attempts} attempts failed{error}. It waits {until} before it is retried."
     return f"Scheduled: it waits {until}."
 
 
@@ -80,7 +85,7 @@ def _explain_order(task: Task, position: QueuePosition) -> list[str]:
     elif position.ahead:
         reasons.append(f"{_count_tasks(position.ahead)} of the same priority ahead of it.")
     if not position.higher and position.ahead == 0:
-        reasons.append("Next: the first worker that claims from this queue gets it.")
+        reasons.append(f"Next: the first worker that claims from queue {position.command} gets it.")
     if not position.is_awaited:
         reasons.append("No worker is waiting for this queue: the task runs when a worker claims it.")
     return reasons

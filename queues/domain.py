@@ -101,11 +101,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
     """A new task, or the task that an earlier request created with the same idempotency key.
 
-    In the second case `is_replayed` is true. `is_mismatch` is true if the earlier request had a different body.
+    In the second case `is_repeated` is true. `is_mismatch` is true if the earlier request had a different body.
     """
 
     task: Task
-    is_replayed: bool = False
+    is_repeated: bool = False
     is_mismatch: bool = False
 
 
@@ -165,7 +165,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     artifacts: msgspec.Raw | None = None
 
 
-class ReleaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class ReturnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a nack or an abandon.
 
     The task is ready after `delay_ms`, or is a dead letter.
@@ -217,10 +217,13 @@ class QueuePeek(msgspec.Struct, frozen=True, kw_only=True):
 class QueuePosition(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a task in its queue.
 
-    `higher` is the number of ready tasks of a higher priority, `ahead` the number of tasks of the same priority that
-    come first. `ahead` is None if the task is not ready, or too many tasks come first to count them.
+    `command` is the queue that has the task now. It differs from the queue of its `spec` if a policy has moved the task
+    to a dead letter queue. `higher` is the number of ready tasks of a higher priority, `ahead` the number of tasks of
+    the same priority that come first. `ahead` is None if the task is not ready, or too many tasks come first to count
+    them.
     """
 
+    command: str
     now_ms: int
     is_paused: bool
     is_busy: bool  # the queue has as many tasks in progress as its policy allows

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from hashlib import blake2b
 
 from core.failure_fingerprint import fingerprint
+
+_is_text = re.compile("[0-9a-fA-F]{16}").fullmatch
 
 
 @lru_cache(maxsize=10_000)
@@ -26,7 +29,7 @@ def to_text(number: int) -> str:
 
 def from_text(text: str) -> int:
     """Parse the text that `to_text` returns. Raises ValueError for a text of another form."""
-    if len(text) != 16:
-        raise ValueError(text)
+    if not _is_text(text):
+        raise ValueError(f"not a failure id: {text!r}")
     number = int(text, 16)
     return number - 2**64 if number >= 2**63 else number

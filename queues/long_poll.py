@@ -4,6 +4,13 @@ Each web process has one subscription to Redis and a registry of parked requests
 that a queue became non-empty, not how much is in it. It is therefore given to one waiter at a time. A waiter that finds
 tasks wakes two more, so a full queue reaches every waiter in a few rounds and an empty queue disturbs few. A wake-up
 that a waiter could not use is passed to the next one.
+
+A waiter alternates between two states until it has an answer or its time is over:
+
+1. Trying: its attempt runs. A wake-up is remembered (`has_pending_wake_up`), and the next attempt begins at once.
+2. Parked: it waits without calls to Redis. A wake-up ends this state, and the next attempt begins.
+
+The start of an attempt uses up a pending wake-up. A waiter that leaves with a pending wake-up passes it on.
 """
 
 from __future__ import annotations
@@ -70,16 +77,15 @@ class Poll(Protocol):
 
 
 class Waiter:
-    """A registered request: parked, woken to try again, or trying."""
+    """A registered request, which is trying or parked."""
 
-    __slots__ = ("created_at", "future", "has_missed_wake_up", "is_disconnected", "is_parked", "is_woken", "names")
+    __slots__ = ("arrival", "future", "has_pending_wake_up", "is_disconnected", "is_parked", "names")
 
-    def __init__(self, created_at: int, names: Sequence[str]) -> None:
-        self.created_at = created_at  # a sequence number: the order of arrival
+    def __init__(self, arrival: int, names: Sequence[str]) -> None:
+        self.arrival = arrival  # 0 for the first waiter of the process, 1 for the second, …
         self.names = names
         self.future: asyncio.Future[None] | None = None
-        self.is_woken = False  # while it was parked: it tries again
-        self.has_missed_wake_up = False  # while it was trying: it tries again after the current attempt
+        self.has_pending_wake_up = False  # a wake-up has arrived since the start of the last attempt
         self.is_disconnected = False
         self.is_parked = False
 
@@ -91,7 +97,7 @@ class WaitQueue:
 
     def __init__(self) -> None:
         self.waiters: dict[int, Waiter] = {}
-        # The sorted `created_at` of the parked waiters: finding the first of 2,000 must not take 2,000 steps.
+        # The sorted `arrival` of the parked waiters: finding the first of 2,000 must not take 2,000 steps.
         self.parked: list[int] = []
 
     def first(self) -> Waiter | None:
@@ -101,10 +107,10 @@ class WaitQueue:
         return next(iter(self.waiters.values()), None)
 
     def park(self, waiter: Waiter) -> None:
-        insort(self.parked, waiter.created_at)
+        insort(self.parked, waiter.arrival)
 
     def unpark(self, waiter: Waiter) -> None:
-        del self.parked[bisect_left(self.parked, waiter.created_at)]
+        del self.parked[bisect_left(self.parked, waiter.arrival)]
 
 
 class LongPollRegistry:
@@ -178,7 +184,7 @@ class LongPollRegistry:
         self._register(waiter)
         try:
             while True:
-                waiter.is_woken = waiter.has_missed_wake_up = False
+                waiter.has_pending_wake_up = False
                 seconds_left = 0.0 if self._parked_count >= self.max_parked else deadline - loop.time()
                 try:
                     is_answered = await poll.attempt(max(0, round(seconds_left * 1000)))
@@ -196,11 +202,11 @@ class LongPollRegistry:
                     return
                 if watcher is None:
                     watcher = loop.create_task(self._watch(poll, waiter))
-                if not waiter.has_missed_wake_up and not waiter.is_disconnected:
+                if not waiter.has_pending_wake_up and not waiter.is_disconnected:
                     await self._park(waiter, deadline)
                 if waiter.is_disconnected:
                     raise ClientDisconnected
-                if self._is_closing or not (waiter.is_woken or waiter.has_missed_wake_up):
+                if self._is_closing or not waiter.has_pending_wake_up:
                     return
         finally:
             self._unregister(waiter)
@@ -224,7 +230,10 @@ class LongPollRegistry:
             waiter.future = None
 
     def _unpark(self, waiter: Waiter) -> None:
-        """End the parking of a waiter at once, so that the next wake-up goes to another waiter."""
+        """End the parking of a waiter at once, so that the next wake-up goes to another waiter.
+
+        Does nothing if the waiter is not parked.
+        """
         if not waiter.is_parked:
             return
         waiter.is_parked = False
@@ -235,11 +244,8 @@ class LongPollRegistry:
 
     def _wake_waiter(self, waiter: Waiter) -> None:
         """Let a waiter try again: at once if it is parked, otherwise after its current attempt."""
-        if waiter.is_parked:
-            waiter.is_woken = True
-            self._unpark(waiter)
-        else:
-            waiter.has_missed_wake_up = True
+        waiter.has_pending_wake_up = True
+        self._unpark(waiter)
 
     async def _watch(self, poll: Poll, waiter: Waiter) -> None:
         await poll.wait_for_disconnect()
@@ -248,15 +254,15 @@ class LongPollRegistry:
 
     def _register(self, waiter: Waiter) -> None:
         for name in waiter.names:
-            self._wait_queues.setdefault(name, WaitQueue()).waiters[waiter.created_at] = waiter
+            self._wait_queues.setdefault(name, WaitQueue()).waiters[waiter.arrival] = waiter
 
     def _unregister(self, waiter: Waiter) -> None:
         for name in waiter.names:
             wait_queue = self._wait_queues[name]
-            del wait_queue.waiters[waiter.created_at]
+            del wait_queue.waiters[waiter.arrival]
             if not wait_queue.waiters:
                 del self._wait_queues[name]
-        if waiter.is_woken or waiter.has_missed_wake_up:
+        if waiter.has_pending_wake_up:
             self._wake_first_of(waiter.names)
 
     def _all_waiters(self) -> list[Waiter]:
@@ -281,7 +287,7 @@ class LongPollRegistry:
         candidates = [self._first(name) for name in (queue, f"{tid}:{ANY_QUEUE}")]
         return min(
             (waiter for waiter in candidates if waiter is not None),
-            key=lambda waiter: (not waiter.is_parked, waiter.created_at),
+            key=lambda waiter: (not waiter.is_parked, waiter.arrival),
             default=None,
         )
 

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import redis
 from django.conf import settings
@@ -25,7 +25,7 @@ from queues.audit import stream
 from queues.audit.events import Event
 from queues.domain import TERMINAL, Outcome
 from queues.engine import keys
-from queues.models import BeatJob, Quarantine
+from queues.models import PeriodicTaskRun, Quarantine
 
 _created = Counter("codeq_task_created_total", "Tasks enqueued.", ["command"])
 _claimed = Counter("codeq_task_claimed_total", "Tasks claimed.", ["command"])
@@ -111,20 +111,20 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
 
 @metrics.at_scrape
 def beat(until: float) -> Iterator[GaugeMetricFamily]:
-    """Seconds for which each periodic task has been due, from the record of its last run.
+    """Seconds for which each periodic task has been due.
 
-    A periodic task that never ran is left out.
+    A task is due one period after the start of its last recorded run (`PeriodicTaskRun.next_at`). A periodic task that
+    never ran is left out.
     """
     with contextlib.suppress(OperationalError, InterfaceError):
         close_old_connections()
-        rows = BeatJob.objects.filter(name__in=settings.PERIODIC_TASKS)
+        rows = PeriodicTaskRun.objects.filter(name__in=settings.PERIODIC_TASKS)
         late = GaugeMetricFamily(
             "codeq_beat_late_seconds", "Seconds for which a periodic task has been due.", labels=["name"]
         )
         now = datetime.now(UTC)
-        for job in rows:
-            due = job.ended_at + timedelta(seconds=job.every_seconds)
-            late.add_metric([job.name], max(0.0, (now - due).total_seconds()))
+        for run in rows:
+            late.add_metric([run.name], max(0.0, (now - run.next_at).total_seconds()))
         yield late
 
 

@@ -90,7 +90,7 @@ class AuditedResult(models.Model):
     error = models.TextField(blank=True)
     result = models.TextField(blank=True)
     artifacts = models.TextField(blank=True)
-    attempts = models.PositiveIntegerField(help_text="Ended attempts without success.")
+    attempts = models.PositiveIntegerField(help_text="Failed attempts since the task was enqueued or last replayed.")
     deliveries = models.PositiveIntegerField(
         help_text="Number of the attempt that ended it; 0 if there was no attempt."
     )
@@ -170,7 +170,7 @@ class Quarantine(models.Model):
         return f"{self.partition}/{self.stream_id}"
 
 
-class BeatJob(models.Model):
+class PeriodicTaskRun(models.Model):
     """The last run of one periodic task.
 
     The admin, the health checks and the metrics show it. Nothing is scheduled by it.
@@ -188,6 +188,7 @@ class BeatJob(models.Model):
     error = models.TextField(blank=True)
 
     class Meta:
+        db_table = "queues_beatjob"
         verbose_name = "periodic task"
 
     def __str__(self) -> str:
@@ -195,7 +196,7 @@ class BeatJob(models.Model):
 
     @property
     def next_at(self) -> datetime:
-        """The time at which the next run is due."""
+        """The time at which the next run is due: one period after the start of this one."""
         return self.started_at + timedelta(seconds=self.every_seconds)
 
     @property
@@ -218,12 +219,13 @@ class QueueSample(models.Model):
     dead = models.BigIntegerField()
     oldest_ready_seconds = models.FloatField(null=True)
     arrived = models.BigIntegerField(
-        help_text="Tasks enqueued or replayed: the growth plus the tasks that left. Negative corrects the row before."
+        help_text="Tasks enqueued or replayed: the growth plus the tasks that left. A negative number corrects the "
+        "previous row."
     )
     completed = models.BigIntegerField()
     failed = models.BigIntegerField(help_text="Tasks that a worker ended with an error.")
     died = models.BigIntegerField(help_text="Tasks that became dead letters.")
-    returned = models.BigIntegerField(help_text="Attempts that failed and whose tasks retry.")
+    returned = models.BigIntegerField(help_text="Failed attempts after which the task is retried.")
     cancelled = models.BigIntegerField()
     waits = ArrayField(
         models.IntegerField(),
@@ -252,7 +254,7 @@ class BulkJob(models.Model):
     class Kind(models.TextChoices):
         REPLAY = "replay", "replay"
         DELETE = "delete", "delete"
-        RECALL = "recall", "undo a replay"
+        UNDO = "recall", "undo a replay"  # stored, and returned by the API, as `recall`
 
     class State(models.TextChoices):
         RUNNING = "running", "running"
@@ -285,15 +287,16 @@ class BulkJob(models.Model):
     skipped = models.BigIntegerField(default=0, help_text="Tasks that were no longer dead letters.")
     failed = models.BigIntegerField(default=0)
     error = models.TextField(blank=True, help_text="The error that stopped the whole job.")
+    # The column has the stored name of this kind of job, `recall`.
     recalls = models.ForeignKey(
-        "self", null=True, on_delete=models.CASCADE, related_name="recalled_by", help_text="The replay to undo."
+        "self", null=True, on_delete=models.CASCADE, related_name="undo_jobs", help_text="The replay to undo."
     )
     # A task that dies after the start does not belong to the job: it may be one that the job has replayed.
     before = models.DateTimeField()
     # The batch that was selected last. It is sent before the next one is selected, and sent again after a crash.
-    # `piece` is its number; `after_ended_at` and `after_task_id` are the position after which the next batch starts.
+    # `batch_number` is its number. The next batch starts after the position `after_ended_at`, `after_task_id`.
     sending = ArrayField(models.UUIDField(), default=list)
-    piece = models.BigIntegerField(default=0)
+    batch_number = models.BigIntegerField(default=0, db_column="piece")
     after_ended_at = models.DateTimeField(null=True)
     after_task_id = models.UUIDField(null=True)
     created_at = models.DateTimeField()

@@ -14,7 +14,7 @@ from django.db.models import F
 
 from core.errors import CodeqError
 from core.periodic_lock import PeriodicTaskLock
-from queues.models import BeatJob
+from queues.models import PeriodicTaskRun
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _record_run(task_name: str, started_at: datetime, outcome: str, error: Excep
     if error is not None:
         counts["failures"] = F("failures") + 1
         fields |= {"failed_at": ended_at, "error": _one_line(error)}
-    rows = BeatJob.objects
+    rows = PeriodicTaskRun.objects
     try:
         if not rows.filter(name=label).update(**fields, **counts):
             rows.get_or_create(name=label, defaults={**fields, "runs": 1, "failures": int(error is not None)})

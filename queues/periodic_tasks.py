@@ -22,8 +22,8 @@ from queues.stats import sampler
 
 log = logging.getLogger(__name__)
 
-# A run stops after this time, and the next one continues. This also limits how long it works without noticing that
-# another run holds the lock.
+# A run stops after this time, and the next one continues. This also limits how long two runs work beside each other if
+# they hold the lock in different partitions (`PeriodicTaskLock.acquire`).
 RUN_SECONDS = 20.0
 CHUNK = 4000  # entries in one transaction
 FETCH = 250  # entries whose blobs are read in one call
@@ -67,7 +67,7 @@ def run_bulk_jobs(lock: PeriodicTaskLock) -> str:
 
 @periodic_task("queues.policies", lock_seconds=60.0)
 def sync_policies(lock: PeriodicTaskLock) -> str:
-    """Write every policy to Redis again, in case Redis was down or empty when it was set."""
+    """Write every policy to Redis again, in case Redis was down or has lost its data."""
     return f"{policies.sync(lock.renew)} written"
 
 
@@ -96,9 +96,9 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
 
 
 def _read_batches(after: dict[int, str], until: float, chunk: int) -> Iterator[Batch]:
-    """Read all entries of these partitions, in batches that fit in memory with payloads of any size.
+    """Read all entries of these partitions, in batches.
 
-    `after` maps a partition to the id after which its unacknowledged entries are read. The new entries follow.
+    The batches fit in memory with payloads of any size. `after` maps a partition to the id after which its unacknowledged entries are read. The new entries follow.
     """
     while after and time.monotonic() < until:
         share = max(1, chunk // len(after))

@@ -55,10 +55,10 @@ def _find_server_problem(server: redis.Redis) -> str | None:
     for script in script_loader.load_all():
         if not server.script_exists(script.sha)[0]:
             server.script_load(script.source)
-    return _find_durability_problem(server)
+    return _find_state_problem(server)
 
 
-def _find_durability_problem(server: redis.Redis) -> str | None:
+def _find_state_problem(server: redis.Redis) -> str | None:
     persistence = server.info("persistence")
     if persistence.get("loading"):
         return "redis: still loads its data"

@@ -19,7 +19,7 @@ from core.redis.script_call import ScriptCall
 from queues import policies, validation
 from queues.batch import convert_each, merge_in_order
 from queues.current_engine import engine
-from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, ReleaseOutcome, Result, Spec, Task
+from queues.domain import Claimed, Enqueued, Lease, NewResult, NewTask, Result, ReturnOutcome, Spec, Task
 from queues.engine import admin_commands, dead_letter_commands, maintenance_commands, producer_commands, worker_commands
 from queues.engine.options import CHUNK, NO_LIMITS, Limits
 from queues.filters import filters
@@ -187,10 +187,11 @@ def nack(
     token: str | None = None,
     delay_seconds: float | None = None,
     reason: str | None = None,
-) -> ScriptCall[ReleaseOutcome]:
+) -> ScriptCall[ReturnOutcome]:
     """Return a task to its queue after a failed attempt.
 
-    It retries after `delay_seconds`, by default after its backoff, or becomes a dead letter if it is out of attempts.
+    The task is retried after `delay_seconds`, by default after its backoff. It becomes a dead letter if it is out of
+    attempts.
     """
     validation.check_id(task_id)
     validation.check_token(tenant, token)
@@ -214,7 +215,7 @@ def nack(
 
 def abandon(
     tenant: TenantSnapshot, task_id: str, worker: str, *, token: str | None = None
-) -> ScriptCall[ReleaseOutcome]:
+) -> ScriptCall[ReturnOutcome]:
     """Return a task unprocessed. The attempt counts as failed.
 
     The task is ready again at once, or becomes a dead letter if it is out of attempts.
@@ -272,14 +273,18 @@ def replay_for(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> Scr
     return dead_letter_commands.replay_for(engine(), tenant.tid, task_ids, job)
 
 
-def recall(tenant: TenantSnapshot, task_ids: Sequence[str], job: str) -> ScriptCall[list[errors.CodeqError | None]]:
+def undo_replay(
+    tenant: TenantSnapshot, task_ids: Sequence[str], job: str
+) -> ScriptCall[list[errors.CodeqError | None]]:
     """Turn tasks that a bulk job replayed back into dead letters.
 
     Returns the error of each task, or None. The error is Conflict if a worker has claimed the task since, or if this
     job did not replay it.
     """
     validation.require(len(task_ids) <= CHUNK, f"at most {CHUNK} tasks at once")
-    return dead_letter_commands.recall(engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms)
+    return dead_letter_commands.undo_replay(
+        engine(), tenant.tid, task_ids, job, dead_retention_ms=tenant.dead_retention_ms
+    )
 
 
 def purge_dead(tenant: TenantSnapshot, task_ids: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
@@ -385,5 +390,5 @@ def _limits(kind: str, per_second: float, token_fingerprint: str) -> Limits:
 
 __all__ = [
     "abandon", "admit", "cancel", "claim", "cleanup", "enqueue", "heartbeat", "nack", "pause", "purge", "purge_dead",
-    "recall", "replay", "replay_for", "resume", "submit",
+    "replay", "replay_for", "resume", "submit", "undo_replay",
 ]  # fmt: skip

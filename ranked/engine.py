@@ -72,12 +72,18 @@ def requeue(engine: Engine, tid: str, name: str, task_id: str, holder: str, *, d
     return _prepare_for_holder(engine, "ranked_requeue", tid, name, id=task_id, holder=holder, delay_ms=delay_ms)
 
 
-def release(engine: Engine, tid: str, name: str, task_id: str, holder: str) -> ScriptCall[bool]:
-    """Remove a finished entry and its lock. Return False if the holder does not have the lock.
+def finish(engine: Engine, tid: str, name: str, task_id: str, holder: str) -> ScriptCall[bool]:
+    """Remove a finished entry and its lock. Return False if the holder does not have the lock."""
+    return engine.prepare("ranked_finish", bool, queue=_queue_key(engine, tid, name), id=task_id, holder=holder)
 
-    With '' as the holder, break the lock of any holder and make the entry ready again.
+
+def break_lock(engine: Engine, tid: str, name: str, task_id: str) -> ScriptCall[bool]:
+    """Remove the lock of any holder, and make the entry ready again.
+
+    Return False if it is not locked.
     """
-    return _prepare_for_holder(engine, "ranked_release", tid, name, id=task_id, holder=holder)
+    queue, clock = _queue_key(engine, tid, name), engine.clock_argument()
+    return engine.prepare("ranked_break_lock", bool, queue=queue, id=task_id, clock=clock)
 
 
 def renew(engine: Engine, tid: str, name: str, task_id: str, holder: str, *, lock_seconds: int) -> ScriptCall[bool]:

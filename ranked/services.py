@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -94,12 +95,17 @@ class RankedQueue:
             engine(), self.tid, self.name, _check_task_id(task_id), self.holder, delay_ms=delay_ms
         ).run_sync()
 
-    def release_lock(self, task_id: TaskId) -> bool:
-        """Remove a finished task.
+    def finish(self, task_id: TaskId) -> bool:
+        """Remove a finished task and its lock.
 
         Return False and change nothing if this worker no longer has the lock.
         """
-        return ranked_engine.release(engine(), self.tid, self.name, _check_task_id(task_id), self.holder).run_sync()
+        return ranked_engine.finish(engine(), self.tid, self.name, _check_task_id(task_id), self.holder).run_sync()
+
+    def release_lock(self, task_id: TaskId) -> bool:
+        """Do the same as `finish`. This is the former name of `finish`, kept for one release."""
+        warnings.warn("RankedQueue.release_lock has a new name: call finish.", DeprecationWarning, stacklevel=2)
+        return self.finish(task_id)
 
     def renew_lock(self, task_id: TaskId) -> bool:
         """Extend the lock by its full length from now.
@@ -115,7 +121,7 @@ class RankedQueue:
 
         Return False if the task is not locked.
         """
-        return ranked_engine.release(engine(), self.tid, self.name, _check_task_id(task_id), "").run_sync()
+        return ranked_engine.break_lock(engine(), self.tid, self.name, _check_task_id(task_id)).run_sync()
 
     def is_locked(self, task_id: TaskId) -> bool:
         return ranked_engine.is_locked(engine(), self.tid, self.name, _check_task_id(task_id)).run_sync()

@@ -16,8 +16,8 @@ from core.conf import conf
 from tenants import http_fetch, secret_encryption
 from tenants.auth import jwks
 
-# ASCII only, so that two names that look the same are the same. Slugs are compared exactly. Redis keys never
-# contain them.
+# ASCII only, so that two slugs that look the same are the same. They are compared exactly. Redis keys never contain
+# them.
 SLUG_PATTERN = r"^[A-Za-z0-9_.:@|/+=-]{1,128}\Z"
 
 
@@ -45,10 +45,10 @@ class Tenant(models.Model):
     status = models.CharField(max_length=10, choices=Status, default=Status.ACTIVE)
 
     payload_bytes = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum payload size of a task."
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum payload size of a task, in bytes."
     )
     result_bytes = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum result size of a task."
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Maximum result size of a task, in bytes."
     )
     depth = models.PositiveIntegerField(
         null=True, blank=True, help_text="Maximum number of waiting tasks in all queues; 0 = no limit."
@@ -78,10 +78,13 @@ class Tenant(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(60)],
-        help_text="How long the live data of an ended task is kept.",
+        help_text="Seconds for which an ended task stays in Redis.",
     )
     dead_retention_seconds = models.PositiveIntegerField(
-        null=True, blank=True, validators=[MinValueValidator(60)], help_text="How long a dead letter is kept."
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(60)],
+        help_text="Seconds for which a dead letter stays in Redis.",
     )
     is_idempotency_strict = models.BooleanField(
         null=True, blank=True, help_text="Refuse a repeated idempotency key with another body (409)."
@@ -92,10 +95,10 @@ class Tenant(models.Model):
 
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
-    # A trigger sets both at every change of the row or of its issuers, including changes made in SQL. `changed` is the
-    # id of the transaction; `TenantCache` polls it instead of a time, which would miss a change that commits late.
-    # `version` is the number of changes.
-    changed = models.BigIntegerField(default=0, editable=False, db_index=True)
+    # A trigger sets both at every change of the row or of its issuers, including changes made in SQL. `version`
+    # is the number of changes. `changed_in_transaction` is the id of the last transaction that changed the row.
+    # `TenantCache` polls it instead of a time, which would miss a change that commits late.
+    changed_in_transaction = models.BigIntegerField(default=0, editable=False, db_index=True, db_column="changed")
     version = models.BigIntegerField(default=0, editable=False)
 
     class Meta:
@@ -175,7 +178,7 @@ class SigningSecret(models.Model):
     """A secret that signs a tenant's webhooks. During a rotation, two secrets are active."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="signing_secrets")
-    sealed = models.TextField(editable=False)
+    encrypted_secret = models.TextField(editable=False, db_column="sealed")
     hint = models.CharField(max_length=4, editable=False, help_text="Last characters of the secret, to identify it.")
     created_at = models.DateTimeField(auto_now_add=True)
     retires_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -193,14 +196,14 @@ class SigningSecret(models.Model):
 
     def reveal(self) -> str:
         """Return the decrypted secret."""
-        return secret_encryption.decrypt(self.sealed).decode("ascii")
+        return secret_encryption.decrypt(self.encrypted_secret).decode("ascii")
 
 
 class InstallationKey(models.Model):
     """A key pair that signs this installation's tokens, shared by all its machines."""
 
     kid = models.CharField(max_length=64, primary_key=True)
-    sealed = models.TextField(editable=False)
+    encrypted_private_key = models.TextField(editable=False, db_column="sealed")
     public = models.JSONField(editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 

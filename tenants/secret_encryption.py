@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.apps import apps
 from django.conf import settings
-from django.db.models import Model
+from django.db.models import Field, Model
 
 from core.errors import ConfigError
 
@@ -23,23 +24,26 @@ def encrypt(secret: bytes) -> str:
     return _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).encrypt(secret).decode("ascii")
 
 
-def decrypt(sealed: str) -> bytes:
+def decrypt(encrypted: str) -> bytes:
     """Return the secret. Raises ConfigError if no configured key encrypted it."""
     try:
-        return _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).decrypt(sealed.encode("ascii"))
+        return _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS)).decrypt(encrypted.encode("ascii"))
     except InvalidToken as error:
         raise ConfigError(
             "A stored secret was encrypted with another SECRET_KEY. Add that key to SECRET_KEY_FALLBACKS."
         ) from error
 
 
-def encrypted_columns() -> list[tuple[type[Model], str]]:
-    """Return the columns of all apps that hold encrypted secrets: their names end in `sealed`."""
+def encrypted_fields() -> list[tuple[type[Model], Field[Any, Any]]]:
+    """Return the fields of all apps that hold encrypted secrets.
+
+    The names of their columns end in `sealed`.
+    """
     return [
-        (model, field.name)
+        (model, field)
         for model in apps.get_models()
         for field in model._meta.local_concrete_fields
-        if field.name.endswith("sealed")
+        if (field.column or "").endswith("sealed")
     ]
 
 
@@ -49,16 +53,17 @@ def reencrypt() -> Iterator[tuple[str, bool]]:
     Yields the column of each secret, and whether a configured key could decrypt it.
     """
     fernet = _fernet(settings.SECRET_KEY, tuple(settings.SECRET_KEY_FALLBACKS))
-    for model, name in encrypted_columns():
-        for key, sealed in model._default_manager.exclude(**{name: ""}).values_list("pk", name).iterator():
+    for model, field in encrypted_fields():
+        name, label = field.name, f"{model._meta.label}.{field.column}"
+        for key, encrypted in model._default_manager.exclude(**{name: ""}).values_list("pk", name).iterator():
             try:
-                renewed = fernet.rotate(sealed.encode("ascii")).decode("ascii")
+                renewed = fernet.rotate(encrypted.encode("ascii")).decode("ascii")
             except InvalidToken:
-                yield f"{model._meta.label}.{name}", False
+                yield label, False
                 continue
             # The condition on the old value keeps a secret that was replaced in the meantime.
-            model._default_manager.filter(pk=key, **{name: sealed}).update(**{name: renewed})
-            yield f"{model._meta.label}.{name}", True
+            model._default_manager.filter(pk=key, **{name: encrypted}).update(**{name: renewed})
+            yield label, True
 
 
 @cache

@@ -32,7 +32,7 @@ SECRET_OVERLAP_SECONDS = 86_400  # how long the previous secret signs beside the
 def create_tenant(slug: str, *, name: str = "", **limits: float | bool | None) -> Tenant:
     """Create a tenant. Raises InvalidRequest if the slug is taken or invalid."""
     if re.match(SLUG_PATTERN, slug) is None:
-        raise InvalidRequest("A tenant's name must have 1 to 128 characters: letters, digits and _.:@|/+=-")
+        raise InvalidRequest("A tenant's slug must have 1 to 128 characters: letters, digits and _.:@|/+=-")
     while True:
         try:
             with transaction.atomic():
@@ -81,7 +81,7 @@ def _set_status(slug: str, status: Tenant.Status) -> Tenant:
     return tenant
 
 
-def signing_secret(tenant_slug: str) -> str:
+def get_or_create_signing_secret(tenant_slug: str) -> str:
     """Return the secret that signs a tenant's webhooks (`whsec_…`).
 
     Creates one if the tenant has no active secret.
@@ -183,5 +183,5 @@ def _active_secrets(tid: str) -> list[SigningSecret]:
 def _create_secret(tenant: Tenant) -> SigningSecret:
     secret = "whsec_" + base64.b64encode(os.urandom(SECRET_BYTES)).decode("ascii")
     return SigningSecret.objects.create(
-        tenant=tenant, sealed=secret_encryption.encrypt(secret.encode()), hint=secret[-5:-1]
+        tenant=tenant, encrypted_secret=secret_encryption.encrypt(secret.encode()), hint=secret[-5:-1]
     )

@@ -66,7 +66,9 @@ def _clean_up() -> None:
 
 
 if settings.configured:
-    raise pytest.UsageError("Unset DJANGO_SETTINGS_MODULE: the tests name the settings after their servers.")
+    raise pytest.UsageError(
+        "Unset DJANGO_SETTINGS_MODULE: the tests set it when they know the addresses of their servers."
+    )
 _set_environment()
 atexit.register(_clean_up)
 django.setup()
@@ -208,8 +210,9 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-# Tests that share a slow start, such as `manage.py up` or Spark, run on one xdist worker: path prefix -> group.
-# xdist's own `--dist loadgroup` does nothing under pytest 9.
+# Tests that share a slow start, such as `manage.py up`, Spark or a cluster, or that measure their process, run in one
+# xdist worker: path prefix -> group. The scheduler below groups them, so `--dist` and the mark `xdist_group` have no
+# effect.
 TOGETHER = {
     "tests/codeq_site/test_up.py": "up",
     "tests/codeq_site/test_readme.py": "up",

@@ -108,7 +108,7 @@ class SigningSecretFactory(OfTenantFactory[tenants.SigningSecret]):
     class Params:
         secret = LazyFunction(lambda: "whsec_" + base64.b64encode(os.urandom(24)).decode("ascii"))
 
-    sealed = LazyAttribute(lambda row: secret_encryption.encrypt(row.secret.encode()))
+    encrypted_secret = LazyAttribute(lambda row: secret_encryption.encrypt(row.secret.encode()))
     hint = LazyAttribute(lambda row: row.secret[-5:-1])
 
 
@@ -120,7 +120,7 @@ class InstallationKeyFactory(DjangoModelFactory[tenants.InstallationKey]):
         private = LazyFunction(lambda: ec.generate_private_key(ec.SECP256R1()))
 
     kid = Sequence(lambda number: f"key-{number}")
-    sealed = LazyAttribute(lambda row: secret_encryption.encrypt(to_pem(row.private)))
+    encrypted_private_key = LazyAttribute(lambda row: secret_encryption.encrypt(to_pem(row.private)))
     public = LazyAttribute(
         lambda row: {
             **ECAlgorithm.to_jwk(row.private.public_key(), as_dict=True),
@@ -198,9 +198,9 @@ class QuarantineFactory(DjangoModelFactory[queues.Quarantine]):
     raw = msgspec.msgpack.encode(({b"id": b"not-a-uuid"}, []))
 
 
-class BeatJobFactory(DjangoModelFactory[queues.BeatJob]):
+class PeriodicTaskRunFactory(DjangoModelFactory[queues.PeriodicTaskRun]):
     class Meta:
-        model = queues.BeatJob
+        model = queues.PeriodicTaskRun
 
     name = Sequence(lambda number: f"job-{number}")
     task = LazyAttribute(lambda row: f"queues.{row.name}")

@@ -66,7 +66,7 @@ class Finding(NamedTuple):
         return f'{self.path}:{self.line}: {self.rule}: "{self.words}": {self.instead}'
 
 
-def _phrase(name: str, pattern: str, instead: str, *allowed: Allowed, case: bool = False) -> Rule:
+def _forbid(name: str, pattern: str, instead: str, *allowed: Allowed, case: bool = False) -> Rule:
     """Compile a rule; a space in the pattern matches any white space, so that a phrase may cross a line break."""
     return Rule(name, re.compile(pattern.replace(" ", r"\s+"), 0 if case else re.I), instead, allowed)
 
@@ -74,40 +74,40 @@ def _phrase(name: str, pattern: str, instead: str, *allowed: Allowed, case: bool
 # A sentence starts at the start of a passage, of a paragraph, list item or table cell, or after a full stop.
 _START = r"(?:\A\s*(?:[-*]\s+)?|\n\s*\n|(?<=[.!?:])\s+|\n\s*[-*]\s+|\n?\|\s*)"
 PHRASES = (
-    _phrase(
+    _forbid(
         "noun-clause",
         _START + r"(?:What|Who|Whoever|Whom|Whose|Whatever|Of which|None of)\b(?![^.?!]*\?)",
         "start with the noun: 'The fields of a task', not 'What a task holds'",
         case=True,
     ),
-    _phrase("by-then", r"\bby then\b", "name the event: 'when the lease has expired'"),
-    _phrase("of-which", r"\bof (?:which|whom)\b", "write a second sentence with the noun"),
-    _phrase("it-is-who", r"\bit is \w+ who\b", "name the subject: 'the server closes the connection'"),
-    _phrase(
+    _forbid("by-then", r"\bby then\b", "name the event: 'when the lease has expired'"),
+    _forbid("of-which", r"\bof (?:which|whom)\b", "write a second sentence with the noun"),
+    _forbid("it-is-who", r"\bit is \w+ who\b", "name the subject: 'the server closes the connection'"),
+    _forbid(
         "none",
         r"\b[Nn]one of (?:them|these|those)\b|\b(?:has|have|had|gives?|finds?) none\b",
         "'no task', 'not any'",
         case=True,
     ),
-    _phrase("so-many", r"\bso (?:many|much|few|often) (?:a|an|per|in)\b", "give the unit: '100 requests per second'"),
-    _phrase("gone", r"\b(?:has|have|had|is|are|was|were) gone\b", "say how: disconnected, deleted, expired, ended"),
-    _phrase("hang-up", r"\b(?:hung|hangs?|hanging) up\b", "'disconnect'"),
-    _phrase("tell", r"\b(?:told|tells?|telling)\b", "say what happens: returns, reports, sends, configures"),
-    _phrase("mend", r"\bmend(?:s|ed|ing)?\b", "'fix' or 'repair'"),
-    _phrase("however", r"\bhowever (?:often|many|much|long|few|large|small|late|soon)\b", "'regardless of the number'"),
-    _phrase("whatever", r"\b(?:whatever|whoever|whomever)\b", "'any' with a noun, or 'regardless of'"),
-    _phrase("somebody", r"\b(?:somebody|anybody|nobody|everybody)\b", "name the role: client, worker, operator"),
-    _phrase("must-show", r"\bmust not show\b", "'hide', 'leave out', 'clear'"),
-    _phrase("not-got", r"\b(?:has|have|had)(?: not|n't) got\b", "'does not have'"),
-    _phrase("ours", r"\b(?:ours|theirs)\b|(?<![\dµ]\s)\bus\b", "name the owner or the actor", case=True),
-    _phrase("say-so", r"\b(?:says?|said|saying) so\b", "'report it', 'return the error'"),
-    _phrase("asked", r"\b(?:is|are|was|were|be|been) asked\b", "'is requested', 'receives a request', 'is queried'"),
-    _phrase("over", r"\b(?:leases?|locks?|attempts?) (?:is|are|was|were) over\b", "'expired' or 'ended'"),
-    _phrase("knows", r"\bknows? (?:no|nothing|neither)\b", "'does not import', 'does not accept', 'has no'"),
-    _phrase("in-line", r"\bin line\b(?! (?:with|\d))", "'in the queue', 'waiting', 'next'"),
-    _phrase("turn", r"\b(?:its|their|whose|takes?) turns?\b|\bturn (?:comes|came)\b", "name the lock or the order"),
-    _phrase("room", r"\b(?:no|has|have|is|makes?|leaves?|enough) room\b", "'capacity', 'space', 'below the limit'"),
-    _phrase("pace", r"\bpaces?\b", "'rate' or 'interval'"),
+    _forbid("so-many", r"\bso (?:many|much|few|often) (?:a|an|per|in)\b", "give the unit: '100 requests per second'"),
+    _forbid("gone", r"\b(?:has|have|had|is|are|was|were) gone\b", "say how: disconnected, deleted, expired, ended"),
+    _forbid("hang-up", r"\b(?:hung|hangs?|hanging) up\b", "'disconnect'"),
+    _forbid("tell", r"\b(?:told|tells?|telling)\b", "say what happens: returns, reports, sends, configures"),
+    _forbid("mend", r"\bmend(?:s|ed|ing)?\b", "'fix' or 'repair'"),
+    _forbid("however", r"\bhowever (?:often|many|much|long|few|large|small|late|soon)\b", "'regardless of the number'"),
+    _forbid("whatever", r"\b(?:whatever|whoever|whomever)\b", "'any' with a noun, or 'regardless of'"),
+    _forbid("somebody", r"\b(?:somebody|anybody|nobody|everybody)\b", "name the role: client, worker, operator"),
+    _forbid("must-show", r"\bmust not show\b", "'hide', 'leave out', 'clear'"),
+    _forbid("not-got", r"\b(?:has|have|had)(?: not|n't) got\b", "'does not have'"),
+    _forbid("ours", r"\b(?:ours|theirs)\b|(?<![\dµ]\s)\bus\b", "name the owner or the actor", case=True),
+    _forbid("say-so", r"\b(?:says?|said|saying) so\b", "'report it', 'return the error'"),
+    _forbid("asked", r"\b(?:is|are|was|were|be|been) asked\b", "'is requested', 'receives a request', 'is queried'"),
+    _forbid("over", r"\b(?:leases?|locks?|attempts?) (?:is|are|was|were) over\b", "'expired' or 'ended'"),
+    _forbid("knows", r"\bknows? (?:no|nothing|neither)\b", "'does not import', 'does not accept', 'has no'"),
+    _forbid("in-line", r"\bin line\b(?! (?:with|\d))", "'in the queue', 'waiting', 'next'"),
+    _forbid("turn", r"\b(?:its|their|whose|takes?) turns?\b|\bturn (?:comes|came)\b", "name the lock or the order"),
+    _forbid("room", r"\b(?:no|has|have|is|makes?|leaves?|enough) room\b", "'capacity', 'space', 'below the limit'"),
+    _forbid("pace", r"\bpaces?\b", "'rate' or 'interval'"),
 )
 
 SUMMARY_LENGTH = 90
@@ -159,7 +159,7 @@ OLD_NAMES = {
     "Standing": "QueueEntry",
     "Peeked": "QueuePeek",
     "Place": "QueuePosition",
-    "Returned": "ReleaseOutcome",
+    "Returned": "ReturnOutcome",
     "Kept": "StoredArtifact",
     "New": "NewArtifact",
     "Act": "OperatorAction",
@@ -193,14 +193,14 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])
 
 
-def _without_addresses(text: str) -> str:
+def _blank_addresses(text: str) -> str:
     """Blank out URLs and the targets of links, but keep every line where it is."""
     return re.sub(r"\]\([^)\s]+\)|https?://\S+", _blank, text)
 
 
-def _without_code(text: str) -> str:
+def _blank_code(text: str) -> str:
     """Blank out code in backticks, and addresses, but keep every line where it is."""
-    return _without_addresses(re.sub(r"``.+?``|`[^`\n]+`", _blank, text, flags=re.S))
+    return _blank_addresses(re.sub(r"``.+?``|`[^`\n]+`", _blank, text, flags=re.S))
 
 
 @functools.cache
@@ -208,7 +208,7 @@ def _parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+def _find_docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     """Every docstring of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -217,7 +217,7 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
                     yield docstring
 
 
-def _python_comments(source: str) -> Iterator[Passage]:
+def _find_python_comments(source: str) -> Iterator[Passage]:
     """The comments; those on consecutive lines of their own are one passage."""
     start, lines, last = 0, list[str](), -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -242,9 +242,9 @@ _SENTENCE = re.compile(r"[A-Za-z]+,? [a-z]+,? [a-z]+")
 _SQL = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|DROP|ALTER|SET|COPY|DECLARE|FETCH)\b")
 
 
-def _python_strings(tree: ast.AST, *, production: bool) -> Iterator[Passage]:
+def _find_python_strings(tree: ast.AST, *, production: bool) -> Iterator[Passage]:
     """Strings of at least three words: error details, labels, descriptions; in tests, only the texts of spec marks."""
-    docstrings = {id(docstring) for docstring in _docstrings(tree)}
+    docstrings = {id(docstring) for docstring in _find_docstrings(tree)}
     part_ids: set[int] = set()
     roots: list[ast.AST] = [tree]
     if not production:
@@ -269,7 +269,7 @@ def _python_strings(tree: ast.AST, *, production: bool) -> Iterator[Passage]:
                 yield Passage(node.lineno, text)
 
 
-def _marked_comments(source: str, mark: str) -> Iterator[Passage]:
+def _find_marked_comments(source: str, mark: str) -> Iterator[Passage]:
     """Line comments that start with the given mark, such as `--` in Lua; blocks are one passage."""
     start, lines = 0, list[str]()
     for number, line in enumerate(source.splitlines(), 1):
@@ -288,14 +288,14 @@ def _marked_comments(source: str, mark: str) -> Iterator[Passage]:
         yield Passage(start, "\n".join(lines))
 
 
-def _javascript(source: str) -> Iterator[Passage]:
-    yield from _marked_comments(re.sub(r"https?://", "", source), "//")
+def _read_javascript(source: str) -> Iterator[Passage]:
+    yield from _find_marked_comments(re.sub(r"https?://", "", source), "//")
     for match in re.finditer(r"/\*.*?\*/|(?<=[\"'`])[^\"'`\n]+(?=[\"'`])", source, re.S):
         if match[0].startswith("/*") or _SENTENCE.search(match[0]):
             yield Passage(source.count("\n", 0, match.start()) + 1, match[0].removeprefix("/*"))
 
 
-def _markdown(source: str) -> Iterator[Passage]:
+def _read_markdown(source: str) -> Iterator[Passage]:
     yield Passage(1, re.sub(r"^([ \t]*)(```|~~~).*?^\1\2[ \t]*$|<!--.*?-->", _blank, source, flags=re.S | re.M))
 
 
@@ -322,7 +322,7 @@ class _TemplateText(HTMLParser):
             self.passages.append(Passage(self.getpos()[0], data))
 
 
-def _template(source: str) -> Iterator[Passage]:
+def _read_template(source: str) -> Iterator[Passage]:
     comment = r"\{#.*?#\}|\{% comment %\}.*?\{% endcomment %\}"
     for match in re.finditer(comment, source, re.S):
         yield Passage(source.count("\n", 0, match.start()) + 1, match[0].strip("{}# "))
@@ -336,24 +336,24 @@ def _template(source: str) -> Iterator[Passage]:
     yield from parser.passages
 
 
-def passages(path: str, source: str) -> Iterator[Passage]:
+def read_passages(path: str, source: str) -> Iterator[Passage]:
     """The text of a file that people read."""
     name = Path(path).name
     if name.endswith(".py"):
         tree = _parse(source)
-        yield from (Passage(constant.lineno, str(constant.value)) for constant in _docstrings(tree))
-        yield from _python_comments(source)
-        yield from _python_strings(tree, production=is_production(path))
+        yield from (Passage(constant.lineno, str(constant.value)) for constant in _find_docstrings(tree))
+        yield from _find_python_comments(source)
+        yield from _find_python_strings(tree, production=is_production(path))
     elif name.endswith(".lua"):
-        yield from _marked_comments(source, "--")
+        yield from _find_marked_comments(source, "--")
     elif name.endswith(".js"):
-        yield from _javascript(source)
+        yield from _read_javascript(source)
     elif name.endswith(".md"):
-        yield from _markdown(source)
+        yield from _read_markdown(source)
     elif name.endswith(".html"):
-        yield from _template(source)
+        yield from _read_template(source)
     elif name in ("Makefile", "Dockerfile") or name.endswith((".toml", ".yml", ".yaml")):
-        yield from _marked_comments(source, "#")
+        yield from _find_marked_comments(source, "#")
 
 
 def is_production(path: str) -> bool:
@@ -366,8 +366,8 @@ def _is_allowed(path: str, words: str, allowed: tuple[Allowed, ...]) -> bool:
 
 def check_phrases(path: str, source: str) -> Iterator[Finding]:
     """Apply the phrase rules to every passage."""
-    for passage in passages(path, source):
-        text = _without_code(passage.text)
+    for passage in read_passages(path, source):
+        text = _blank_code(passage.text)
         for rule in PHRASES:
             for match in rule.pattern.finditer(text):
                 words = " ".join(match[0].split()).lstrip("-*| ")
@@ -379,7 +379,7 @@ def check_phrases(path: str, source: str) -> Iterator[Finding]:
 
 def check_summaries(path: str, source: str) -> Iterator[Finding]:
     """Check that the first line of a docstring is one short sentence."""
-    for constant in _docstrings(_parse(source)):
+    for constant in _find_docstrings(_parse(source)):
         summary = str(constant.value).strip().split("\n")[0].strip()
         if _is_allowed(path, summary, SUMMARY_ALLOWED):
             continue
@@ -418,8 +418,8 @@ def check_lua_names(path: str, source: str) -> Iterator[Finding]:
 
 def check_mentioned_files(path: str, source: str, root: Path) -> Iterator[Finding]:
     """Find mentions of files that the repository does not have."""
-    for passage in passages(path, source):
-        for match in _MENTIONED_FILE.finditer(_without_addresses(passage.text)):
+    for passage in read_passages(path, source):
+        for match in _MENTIONED_FILE.finditer(_blank_addresses(passage.text)):
             if not (root / match[0]).exists():
                 line = passage.line + passage.text.count("\n", 0, match.start())
                 yield Finding(path, line, "missing-file", match[0], "name a file that exists")

@@ -151,7 +151,7 @@ class EndpointAdmin(ReadOnlyAdminMixin, TenantScopedAdmin):
 
     @display(description="Signed with")
     def has_secret(self, row: Endpoint) -> str:
-        return "its own secret" if row.sealed else "the tenant's secret"
+        return "its own secret" if row.encrypted_secret else "the tenant's secret"
 
     def has_operate_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return has_role(request.user, self.tid_of(obj), Role.OPERATOR)

@@ -147,7 +147,7 @@ def _record_endpoints(results: Sequence[DeliveryResult], now: datetime) -> None:
             succeeded.add(endpoint)
         elif result.decision.verdict is Verdict.GONE:
             removed.add(endpoint)
-        elif result.delivery.tries + 1 >= conf().webhooks.quick_attempts:
+        elif result.delivery.attempts_since_replay + 1 >= conf().webhooks.quick_attempts:
             failing.add(endpoint)
     with connection.cursor() as cursor:
         if succeeded:

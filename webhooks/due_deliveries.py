@@ -32,7 +32,7 @@ class ReservedDelivery(msgspec.Struct, frozen=True):
     body: str
     trace_parent: str
     trace_state: str
-    tries: int
+    attempts_since_replay: int
     attempts: int
     until: datetime
 

@@ -22,9 +22,9 @@ class Endpoint(models.Model):
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
     address = models.TextField(help_text="The URL without its query string.")
     description = models.TextField(blank=True)
-    sealed = models.TextField(blank=True, editable=False)
-    former_sealed = models.TextField(blank=True, editable=False)
-    former_until = models.DateTimeField(null=True, editable=False)
+    encrypted_secret = models.TextField(blank=True, editable=False, db_column="sealed")
+    previous_encrypted_secret = models.TextField(blank=True, editable=False, db_column="former_sealed")
+    previous_secret_expires_at = models.DateTimeField(null=True, editable=False, db_column="former_until")
     is_enabled = models.BooleanField(default=True)
     disabled_at = models.DateTimeField(null=True, editable=False)
     disabled_because = models.TextField(blank=True, editable=False)
@@ -84,14 +84,16 @@ class Delivery(models.Model):
     )
     task_id = models.UUIDField()
     command = models.TextField()
-    url = models.TextField()
+    url = models.TextField("URL")
     address = models.TextField(help_text="The URL without its query string, which identifies the endpoint.")
     host = models.TextField(help_text="Host and port, the unit of circuits and slots.")
     body = models.TextField()
     trace_parent = models.TextField(blank=True)
     trace_state = models.TextField(blank=True)
     status = models.TextField(choices=Status)
-    tries = models.PositiveIntegerField(default=0, help_text="Attempts since the delivery was created or replayed.")
+    attempts_since_replay = models.PositiveIntegerField(
+        default=0, help_text="Attempts since the delivery was created or replayed.", db_column="tries"
+    )
     attempts = models.PositiveIntegerField(default=0, help_text="Attempts in total.")
     due_at = models.DateTimeField(
         help_text="Time of the next attempt. During an attempt: when its reservation expires."
@@ -152,7 +154,7 @@ class Subscription(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, db_index=False, related_name="+")
     worker = models.TextField()
-    callback_url = models.TextField()
+    callback_url = models.TextField("callback URL")
     event_types = ArrayField(models.TextField())
     mode = models.TextField(choices=Mode, default=Mode.FANOUT)
     group = models.TextField(blank=True)
@@ -161,7 +163,7 @@ class Subscription(models.Model):
     expires_at = models.DateTimeField()
     created_at = models.DateTimeField(auto_now_add=True)
     # Queues whose notification was deferred until the minimum interval has passed.
-    owed = ArrayField(models.TextField(), default=list, blank=True, editable=False)
+    deferred_commands = ArrayField(models.TextField(), default=list, blank=True, editable=False, db_column="owed")
     notified_at = models.DateTimeField(null=True, editable=False)
     notified = models.BigIntegerField(default=0, editable=False)
     last_status = models.PositiveIntegerField(null=True, editable=False)
@@ -177,7 +179,7 @@ class Subscription(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["expires_at"], name="subscription_expires"),
-            models.Index(fields=["notified_at"], condition=~Q(owed=[]), name="subscription_owed"),
+            models.Index(fields=["notified_at"], condition=~Q(deferred_commands=[]), name="subscription_owed"),
         ]
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import uuid
@@ -12,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.models import F, Q
 
-from core import tracing
+from core import tracing, url_check
 from core.conf import conf
 from core.http_client import Resolve
 from webhooks import http, metrics, nonempty_queues, signing, subscriptions
@@ -68,7 +69,9 @@ def notify(
                 _defer(deferred, queue.command)
     for subscription in subscriptions.with_deferred_queues(now):
         if subscriptions.is_interval_over(subscription, now):
-            candidates += [(subscription, QueueRef(subscription.tenant_id, command)) for command in subscription.owed]
+            candidates += [
+                (subscription, QueueRef(subscription.tenant_id, command)) for command in subscription.deferred_commands
+            ]
     requests = _prepare_requests(candidates, now)
     if not requests:
         return 0, 0
@@ -113,26 +116,28 @@ def _mark_notified(subscription: Subscription, command: str, now: datetime) -> b
     """
     since = now - timedelta(seconds=subscription.min_interval_seconds)
     rows = Subscription.objects.filter(Q(notified_at=None) | Q(notified_at__lte=since), pk=subscription.pk)
-    still_deferred = [deferred for deferred in subscription.owed if deferred != command]
-    if not rows.update(notified_at=now, notified=F("notified") + 1, owed=still_deferred):
+    still_deferred = [deferred for deferred in subscription.deferred_commands if deferred != command]
+    if not rows.update(notified_at=now, notified=F("notified") + 1, deferred_commands=still_deferred):
         return False
-    subscription.owed = still_deferred
+    subscription.deferred_commands = still_deferred
     return True
 
 
 def _defer(deferred: Iterable[Subscription], command: str) -> None:
     """Store the queue with the subscriptions, for a notification after their interval."""
     for subscription in deferred:
-        if command not in subscription.owed:
-            subscription.owed = [*subscription.owed, command]
-            Subscription.objects.filter(pk=subscription.pk).update(owed=subscription.owed)
+        if command not in subscription.deferred_commands:
+            subscription.deferred_commands = [*subscription.deferred_commands, command]
+            Subscription.objects.filter(pk=subscription.pk).update(deferred_commands=subscription.deferred_commands)
 
 
 def _discard_deferred(subscription: Subscription, command: str) -> None:
     """Remove a deferred queue that has no work any more."""
-    if command in subscription.owed:
-        subscription.owed = [deferred for deferred in subscription.owed if deferred != command]
-        Subscription.objects.filter(pk=subscription.pk).update(owed=subscription.owed)
+    if command in subscription.deferred_commands:
+        subscription.deferred_commands = [
+            deferred for deferred in subscription.deferred_commands if deferred != command
+        ]
+        Subscription.objects.filter(pk=subscription.pk).update(deferred_commands=subscription.deferred_commands)
 
 
 async def _send_all(
@@ -180,5 +185,8 @@ def _record_results(requests: list[NotificationRequest], results: list[PostResul
 
 
 def _endpoint(request: NotificationRequest) -> tuple[str, str]:
-    """Return the pair (tid, URL), the key of the signing secrets."""
-    return request.subscription.tenant_id, request.subscription.callback_url
+    """Return the pair (tid, URL without its query string), the key of the signing secrets."""
+    url = request.subscription.callback_url
+    with contextlib.suppress(url_check.AddressRefused):  # the settings have changed since the subscription
+        url = url_check.parse(url).endpoint_url
+    return request.subscription.tenant_id, url

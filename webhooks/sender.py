@@ -234,7 +234,9 @@ class Sender:
         with tracing.span("codeq/deliver", delivery.trace_parent, delivery.trace_state) as trace:
             headers = common_headers(*trace) | self._signature_headers(delivery, started_at, body)
             posted = await http.post(delivery.url, headers, body, resolve=self._resolve, tls=self._tls)
-        decision = retry_schedule.decide(delivery.tries + 1, posted.status, posted.retry_after, self._clock())
+        decision = retry_schedule.decide(
+            delivery.attempts_since_replay + 1, posted.status, posted.retry_after, self._clock()
+        )
         metrics.count_post("task_result", delivery.command, is_delivered=posted.is_delivered)
         if posted.is_delivered:
             self.delivered += 1

@@ -31,7 +31,9 @@ def replay(deliveries: QuerySet[Delivery], now: datetime) -> int:
     Pending deliveries are left alone, and so are those with a refused URL, which have no host.
     """
     ended = deliveries.exclude(status=Delivery.Status.PENDING).exclude(host="")
-    return ended.order_by().update(status=Delivery.Status.PENDING, tries=0, due_at=now, reservation=None, ended_at=None)
+    return ended.order_by().update(
+        status=Delivery.Status.PENDING, attempts_since_replay=0, due_at=now, reservation=None, ended_at=None
+    )
 
 
 def enable(endpoint: Endpoint) -> None:
@@ -58,11 +60,8 @@ def register(tid: str, url: str, description: str = "") -> tuple[Endpoint, str]:
     secret = _new_secret()
     with transaction.atomic():
         endpoint, _ = Endpoint.objects.select_for_update().get_or_create(tenant_id=tid, address=address)
-        endpoint.sealed, endpoint.former_sealed, endpoint.former_until = (
-            secret_encryption.encrypt(secret.encode()),
-            "",
-            None,
-        )
+        endpoint.encrypted_secret = secret_encryption.encrypt(secret.encode())
+        endpoint.previous_encrypted_secret, endpoint.previous_secret_expires_at = "", None
         endpoint.description = description
         endpoint.save()
     return endpoint, secret
@@ -76,9 +75,10 @@ def rotate(endpoint: Endpoint, now: datetime) -> str:
     secret = _new_secret()
     with transaction.atomic():
         row = Endpoint.objects.select_for_update().get(pk=endpoint.pk)
-        row.former_sealed, row.former_until = row.sealed, now + ROTATION_OVERLAP
-        row.sealed = secret_encryption.encrypt(secret.encode())
-        row.save(update_fields=["sealed", "former_sealed", "former_until"])
+        row.previous_encrypted_secret = row.encrypted_secret
+        row.previous_secret_expires_at = now + ROTATION_OVERLAP
+        row.encrypted_secret = secret_encryption.encrypt(secret.encode())
+        row.save(update_fields=["encrypted_secret", "previous_encrypted_secret", "previous_secret_expires_at"])
     return secret
 
 
@@ -100,7 +100,7 @@ class SigningSecrets:
             return
         rows = Endpoint.objects.filter(
             tenant_id__in={tid for tid, _ in missing}, address__in={address for _, address in missing}
-        ).exclude(sealed="")
+        ).exclude(encrypted_secret="")
         own = {(row.tenant_id, row.address): _decrypt_secrets(row, now) for row in rows}
         for tid, address in missing:
             self._by_endpoint[tid, address] = own.get((tid, address)) or self._tenant_secrets(tid)
@@ -115,15 +115,18 @@ class SigningSecrets:
             slug = None if secrets else Tenant.objects.filter(pk=tid).values_list("slug", flat=True).first()
             # A deleted tenant has no secret. Sign its remaining deliveries with a random one, so that
             # their signatures cannot be forged.
-            self._by_tenant[tid] = secrets or [tenant_services.signing_secret(slug) if slug else _new_secret()]
+            self._by_tenant[tid] = secrets or [
+                tenant_services.get_or_create_signing_secret(slug) if slug else _new_secret()
+            ]
         return self._by_tenant[tid]
 
 
 def _decrypt_secrets(row: Endpoint, now: datetime) -> list[str]:
-    sealed = [row.sealed]
-    if row.former_sealed and row.former_until and row.former_until > now:
-        sealed.append(row.former_sealed)
-    return [secret_encryption.decrypt(value).decode() for value in sealed]
+    encrypted = [row.encrypted_secret]
+    expires_at = row.previous_secret_expires_at
+    if row.previous_encrypted_secret and expires_at and expires_at > now:
+        encrypted.append(row.previous_encrypted_secret)
+    return [secret_encryption.decrypt(value).decode() for value in encrypted]
 
 
 def disable_failing(now: datetime) -> int:
@@ -149,5 +152,5 @@ def cleanup(now: datetime) -> int:
         cursor.execute("DELETE FROM webhooks_deliveryattempt WHERE delivery_id = ANY(%s)", [ids])
         cursor.execute("DELETE FROM webhooks_delivery WHERE id = ANY(%s) AND ended_at < %s", [ids, before])
         deleted: int = cursor.rowcount
-    Endpoint.objects.filter(Q(sealed="", is_enabled=True, failing_since=None, description="")).delete()
+    Endpoint.objects.filter(Q(encrypted_secret="", is_enabled=True, failing_since=None, description="")).delete()
     return deleted

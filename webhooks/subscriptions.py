@@ -123,7 +123,7 @@ def live_by_tenant(tids: Iterable[str], now: datetime) -> dict[str, list[Subscri
 
 def with_deferred_queues(now: datetime) -> list[Subscription]:
     """Return live subscriptions with deferred notifications."""
-    return list(Subscription.objects.filter(~Q(owed=[]), expires_at__gt=now).order_by("pk"))
+    return list(Subscription.objects.filter(~Q(deferred_commands=[]), expires_at__gt=now).order_by("pk"))
 
 
 def select_recipients(

@@ -36,14 +36,14 @@ _now = time.time
 def count_attempt(name: str, address: str) -> int:
     """Count an attempt. Return the seconds to wait if there were too many, else 0."""
     keys, seconds_left = _keys(name, address)
-    counts = _change(keys, 1)
+    counts = _add_to_counters(keys, 1)
     return seconds_left if any(counts[scope] > limit for scope, limit in MAX_ATTEMPTS.items()) else 0
 
 
 def uncount_attempt(name: str, address: str) -> None:
     """Take back the count of an attempt whose password was right."""
     keys, _ = _keys(name, address)
-    _change(keys, -1)
+    _add_to_counters(keys, -1)
 
 
 def _keys(name: str, address: str) -> tuple[dict[str, str], int]:
@@ -60,17 +60,17 @@ def _keys(name: str, address: str) -> tuple[dict[str, str], int]:
     return keys, math.ceil(WINDOW_SECONDS - elapsed)
 
 
-def _change(keys: dict[str, str], by: int) -> dict[str, int]:
+def _add_to_counters(keys: dict[str, str], by: int) -> dict[str, int]:
     try:
-        return {scope: _count(cache, key, by) for scope, key in keys.items()}
+        return {scope: _add(cache, key, by) for scope, key in keys.items()}
     except (RedisError, OSError) as error:
         log.warning(
             "Redis is unavailable, so login attempts are counted by this process only: %s", type(error).__name__
         )
-        return {scope: _count(_local_counters, key, by) for scope, key in keys.items()}
+        return {scope: _add(_local_counters, key, by) for scope, key in keys.items()}
 
 
-def _count(counters: BaseCache, key: str, by: int) -> int:
+def _add(counters: BaseCache, key: str, by: int) -> int:
     counters.add(key, 0, 2 * WINDOW_SECONDS)
     return counters.incr(key, by)
 

@@ -42,7 +42,10 @@ class HealthView(ApiView):
         "healthz", tag="Operations", summary="Check that the process is alive", is_open=True, answers={200: Healthy}
     )
     async def get(self) -> HttpResponse:
-        """Checks no other server: if Redis is down, restarting web processes does not help."""
+        """Check only that this process answers.
+
+        If Redis is down, restarting web processes does not help.
+        """
         return json_response(Healthy())
 
 
@@ -56,7 +59,10 @@ class ReadyView(ApiView):
         errors=(errors.Unavailable,),
     )
     async def get(self) -> HttpResponse:
-        """Checks Redis, its durability and scripts, and the database. 503 names the problem."""
+        """Check Redis, its durability and scripts, and the database.
+
+        A 503 response names the problem.
+        """
         problems = await readiness.problems()
         if problems:
             raise errors.Unavailable("; ".join(problems), retry_after_seconds=5)

@@ -58,7 +58,7 @@ class Operation:
     # applies it.
     rate: str | None = None
     # The operation concerns claimed tasks, so suspended tenants may use it.
-    is_finishing: bool = False
+    allows_suspended: bool = False
     # The operation needs no token.
     is_open: bool = False
 
@@ -72,7 +72,8 @@ class Operation:
 
     @cached_property
     def authenticator(self) -> Authenticator:
-        authenticator: Authenticator = import_string(settings.API_AUTHENTICATION)(is_finishing=self.is_finishing)
+        authenticator_class = import_string(settings.API_AUTHENTICATION)
+        authenticator: Authenticator = authenticator_class(allows_suspended=self.allows_suspended)
         return authenticator
 
     @cached_property

@@ -22,7 +22,7 @@ from core.redis.cluster import (
     slot_of,
 )
 from core.redis.multiplexed_connection import MultiplexedConnection
-from core.redis.runners import CommandLine, with_slot_guard
+from core.redis.runners import RedisCommand, with_slot_guard
 
 
 class MultiplexedCluster:
@@ -34,22 +34,22 @@ class MultiplexedCluster:
         self._connections: dict[Address, MultiplexedConnection] = {}
         self._refreshing: asyncio.Task[None] | None = None
 
-    async def send(self, lines: Sequence[CommandLine]) -> list[Any]:
+    async def send(self, commands: Sequence[RedisCommand]) -> list[Any]:
         """Return the answers in the order of the commands, with errors of Redis as values."""
-        lines = [with_slot_guard(line) for line in lines]
-        slots = [slot_of(line[3]) for line in lines]
+        commands = [with_slot_guard(command) for command in commands]
+        slots = [slot_of(command[3]) for command in commands]
         if len(set(slots)) == 1:
-            return await self._send_to_slot(slots[0], lines)
+            return await self._send_to_slot(slots[0], commands)
         indexes_by_slot: dict[int, list[int]] = {}
         for index, slot in enumerate(slots):
             indexes_by_slot.setdefault(slot, []).append(index)
         parts = await asyncio.gather(
             *(
-                self._send_to_slot(slot, [lines[index] for index in indexes])
+                self._send_to_slot(slot, [commands[index] for index in indexes])
                 for slot, indexes in indexes_by_slot.items()
             )
         )
-        answers: list[Any] = [None] * len(lines)
+        answers: list[Any] = [None] * len(commands)
         for indexes, part in zip(indexes_by_slot.values(), parts, strict=True):
             for index, answer in zip(indexes, part, strict=True):
                 answers[index] = answer
@@ -59,21 +59,21 @@ class MultiplexedCluster:
         for connection in self._connections.values():
             await connection.close()
 
-    async def _send_to_slot(self, slot: int, lines: Sequence[CommandLine]) -> list[Any]:
+    async def _send_to_slot(self, slot: int, commands: Sequence[RedisCommand]) -> list[Any]:
         """Send the commands of one slot in order. Follow redirections of those that did not run."""
         address = self._topology.known_primary(slot)
         if address is None:
             await asyncio.to_thread(self._topology.refresh)
             address = self._topology.require_primary(slot)
-        answers = await self._send_to_node(address, lines)
+        answers = await self._send_to_node(address, commands)
         for index, answer in enumerate(answers):
             if isinstance(answer, REDIRECTION_ERRORS):
-                answers[index] = await self._follow(slot, lines[index], answer, address)
+                answers[index] = await self._follow(slot, commands[index], answer, address)
             elif isinstance(answer, CONNECTION_ERRORS):
                 self._start_refresh()
         return answers
 
-    async def _follow(self, slot: int, line: CommandLine, answer: Any, address: Address) -> Any:
+    async def _follow(self, slot: int, command: RedisCommand, answer: Any, address: Address) -> Any:
         loop = asyncio.get_running_loop()
         # Follow the first redirection at once, then pause before every second one.
         deadline, has_waited = loop.time() + self._timeout_seconds, True
@@ -85,17 +85,17 @@ class MultiplexedCluster:
                 has_waited = False
             address, needs_asking = self._topology.redirect(answer, slot, address)
             # Send both in one write: ASKING applies only to the next command of its connection.
-            *_, answer = await self._send_to_node(address, [("ASKING",), line] if needs_asking else [line])
+            *_, answer = await self._send_to_node(address, [("ASKING",), command] if needs_asking else [command])
         return answer
 
-    async def _send_to_node(self, address: Address, lines: Sequence[CommandLine]) -> list[Any]:
+    async def _send_to_node(self, address: Address, commands: Sequence[RedisCommand]) -> list[Any]:
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = MultiplexedConnection(
                 self._topology.url(address), timeout_seconds=self._timeout_seconds
             )
         try:
-            return await connection.send(lines)
+            return await connection.send(commands)
         except (RedisError, OSError):
             self._start_refresh()
             raise

@@ -21,35 +21,35 @@ import redis.asyncio
 from redis.exceptions import ConnectionError, RedisError
 
 from core.redis.error_replies import parse_error_reply
-from core.redis.runners import CommandLine
+from core.redis.runners import RedisCommand
 
 
 class MultiplexedConnection:
     """A connection that connects on first use and again after it was lost."""
 
-    def __init__(self, url: str, *, timeout_seconds: float = 5.0, in_flight: int = 10_000) -> None:
+    def __init__(self, url: str, *, timeout_seconds: float = 5.0, max_in_flight: int = 10_000) -> None:
         self._pool = redis.asyncio.ConnectionPool.from_url(url, protocol=2)
         self._timeout_seconds = timeout_seconds
-        self._in_flight = in_flight
+        self._max_in_flight = max_in_flight
         self._link: _Link | None = None
         self._connecting: asyncio.Task[_Link] | None = None
 
-    async def send(self, lines: Sequence[CommandLine]) -> list[Any]:
+    async def send(self, commands: Sequence[RedisCommand]) -> list[Any]:
         """Return the answers in the order of the commands, with errors of Redis as values."""
         link = self._link
         if link is None or link.is_lost:
-            link = await self._connected()
-        if len(link.waiting) >= self._in_flight:
+            link = await self._connect_once()
+        if len(link.waiting) >= self._max_in_flight:
             raise ConnectionError("Redis is too slow: too many requests in flight")
         if link.is_full:
             await link.until_writable()
-        return await link.send(lines)
+        return await link.send(commands)
 
     async def close(self) -> None:
         if self._link:
             self._link.close()
 
-    async def _connected(self) -> _Link:
+    async def _connect_once(self) -> _Link:
         """Connect. Concurrent callers wait for the same attempt."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
@@ -90,13 +90,13 @@ class _Link(asyncio.Protocol):
         self.is_full = False
         self._writable: asyncio.Future[None] | None = None
 
-    def send(self, lines: Sequence[CommandLine]) -> asyncio.Future[list[Any]]:
+    def send(self, commands: Sequence[RedisCommand]) -> asyncio.Future[list[Any]]:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        for line in lines:
-            self._outgoing.append(hiredis.pack_command(line))
+        for command in commands:
+            self._outgoing.append(hiredis.pack_command(command))
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
-        self.waiting.append((answer, len(lines), self._loop.time()))
+        self.waiting.append((answer, len(commands), self._loop.time()))
         return answer
 
     def until_writable(self) -> asyncio.Future[None]:

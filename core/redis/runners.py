@@ -16,10 +16,11 @@ from redis import exceptions
 
 from core.errors import StoreFull, Unavailable
 from core.redis.cluster import ClusterClient
-from core.redis.script_call import Command
+from core.redis.script_call import ScriptCommand
 
-CommandLine = tuple[Any, ...]
-Send = Callable[[Sequence[CommandLine]], Awaitable[list[Any]]]
+# The arguments of one command, for example ("EVALSHA", sha, 1, key).
+RedisCommand = tuple[Any, ...]
+Send = Callable[[Sequence[RedisCommand]], Awaitable[list[Any]]]
 # Redis is unreachable, or this node does not serve the key now: during a failover or while a slot moves.
 UNAVAILABLE_ERRORS = (
     exceptions.ConnectionError,
@@ -71,7 +72,7 @@ class SyncRunner:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]:
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         try:
             answers = self._send([("EVALSHA", *bound) for _, bound in commands])
             for index in missing_scripts(answers):
@@ -81,22 +82,22 @@ class SyncRunner:
             raise translate_error(error) from error
         return raise_errors(answers)
 
-    def _send(self, lines: list[tuple[Any, ...]]) -> list[Any]:
-        if len(lines) == 1:
+    def _send(self, commands: list[RedisCommand]) -> list[Any]:
+        if len(commands) == 1:
             try:
-                return [self.client.execute_command(*lines[0])]  # type: ignore[no-untyped-call]
+                return [self.client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
             except exceptions.ResponseError as error:
                 return [error]
         pipeline = self.client.pipeline(transaction=False)
-        for line in lines:
-            pipeline.execute_command(*line)  # type: ignore[no-untyped-call]
+        for command in commands:
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
         return list(pipeline.execute(raise_on_error=False))
 
-    async def run(self, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         return await asyncio.to_thread(self.run_sync, commands)
 
 
-def with_slot_guard(line: CommandLine) -> CommandLine:
+def with_slot_guard(command: RedisCommand) -> RedisCommand:
     """Return the command with one more key, in the slot of the others, that never exists.
 
     While a slot moves to another node, a script could run with only some of the keys. If the record of a task has
@@ -104,7 +105,7 @@ def with_slot_guard(line: CommandLine) -> CommandLine:
     absent key prevents this: a node that does not have all keys answers TRYAGAIN, or redirects to the other node, which
     answers TRYAGAIN, before the script begins. The script runs when all keys are on one node again.
     """
-    verb, script, count, first, *rest = line
+    verb, script, count, first, *rest = command
     absent = first[: first.index("}") + 1] + ":absent"
     return (verb, script, count + 1, first, *rest[: count - 1], absent, *rest[count - 1 :])
 
@@ -118,8 +119,8 @@ class ClusterRunner(SyncRunner):
     def __init__(self, cluster: ClusterClient) -> None:
         self.cluster = cluster
 
-    def _send(self, lines: list[CommandLine]) -> list[Any]:
-        return self.cluster.execute_all([(with_slot_guard(line), {}) for line in lines])
+    def _send(self, commands: list[RedisCommand]) -> list[Any]:
+        return self.cluster.execute_all([(with_slot_guard(command), {}) for command in commands])
 
 
 class AsyncRunner:
@@ -129,7 +130,7 @@ class AsyncRunner:
         self._send = send
         self.run_sync = sync.run_sync
 
-    async def run(self, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         try:
             answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
             if not has_error(answers):

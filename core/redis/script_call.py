@@ -23,15 +23,15 @@ class ScriptSource(Protocol):
 
 
 # One command of a call: a script and its bound arguments.
-Command = tuple[ScriptSource, BoundArguments]
+ScriptCommand = tuple[ScriptSource, BoundArguments]
 
 
 class Runner(Protocol):
     """Sends the commands of a call to Redis in order, in one round trip to each server."""
 
-    def run(self, commands: Sequence[Command]) -> Awaitable[list[Any]]: ...
+    def run(self, commands: Sequence[ScriptCommand]) -> Awaitable[list[Any]]: ...
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]: ...
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]: ...
 
 
 class ScriptCall(Generic[R]):
@@ -43,7 +43,7 @@ class ScriptCall(Generic[R]):
     __slots__ = ("commands", "read", "runner")
 
     def __init__(
-        self, runner: Runner, commands: Sequence[Command], read: Callable[[list[Any]], R | ScriptCall[R]]
+        self, runner: Runner, commands: Sequence[ScriptCommand], read: Callable[[list[Any]], R | ScriptCall[R]]
     ) -> None:
         self.runner = runner
         self.commands = commands
@@ -93,9 +93,9 @@ class ScriptCall(Generic[R]):
 def send_in_parts(
     items: Sequence[T], size: int, prepare: Callable[[Sequence[T]], ScriptCall[list[R]]]
 ) -> ScriptCall[list[R]]:
-    """Return a call that sends the items in parts, one after the other, and returns all results.
+    """Return a call that sends the items in parts, one after the other.
 
-    Other clients' commands run between the parts. `prepare` returns the call of one part.
+    Its result is the list of the results of all items. Other clients' commands run between the parts. `prepare` returns the call of one part.
     """
     call = prepare(items[:size])
     if len(items) <= size:

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--seed", type=int, default=HistoryShape.seed)
     generate.add_argument("--to", default="", help="write Parquet files here instead of rows in the audit")
 
-    files = commands.add_parser("files", help="print the Parquet files of a table's current version")
+    files = commands.add_parser("files", help="print the URLs of the Parquet files of a table's current version")
     files.add_argument("table")
     files.add_argument("--tenant")
 

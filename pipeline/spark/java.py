@@ -44,7 +44,7 @@ def read_major_version(java: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _list_installed(environ: Mapping[str, str]) -> Iterator[Path]:
+def _list_candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if environ.get("JAVA_HOME"):
         yield Path(environ["JAVA_HOME"])
     on_path = shutil.which("java", path=environ.get("PATH", ""))
@@ -58,7 +58,7 @@ def find_home(environ: Mapping[str, str] = os.environ) -> Path:
 
     This is an installed supported version or, without one, a shim for the wheel's Java.
     """
-    for candidate in _list_installed(environ):
+    for candidate in _list_candidates(environ):
         if read_major_version(candidate / "bin" / "java") in SUPPORTED:
             return candidate
     try:

@@ -196,24 +196,24 @@ class Lake:
         """Return the URLs of the files of these partitions, for Spark."""
         return [f"{self.url}/{file}" for key in sorted(keys) for file in manifest.partitions[key].files]
 
-    def verify(self, manifest: Manifest, keys: Iterable[str], verified: set[str] | None = None) -> None:
+    def verify(self, manifest: Manifest, keys: Iterable[str], verified_files: set[str] | None = None) -> None:
         """Compare the files of these partitions with their checksums.
 
-        Raises DamagedFile for the first file that differs. Files in `verified` are skipped, and the files of this call
-        are added to it.
+        Raises DamagedFile for the first file that differs. Files in `verified_files` are skipped, and the files
+        of this call are added to it.
         """
-        verified = set() if verified is None else verified
+        verified_files = set() if verified_files is None else verified_files
         expected = {
             file: sum_
             for key in keys
             for file, sum_ in zip(manifest.partitions[key].files, manifest.partitions[key].sums, strict=False)
-            if file not in verified
+            if file not in verified_files
         }
         actual = self.store.compute_checksums(sorted(expected))
         for file in expected:
             if actual.get(file) != expected[file]:
                 raise DamagedFile(f"{self.url}/{file}")
-        verified |= expected.keys()
+        verified_files |= expected.keys()
 
     def vacuum(self, keep: timedelta = timedelta(seconds=KEEP_SECONDS)) -> int:
         """Remove files that no kept root refers to and that are older than `keep`.

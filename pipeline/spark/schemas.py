@@ -217,5 +217,5 @@ DELIVERIES = TableContract(
     _BY_DAY,
     source="deliveries_raw",
 )
-_FACTS = (RAW, REJECTED, ATTEMPTS, DELIVERIES_RAW, DELIVERIES_REJECTED, DELIVERIES)
-TABLES = {table.name: table for table in (*_FACTS, *MARTS.values())}
+_HISTORY_TABLES = (RAW, REJECTED, ATTEMPTS, DELIVERIES_RAW, DELIVERIES_REJECTED, DELIVERIES)
+TABLES = {table.name: table for table in (*_HISTORY_TABLES, *MARTS.values())}

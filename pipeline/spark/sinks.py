@@ -29,14 +29,14 @@ def load(
     table: schemas.TableContract,
     manifest: Manifest,
     keys: Iterable[str],
-    verified: set[str] | None = None,
+    verified_files: set[str] | None = None,
 ) -> DataFrame:
     """Return the rows of these partitions. Partitions that do not exist have no rows.
 
-    Raises DamagedFile if a file differs from its checksum. Files in `verified` are not checked again.
+    Raises DamagedFile if a file differs from its checksum. Files in `verified_files` are not checked again.
     """
     existing = [key for key in keys if key in manifest.partitions]
-    lake.verify(manifest, existing, verified)
+    lake.verify(manifest, existing, verified_files)
     paths = lake.paths(manifest, existing)
     if not paths:
         return spark.createDataFrame([], table.struct)

@@ -107,8 +107,8 @@ def _build_tasks(tasks: DataFrame, shape: HistoryShape) -> DataFrame:
 def _build_attempts(tasks: DataFrame, shape: HistoryShape) -> DataFrame:
     """Return a row for each attempt of a task, up to the first one that succeeds."""
     mean = _choose(tuple(str(int(seconds * 1000)) for _, seconds, _ in COMMANDS), F.col("command_no")).cast("double")
-    fails = _choose(tuple(str(share) for _, _, share in COMMANDS), F.col("command_no")).cast("double")
-    is_hopeless = _draw(shape, "hopeless") < fails / 20
+    failure_share = _choose(tuple(str(share) for _, _, share in COMMANDS), F.col("command_no")).cast("double")
+    is_hopeless = _draw(shape, "hopeless") < failure_share / 20
     wait_factor = F.when(F.col("is_burst"), 20.0).otherwise(1.0)
     frame, visible = tasks, F.col("created")
     for number in range(1, MAX_ATTEMPTS + 1):
@@ -125,7 +125,7 @@ def _build_attempts(tasks: DataFrame, shape: HistoryShape) -> DataFrame:
                 f"claimed{number}": claimed,
                 f"ended{number}": claimed + F.when(is_expired, 300_000).otherwise(run),
                 f"expired{number}": is_expired,
-                f"failed{number}": is_hopeless | is_expired | (_draw(shape, f"fail {number}") < fails),
+                f"failed{number}": is_hopeless | is_expired | (_draw(shape, f"fail {number}") < failure_share),
             }
         )
         visible = F.col(f"ended{number}") + 5_000 * 2 ** (number - 1)

@@ -174,7 +174,7 @@ def enqueued_item(item: domain.Enqueued | errors.CodeqError, tenant_id: str) -> 
     if isinstance(item, errors.CodeqError):
         return tasks.EnqueuedItem(error=item.code, status=item.status, detail=item.detail)
     return tasks.EnqueuedItem(
-        task=task(item.task, tenant_id), is_replayed=item.is_replayed, is_mismatch=item.is_mismatch
+        task=task(item.task, tenant_id), is_replayed=item.is_repeated, is_mismatch=item.is_mismatch
     )
 
 

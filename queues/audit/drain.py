@@ -137,7 +137,7 @@ def _write(batch: Sequence[AuditRecord]) -> None:
 
 
 def _update_dead_flags(changes: Sequence[Event]) -> None:
-    """Set or clear the dead flag of tasks that were replayed, removed or recalled.
+    """Set or clear the dead flag of tasks after a replay, a removal or the undo of a replay.
 
     A row with a later event is not changed.
     """

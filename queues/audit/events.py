@@ -30,7 +30,7 @@ class DeadLetterChange(StrEnum):
 
     REPLAYED = "REPLAYED"  # no longer a dead letter
     PURGED = "PURGED"  # no longer a dead letter
-    RECALLED = "RECALLED"  # a dead letter again
+    RECALLED = "RECALLED"  # its replay was undone: a dead letter again
 
 
 DEAD_LETTER_CHANGES = frozenset(DeadLetterChange)
@@ -86,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_dead_letter_change(self) -> bool:
-        """Whether a dead letter was replayed, removed or recalled."""
+        """Whether a dead letter was replayed or removed, or its replay was undone."""
         return self.outcome in DEAD_LETTER_CHANGES
 
     @property

@@ -95,7 +95,10 @@ def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
-    """Return the data that Redis has of the entries' tasks, in one round trip if it is not large."""
+    """Return the data that Redis has of the entries' tasks.
+
+    It takes one round trip, or more if the data is large.
+    """
     # For an invalid id, Redis returns no data. `events.parse` raises the error later.
     calls = [
         queries.blobs(engine(), partition, [entry.fields.get(b"id", b"") for entry in part])

@@ -1,4 +1,4 @@
-"""Bulk jobs: operators replay, delete or recall many dead letters at once.
+"""Bulk jobs: operators replay or delete many dead letters at once, or undo a replay.
 
 This module starts, reads and cancels the jobs. `queues.deadletters.bulk_runner` runs them.
 """
@@ -26,7 +26,7 @@ Kind, JobState = BulkJob.Kind, BulkJob.State
 MAX_IDS = 10_000  # task ids in one job
 MAX_JOBS = 20  # unfinished jobs of one tenant
 MAX_CANARIES = 1_000
-RECALL_PERIOD = timedelta(days=1)  # for this time after its end, a replay can be recalled
+UNDO_PERIOD = timedelta(days=1)  # for this time after its end, a replay can be undone
 SAMPLE_SIZE = 10
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
@@ -110,29 +110,29 @@ def start(
     return job
 
 
-def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
+def undo_replay(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> BulkJob:
     """Start a job that reverses an ended replay, and return it.
 
-    Replayed tasks that no worker has claimed since become dead letters again. If a recall of the replay is already
+    Replayed tasks that no worker has claimed since become dead letters again. If such a job of the replay is already
     running, it is returned instead. Raises Conflict if the job is not a replay, has not ended, has replayed no task,
-    or ended more than RECALL_PERIOD ago.
+    or ended more than UNDO_PERIOD ago.
     """
     replay = find(tids, job_id)
-    until = recallable_until(replay)
+    until = get_undo_deadline(replay)
     if until is None:
-        raise errors.Conflict("Only a replay that has ended and has replayed at least one task can be recalled.")
+        raise errors.Conflict("Only a replay that has ended and has replayed at least one task can be undone.")
     with transaction.atomic():
         replay = BulkJob.objects.select_for_update().get(pk=replay.pk)
-        running_recall = replay.recalled_by.filter(ended_at=None).first()
-        if running_recall is not None:
-            return running_recall
+        running_undo = replay.undo_jobs.filter(ended_at=None).first()
+        if running_undo is not None:
+            return running_undo
         if _now() > until:
-            hours = RECALL_PERIOD.total_seconds() / 3600
-            raise errors.Conflict(f"The replay cannot be recalled: it ended more than {hours:.0f} hours ago.")
+            hours = UNDO_PERIOD.total_seconds() / 3600
+            raise errors.Conflict(f"The replay cannot be undone: it ended more than {hours:.0f} hours ago.")
         job = BulkJob.objects.create(
             id=UUID(str(uuid_utils.uuid7())),
             tenant_id=replay.tenant_id,
-            kind=Kind.RECALL,
+            kind=Kind.UNDO,
             filter=replay.filter,
             recalls=replay,
             actor=actor,
@@ -148,14 +148,14 @@ def recall(tids: TenantIds, job_id: str, *, actor: str, reason: str = "") -> Bul
     return job
 
 
-def recallable_until(job: BulkJob) -> datetime | None:
-    """Return the time until which a job can be recalled.
+def get_undo_deadline(job: BulkJob) -> datetime | None:
+    """Return the time until which a replay can be undone.
 
     Return None if it is not a replay, has not ended, or has replayed no task.
     """
     if job.kind != Kind.REPLAY or job.ended_at is None or not job.done:
         return None
-    return job.ended_at + RECALL_PERIOD
+    return job.ended_at + UNDO_PERIOD
 
 
 def find(tids: TenantIds, job_id: str) -> BulkJob:

@@ -3,7 +3,7 @@
 A batch is stored in the job before it is sent. Its outcome is stored in the same transaction as the next batch, so the
 last batch is sent again after a crash. The scripts recognise the tasks that this job has already replayed: each task is
 processed once and counted once. Any process may continue a job. If two processes send the same batch, the second one
-finds that the number of the batch (`BulkJob.piece`) has changed, and discards its outcome.
+finds that the number of the batch (`BulkJob.batch_number`) has changed, and discards its outcome.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def step(job_id: UUID) -> int:
     results = _send(job) if job.sending else {}
     with transaction.atomic():
         locked = BulkJob.objects.select_for_update().get(pk=job.pk)
-        if locked.piece != job.piece:
+        if locked.batch_number != job.batch_number:
             return 0  # another process has sent the same batch and has counted it
         _record(locked, results)
         end_if_cancelled(locked)
@@ -114,8 +114,8 @@ def _send(job: BulkJob) -> Results:
         names = [str(task_id) for task_id in ids]
         if job.kind == Kind.REPLAY:
             script_errors = services.replay_for(tenant, names, str(job.pk)).run_sync()
-        elif job.kind == Kind.RECALL:
-            script_errors = services.recall(tenant, names, str(job.recalls_id)).run_sync()
+        elif job.kind == Kind.UNDO:
+            script_errors = services.undo_replay(tenant, names, str(job.recalls_id)).run_sync()
         else:
             script_errors = services.purge_dead(tenant, names).run_sync()
         results |= zip(ids, script_errors, strict=True)
@@ -138,7 +138,7 @@ def _record(job: BulkJob, results: Results) -> None:
     job.done += counts[DONE]
     job.skipped += counts[SKIPPED]
     job.failed += counts[FAILED]
-    job.piece += 1
+    job.batch_number += 1
     job.sending = []
     is_canary = job.canary > 0 and job.canaries_died is None
     if not job.filter:
@@ -242,7 +242,7 @@ def _watch_canaries(job: BulkJob) -> None:
 def _clear_dead_flags(job: BulkJob, results: Results) -> None:
     """Clear the dead flag of tasks that Redis rejected. The events stream updates the others."""
     stale = [task_id for task_id, error in results.items() if error is not None]
-    if stale and job.kind != Kind.RECALL:
+    if stale and job.kind != Kind.UNDO:
         rows = AuditedResult.objects.filter(pk__in=stale, tenant_id=job.tenant_id, is_dead=True)
         queries.clear_dead_flags(str(job.tenant_id), dict(rows.values_list("task_id", "position")))
 
@@ -250,25 +250,25 @@ def _clear_dead_flags(job: BulkJob, results: Results) -> None:
 def _to_row_filter(job: BulkJob) -> pagination.RowFilter:
     """Return the filter for the rows that the job processes.
 
-    A recall includes rows that are no longer dead letters, because it is about replayed tasks.
+    An undo includes rows that are no longer dead letters, because it is about replayed tasks.
     """
     return queries.to_row_filter(
         [str(job.tenant_id)],
         _decode_filter(job.filter),
         until=job.before,
-        include_former=job.kind == Kind.RECALL,
+        include_no_longer_dead=job.kind == Kind.UNDO,
     )
 
 
 def _outcome(job: BulkJob, error: errors.CodeqError | None) -> str:
     """Return the outcome of one task.
 
-    SKIPPED: it is not a dead letter any more; for a recall, a worker has claimed it since, or the replay did not
+    SKIPPED: it is not a dead letter any more; for an undo, a worker has claimed it since, or the replay did not
     include it. FAILED: Redis does not have it.
     """
     if error is None:
         return DONE
-    if isinstance(error, errors.NotDead) or (job.kind == Kind.RECALL and isinstance(error, errors.Conflict)):
+    if isinstance(error, errors.NotDead) or (job.kind == Kind.UNDO and isinstance(error, errors.Conflict)):
         return SKIPPED
     # A deletion counts a missing task as done. After a crash, this job may have deleted it.
     return DONE if job.kind == Kind.DELETE else FAILED

@@ -104,18 +104,18 @@ def count(tids: TenantIds, letter_filter: Filter, *, milliseconds: int = COUNT_M
 
 
 def to_row_filter(
-    tids: TenantIds, letter_filter: Filter, *, until: datetime | None = None, include_former: bool = False
+    tids: TenantIds, letter_filter: Filter, *, until: datetime | None = None, include_no_longer_dead: bool = False
 ) -> RowFilter:
     """Return the filter for the rows of matching dead letters in the audit.
 
-    With `until`, only tasks that died up to this time. With `include_former`, also tasks that became dead letters and
-    were replayed or removed since. Raises InvalidRequest for an invalid JSON path, and for text without a letter or
-    digit, which would match every row.
+    With `until`, only tasks that died up to this time. With `include_no_longer_dead`, also tasks that became dead
+    letters and were replayed or removed since. Raises InvalidRequest for an invalid JSON path, and for text without a
+    letter or digit, which would match every row.
     """
     if letter_filter.command is not None:
         validation.check_command(letter_filter.command)
     scanned: list[Condition] = []
-    if include_former:
+    if include_no_longer_dead:
         # There is an index of the few rows that are not completed.
         indexed = [Condition("status <> 'COMPLETED'")]
         scanned += [
@@ -130,7 +130,7 @@ def to_row_filter(
         except ValueError:
             raise errors.InvalidRequest("failure: must be 16 hexadecimal digits") from None
         # The index of fingerprints begins with the command.
-        (scanned if include_former or letter_filter.command is None else indexed).append(condition)
+        (scanned if include_no_longer_dead or letter_filter.command is None else indexed).append(condition)
     for sql, value in (
         ("ended_at > %s", letter_filter.died_after),
         ("ended_at < %s", letter_filter.died_before),
@@ -187,7 +187,7 @@ def replay(
         specs.append(spec)
     positions = _read_positions(tenant.tid, task_ids)
     results = services.replay(tenant, task_ids, specs).run_sync()
-    _clear_flags_of_former(tenant.tid, positions, task_ids, results)
+    _clear_flags_of_no_longer_dead(tenant.tid, positions, task_ids, results)
     return results
 
 
@@ -199,7 +199,7 @@ def delete(tenant: TenantSnapshot, task_ids: Sequence[str]) -> list[errors.Codeq
     valid, refused = convert_each(task_ids, validation.check_id)
     positions = _read_positions(tenant.tid, valid)
     results = services.purge_dead(tenant, valid).run_sync()
-    _clear_flags_of_former(tenant.tid, positions, valid, results)
+    _clear_flags_of_no_longer_dead(tenant.tid, positions, valid, results)
     return merge_in_order(refused, results)
 
 
@@ -264,7 +264,7 @@ def _read_positions(tid: str, task_ids: Sequence[str]) -> dict[str, int]:
     return {str(task_id): position for task_id, position in rows.values_list("task_id", "position")}
 
 
-def _clear_flags_of_former(
+def _clear_flags_of_no_longer_dead(
     tid: str, positions: Mapping[str, int], task_ids: Sequence[str], results: Sequence[object]
 ) -> None:
     """Clear the dead flag of the tasks that are not dead letters any more.

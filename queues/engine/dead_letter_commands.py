@@ -1,4 +1,4 @@
-"""Commands on dead letters: replay, and the recall of a replay."""
+"""Commands on dead letters: replay, and the undo of a replay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replay_for(
     )
 
 
-def recall(
+def undo_replay(
     engine: Engine, tid: str, task_ids: Sequence[str], job: str, *, dead_retention_ms: int
 ) -> ScriptCall[list[errors.CodeqError | None]]:
     """Turn the tasks that a bulk job replayed into dead letters again.
@@ -59,7 +59,7 @@ def recall(
 
     def prepare(part: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
         return engine.prepare(
-            "recall",
+            "undo_replay",
             _decode_errors,
             ghosts=tenant.ghosts,
             events=partition.events,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from core.redis.partitions import partition_of
-from core.redis.script_call import Command, Runner, ScriptCall
+from core.redis.script_call import Runner, ScriptCall, ScriptCommand
 from queues.engine import keys, script_loader
 from queues.engine.options import Options
 
@@ -32,7 +32,7 @@ class Engine:
         `arguments` are the values for the names in the script's header; `keys` and `args` are for its repeated groups.
         """
         script = script_loader.load(script_name)
-        command: Command = (script, script.bind(**arguments))
+        command: ScriptCommand = (script, script.bind(**arguments))
         return ScriptCall(self.runner, [command], lambda replies: decode(replies[0]))
 
     def partition_of(self, tid: str) -> int:

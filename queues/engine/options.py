@@ -27,12 +27,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     partitions: int = 16
     max_attempts: int = 5
-    # One claim makes at most this many delayed tasks ready, and ends at most this many expired leases.
+    # One claim makes at most this many delayed tasks ready, and also ends at most this many expired leases.
     repair_limit: int = 200
     backoff: str = "exp_full_jitter"
     backoff_base_ms: int = 5_000
     backoff_cap_ms: int = 900_000
-    retention_ms: int = 86_400_000
     dead_retention_ms: int = 7 * 86_400_000
     # How far ahead a task can be scheduled.
     horizon_ms: int = 366 * 86_400_000

@@ -11,7 +11,7 @@ import msgspec
 import uuid_utils
 
 from core import errors
-from core.redis.script_call import BoundArguments, Command, ScriptCall
+from core.redis.script_call import BoundArguments, ScriptCall, ScriptCommand
 from queues.domain import Enqueued, Location, NewTask, Spec, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention
@@ -61,7 +61,7 @@ def enqueue(
     # Send the first task with a key before the second one, even to another queue: a key is unique in the tenant.
     ordered_groups = sorted(groups.items(), key=lambda item: item[0][2])
     script = script_loader.load("enqueue")
-    scripts: list[Command] = []
+    scripts: list[ScriptCommand] = []
     for (command, priority, _), members in ordered_groups:
         shared_arguments = _bind_shared_arguments(
             engine.partition_of(tid),
@@ -215,7 +215,7 @@ def _fingerprint_request(new_task: NewTask) -> str:
 
 def _decode_existing_task(item: Sequence[Any]) -> Enqueued:
     """Decode an existing task. Its first field is 1 if the requests are identical, else 0."""
-    return Enqueued(task=replies.decode_task(item[1:]), is_replayed=True, is_mismatch=item[0] == 0)
+    return Enqueued(task=replies.decode_task(item[1:]), is_repeated=True, is_mismatch=item[0] == 0)
 
 
 def _decode_refusal(engine: Engine, word: bytes, wait_ms: int) -> errors.CodeqError:

@@ -63,9 +63,10 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
     def decode(reply: list[Any]) -> QueuePosition:
         if not reply:
             raise errors.TaskNotFound
-        now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
+        command, now_ms, state, in_progress, higher, ahead, awaited_until_ms = reply
         state_name, _, max_consumers = state.partition(b" ")
         return QueuePosition(
+            command=command.decode(),
             now_ms=now_ms,
             is_paused=state_name == b"paused",
             is_busy=bool(max_consumers) and in_progress >= int(max_consumers),
@@ -92,9 +93,9 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
 def blobs(
     engine: Engine, partition: int, task_ids: Sequence[str | bytes]
 ) -> ScriptCall[list[tuple[bytes | None, bytes | None, bytes | None]]]:
-    """Return the spec, the maximum of attempts and the answer of each task, as Redis stores them, or None.
+    """Return the spec, the maximum of attempts and the answer of each task.
 
-    A script reads about BLOB_BYTES at most. If the tasks have more, the rest takes further round trips.
+    They are bytes as Redis stores them, or None. A script reads about BLOB_BYTES at most. If the tasks have more, the rest takes further round trips.
     """
     partition_keys = keys.of_partition(partition)
 

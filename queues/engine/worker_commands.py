@@ -10,7 +10,7 @@ import msgspec
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from queues.domain import Claimed, Lease, Location, NewResult, ReleaseOutcome, Result, StoredResult, Task, TaskStatus
+from queues.domain import Claimed, Lease, Location, NewResult, Result, ReturnOutcome, StoredResult, Task, TaskStatus
 from queues.engine import keys, replies, script_loader
 from queues.engine.arguments import NO_OVERRIDES, encode_retention, random_seed
 from queues.engine.engine import Engine
@@ -173,7 +173,7 @@ def nack(
     delay_ms: int | None,
     reason: str,
     dead_retention_ms: int,
-) -> ScriptCall[ReleaseOutcome]:
+) -> ScriptCall[ReturnOutcome]:
     """End an attempt as failed.
 
     The task is retried after `delay_ms`, or after its backoff if that is None. Without attempts left, it is dead,
@@ -181,7 +181,7 @@ def nack(
     """
     return engine.prepare(
         "nack",
-        _decode_release,
+        _decode_return,
         **_release_arguments(engine, tid),
         id=task_id,
         worker=worker,
@@ -195,14 +195,14 @@ def nack(
 
 def abandon(
     engine: Engine, tid: str, task_id: str, worker: str, *, token: str, dead_retention_ms: int
-) -> ScriptCall[ReleaseOutcome]:
+) -> ScriptCall[ReturnOutcome]:
     """End an attempt without a result.
 
     The task is ready again at once. Without attempts left, it ends as after `nack`.
     """
     return engine.prepare(
         "abandon",
-        _decode_release,
+        _decode_return,
         **_release_arguments(engine, tid),
         id=task_id,
         worker=worker,
@@ -253,9 +253,9 @@ def _decode_claimed_tasks(reply: Sequence[Any], worker: str, lease_token: str) -
     return tasks
 
 
-def _decode_release(reply: Sequence[Any]) -> ReleaseOutcome:
+def _decode_return(reply: Sequence[Any]) -> ReturnOutcome:
     status, delay_ms = replies.raise_for_error(reply)
-    return ReleaseOutcome(is_dead=status == b"FAILED", delay_ms=int(delay_ms))
+    return ReturnOutcome(is_dead=status == b"FAILED", delay_ms=int(delay_ms))
 
 
 def _build_result(new: NewResult, worker: str, completed_ms: Any, attempts: Any) -> Result:

@@ -7,10 +7,11 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 FORWARDS = r"""
--- The words a row is found by, and whose it is: `@<tid>` is no word that a text can have. What is longer than this is
--- found by its beginning. What PostgreSQL's parser takes for a part of a word (it knows addresses, paths, versions, tags)
--- ends one, as does a line break or tab that JSON has written as two letters. One `replace` a character costs 0.4 µs for
--- 1,000 characters, `translate` 110 µs, and every row that is audited pays.
+-- Returns the words by which a search finds a row, and `@<tid>`, which restricts the search to a tenant: no word of a text
+-- begins with `@`. Only the beginning of a long text is searched. The parser of PostgreSQL would keep addresses, paths,
+-- versions and tags as one word, so the characters that join their parts are replaced by spaces. So are line breaks and
+-- tabs, which JSON writes as two characters. This runs for every row of the audit. One `replace` costs 0.4 µs for 1,000
+-- characters, `translate` 110 µs.
 CREATE FUNCTION queues_words(tid text, worker text, error text, payload text) RETURNS tsvector
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT pg_catalog.array_to_tsvector(ARRAY['@' || coalesce(tid, '')]) || pg_catalog.to_tsvector(
@@ -24,8 +25,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     )
 $$;
 
--- Whether a JSON path finds something in a payload other than false and null. A payload need not be JSON that jsonb
--- takes (`\u0000`, 1e400): then it finds nothing, where a cast in the query would end the query.
+-- Returns whether a JSON path finds a value other than false and null in a payload. jsonb refuses some JSON (`\u0000`,
+-- 1e400). The function returns false for such a payload; a cast in the query would end the query with an error.
 CREATE FUNCTION queues_finds(payload text, path jsonpath) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN

@@ -130,12 +130,16 @@ def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSear
         if scanned > MAX_LEASES:
             is_cut = True
             break
+    is_cut = is_cut or any(len(task_ids) > pagination.PAGE for task_ids in held.values())
     ids = {tid: task_ids[: pagination.PAGE] for tid, task_ids in held.items() if task_ids}
     return [result for result in _read_tasks(ids) if query.matches(result.task)], is_cut
 
 
 def _find_replayed(ended: Sequence[AuditedResult]) -> set[str]:
-    """Return the ids of tasks that are live again because they were replayed."""
+    """Return the ids of tasks that are live again because they were replayed.
+
+    They became dead letters: their outcome, such as EXPIRED, differs from their status FAILED.
+    """
     maybe_replayed = defaultdict[str, list[str]](list)
     for row in ended:
         if row.outcome != row.status and not row.is_dead:

@@ -27,24 +27,24 @@ def bearer(header: str | None) -> str:
 class BearerAuthentication(BaseAuthentication):
     """Authenticate by `Authorization: Bearer <jwt>`.
 
-    `is_finishing` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). A suspended tenant may
-    use only these.
+    `allows_suspended` is set for the operations on claimed tasks (heartbeat, result, nack, abandon). A suspended tenant
+    may use only these.
     """
 
-    def __init__(self, *, is_finishing: bool = False) -> None:
-        self.is_finishing = is_finishing
+    def __init__(self, *, allows_suspended: bool = False) -> None:
+        self.allows_suspended = allows_suspended
 
     def authenticate(self, request: Request) -> tuple[Caller, str]:
         token = bearer(request.META.get("HTTP_AUTHORIZATION"))
-        return verifier.verify(token, is_finishing=self.is_finishing), token
+        return verifier.verify(token, allows_suspended=self.allows_suspended), token
 
     async def authenticate_async(self, header: str | None) -> Caller:
         """Like `authenticate`, without blocking the event loop."""
-        return await verifier.verify_async(bearer(header), is_finishing=self.is_finishing)
+        return await verifier.verify_async(bearer(header), allows_suspended=self.allows_suspended)
 
     def authenticate_cached(self, header: str | None) -> Caller | None:
         """Return the caller of a cached token. If it returns None, await `authenticate_async`."""
-        return verifier.get_cached(bearer(header), is_finishing=self.is_finishing)
+        return verifier.get_cached(bearer(header), allows_suspended=self.allows_suspended)
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"

@@ -30,7 +30,7 @@ _LOCK = 0x636F6465514B  # an advisory lock's number: "codeQK"
 def sign(claims: Mapping[str, object]) -> str:
     """Return a token with these claims, signed with the newest key."""
     row = _newest()
-    private = serialization.load_pem_private_key(secret_encryption.decrypt(row.sealed), password=None)
+    private = serialization.load_pem_private_key(secret_encryption.decrypt(row.encrypted_private_key), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     return jwt.encode(dict(claims), private, ALGORITHM, headers={"kid": row.kid})
 
@@ -81,7 +81,7 @@ def _create() -> InstallationKey:
     kid = _thumbprint(public)
     return InstallationKey.objects.create(
         kid=kid,
-        sealed=secret_encryption.encrypt(pem),
+        encrypted_private_key=secret_encryption.encrypt(pem),
         public={
             "kty": "EC", "crv": public["crv"], "x": public["x"], "y": public["y"],
             "kid": kid, "use": "sig", "alg": ALGORITHM,

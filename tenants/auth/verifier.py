@@ -58,7 +58,7 @@ class Verifier:
         self._pool: ThreadPoolExecutor | None = None
         self._verifying: dict[bytes, asyncio.Future[Caller]] = {}
 
-    def get_cached(self, token: str, *, is_finishing: bool = False) -> Caller | None:
+    def get_cached(self, token: str, *, allows_suspended: bool = False) -> Caller | None:
         """Return the caller of a cached token, or None. Costs no query, no await and no lock."""
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         cached = self._cache.get(digest)
@@ -70,29 +70,29 @@ class Verifier:
             if tenant is None or tenant.tid != caller.tenant.tid:
                 return None
             caller = cached.caller = msgspec.structs.replace(caller, tenant=tenant)
-        if caller.tenant.is_suspended and not is_finishing:
+        if caller.tenant.is_suspended and not allows_suspended:
             raise TenantSuspended()
         return caller
 
-    def verify(self, token: str, *, is_finishing: bool = False) -> Caller:
+    def verify(self, token: str, *, allows_suspended: bool = False) -> Caller:
         """Return the caller of a token. May block.
 
-        Raises Unauthenticated, Forbidden or Unavailable. Also raises TenantSuspended, unless `is_finishing` is set, as
-        it is for the operations on claimed tasks.
+        Raises Unauthenticated, Forbidden or Unavailable. Also raises TenantSuspended, unless `allows_suspended` is set,
+        as it is for the operations on claimed tasks.
         """
-        caller = self.get_cached(token, is_finishing=is_finishing)
+        caller = self.get_cached(token, allows_suspended=allows_suspended)
         if caller is not None:
             return caller
         for _ in range(_MAX_FETCHES):
             try:
-                return _check_suspended(self._verify(token), is_finishing)
+                return _check_suspended(self._verify(token), allows_suspended)
             except jwks.KeysPending as pending:
                 _wait(pending.fetch)
         raise jwks.keys_unavailable()
 
-    async def verify_async(self, token: str, *, is_finishing: bool = False) -> Caller:
+    async def verify_async(self, token: str, *, allows_suspended: bool = False) -> Caller:
         """Like `verify`, without blocking the event loop."""
-        caller = self.get_cached(token, is_finishing=is_finishing)
+        caller = self.get_cached(token, allows_suspended=allows_suspended)
         if caller is not None:
             return caller
         # Share one verification: a client that opens fifty connections sends one new token fifty times.
@@ -101,7 +101,7 @@ class Verifier:
         if shared is None or shared.get_loop() is not asyncio.get_running_loop():
             shared = self._verifying[digest] = asyncio.ensure_future(self._verify_in_pool(token))
             shared.add_done_callback(lambda done: self._end_shared(digest, done))
-        return _check_suspended(await asyncio.shield(shared), is_finishing)
+        return _check_suspended(await asyncio.shield(shared), allows_suspended)
 
     def stop(self) -> None:
         """End the threads and empty the cache. The next token starts the threads again."""
@@ -182,8 +182,8 @@ class Verifier:
         return tenant
 
 
-def _check_suspended(caller: Caller, is_finishing: bool) -> Caller:
-    if caller.tenant.is_suspended and not is_finishing:
+def _check_suspended(caller: Caller, allows_suspended: bool) -> Caller:
+    if caller.tenant.is_suspended and not allows_suspended:
         raise TenantSuspended()
     return caller
 

@@ -101,12 +101,14 @@ def _create_bulk_jobs() -> dict[str, str]:
     BulkJob.objects.filter(pk=failed.pk).update(
         state="failed", error=pagination.TOO_LONG, done=14, total=None, created_at=began, started_at=began
     )
-    over = bulk_jobs.start(acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back")
-    until(lambda: bulk_jobs.find(None, str(over.pk)).is_over, 30)
+    completed = bulk_jobs.start(
+        acme, "replay", Filter(command="mail.send"), actor="ada", reason="the mail server is back"
+    )
+    until(lambda: bulk_jobs.find(None, str(completed.pk)).is_over, 30)
     options = {"actor": "admin", "reason": "the import's disk is back"}
     job = bulk_jobs.start(northwind, "replay", Filter(command="import.orders"), rate_per_second=4, **options)
     until(lambda: bulk_jobs.find(None, str(job.pk)).done > 40, 60)
-    return {"job": str(job.pk), "over": str(over.pk), "failed": str(failed.pk)}
+    return {"job": str(job.pk), "completed": str(completed.pk), "failed": str(failed.pk)}
 
 
 def _create_example_tasks(acme: Any) -> dict[str, str]:
@@ -154,7 +156,13 @@ def _create_deliveries(acme: Any, task_id: str) -> None:
     now = datetime.now(UTC)
     first = Delivery.objects.get(task_id=task_id)
     Delivery.objects.filter(pk=first.pk).update(
-        status="delivered", tries=2, attempts=2, last_status=200, last_error="", ended_at=now, reservation=None
+        status="delivered",
+        attempts_since_replay=2,
+        attempts=2,
+        last_status=200,
+        last_error="",
+        ended_at=now,
+        reservation=None,
     )
     DeliveryAttempt.objects.filter(delivery=first).delete()
     for number, code, error, answer in (
@@ -170,7 +178,8 @@ def _create_deliveries(acme: Any, task_id: str) -> None:
         broken = "old" if status == "given up" else "hooks"
         DeliveryFactory(
             tenant_id=acme.tid, command=("invoice.render", "mail.send")[number % 2],
-            url=f"https://{broken}.example.com/codeq", status=status, tries=1 + number % 3, attempts=1 + number % 3,
+            url=f"https://{broken}.example.com/codeq", status=status,
+            attempts_since_replay=1 + number % 3, attempts=1 + number % 3,
             last_status=200 if status == "delivered" else None, due_at=now + timedelta(hours=1),
             last_error="" if status == "delivered" else "connection refused", created_at=now - number * MINUTE,
             ended_at=None if status == "pending" else now,

@@ -43,7 +43,7 @@ def pages(ids: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
     acme = {"tenant": ids["acme"]}
     return {
         "bulk-job": ("console/bulk/job/", {"id": ids["job"]}),
-        "bulk-job-over": ("console/bulk/job/", {"id": ids["over"]}),
+        "bulk-job-completed": ("console/bulk/job/", {"id": ids["completed"]}),
         "bulk-job-failed": ("console/bulk/job/", {"id": ids["failed"]}),
         "bulk-jobs": ("console/bulk/", {}),
         "bulk-new": ("console/bulk/new/", acme),
@@ -55,14 +55,14 @@ def pages(ids: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
         "task-waiting": ("console/task/", {**acme, "id": ids["waiting"]}),
         "dead-letters": ("console/dead/", {}),
         "dead-letters-list": ("console/dead/list/", acme),
-        "insights": ("console/insights/", {**acme, "command": "sync-crm", "days": "30"}),
+        "charts": ("console/insights/", {**acme, "command": "sync-crm", "days": "30"}),
         "tenants": ("tenants/tenant/", {}),
         "tenant": (f"tenants/tenant/{ids['acme']}/change/", {}),
         "tenant-history": (f"tenants/tenant/{ids['acme']}/history/", {}),
         "memberships": ("tenants/tenantmembership/", {}),
         "issuers": ("tenants/tenantissuer/", {}),
         "signing-secrets": ("tenants/signingsecret/", {}),
-        "operators-actions": ("admin/logentry/", {}),
+        "operator-actions": ("admin/logentry/", {}),
         "audited-results": ("queues/auditedresult/", {}),
         "audited-result": (f"queues/auditedresult/{ids['done']}/change/", {}),
         "attempts": ("queues/attempt/", {}),
@@ -72,9 +72,9 @@ def pages(ids: dict[str, str]) -> dict[str, tuple[str, dict[str, str]]]:
         "endpoints": ("webhooks/endpoint/", {}),
         "subscriptions": ("webhooks/subscription/", {}),
         "circuits": ("webhooks/circuit/", {}),
-        "beat-jobs": ("queues/beatjob/", {}),
+        "periodic-tasks": ("queues/periodictaskrun/", {}),
         "quarantine": ("queues/quarantine/", {}),
-        "people": ("auth/user/", {}),
+        "users": ("auth/user/", {}),
     }
 
 

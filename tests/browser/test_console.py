@@ -243,10 +243,10 @@ def test_a_bulk_replay_has_a_dry_run_progress_and_cancellation(site: Site, log_i
     page.get_by_role("button", name="Cancel job").click()
     submit_dialog(page, "cancel", "too early")
     expect(page.locator("[data-state]")).to_contain_text("cancelled")
-    handled = int(bar.get_attribute("aria-valuenow") or 0)
-    assert 0 < handled < 60
+    processed = int(bar.get_attribute("aria-valuenow") or 0)
+    assert 0 < processed < 60
 
-    left = 60 - handled
+    left = 60 - processed
     until(lambda: len(site.list_dead_letters("acme", "bulky")) == left)  # the drain updates the list
     open_page(page, "console/dead/list/", tenant=acme, command="bulky")
     expect(page.locator(".cq-note").first).to_contain_text(f"{left} dead letters")

@@ -26,7 +26,7 @@ def running() -> Iterator[Installation]:
 
 
 @pytest.fixture
-def installation() -> Iterator[Callable[[], Installation]]:
+def make_installation() -> Iterator[Callable[[], Installation]]:
     """Make installations for one test. The fixture stops those that still run at the end."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-u"))
     installations: list[Installation] = []

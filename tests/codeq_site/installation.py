@@ -112,10 +112,10 @@ class Installation:
         (child,) = until(matching)
         return child
 
-    def read_urls(self) -> dict[str, str]:
+    def read_embedded_settings(self) -> dict[str, str]:
         """Return the URLs of the embedded servers, and the secret key."""
-        urls: dict[str, str] = json.loads((self.home / "embedded.json").read_text())
-        return urls
+        embedded: dict[str, str] = json.loads((self.home / "embedded.json").read_text())
+        return embedded
 
     def is_ready(self) -> bool:
         try:
@@ -134,7 +134,7 @@ class Installation:
         task_id = json.loads(outputs[0].splitlines()[0])["id"]
 
         def is_audited() -> bool:
-            with psycopg.connect(self.read_urls()["database_url"]) as connection:
+            with psycopg.connect(self.read_embedded_settings()["database_url"]) as connection:
                 query = "SELECT 1 FROM queues_auditedresult WHERE task_id = %s"
                 return connection.execute(query, (task_id,)).fetchone() is not None
 

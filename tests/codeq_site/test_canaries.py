@@ -31,7 +31,7 @@ MINT = """
 from tenants import secret_encryption, services
 for role in ("producer", "worker", "admin"):
     print("secret", services.issue_token("canaries", role))
-print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canaries").sealed))
+print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canaries").encrypted_secret))
 """
 
 
@@ -78,7 +78,7 @@ class HttpClient:
 def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installation) -> None:
     credentials = create_credentials(running)
     producer, worker, admin, _ = credentials
-    client, urls = HttpClient(running), running.read_urls()
+    client, urls = HttpClient(running), running.read_embedded_settings()
     send_tasks_with_canaries(client, producer, worker, admin)
     send_refused_requests(client, producer, worker)
     send_failing_statements(urls)

@@ -32,7 +32,7 @@ from core import metrics
 from core.http import router
 from tests.codeq_site.installation import clean_environment
 from tests.conftest import ValkeyFactory, free_port
-from tests.factories import BeatJobFactory
+from tests.factories import PeriodicTaskRunFactory
 from tests.waiting import until
 
 HOWTO = Path(settings.BASE_DIR) / "docs" / "howto"
@@ -217,7 +217,7 @@ def test_every_named_command_and_path_exists() -> None:
 def exported(valkey: Valkey, transactional_db: None) -> set[str]:
     """All names that /metrics can export, including those of metrics that have no value yet."""
     _ = get_resolver().url_patterns  # as a web process does at its start: the views import their metrics
-    BeatJobFactory(name="drain")
+    PeriodicTaskRunFactory(name="drain")
     registered = {f"{family.name}_total" if family.type == "counter" else family.name for family in REGISTRY.collect()}
     shown = set(re.findall(r"^# TYPE (\w+)", metrics.scrape().decode(), flags=re.M))
     return {name for name in registered | shown if name.startswith("codeq_")}

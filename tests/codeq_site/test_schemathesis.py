@@ -78,9 +78,9 @@ def issue_tokens(installation: Installation) -> list[str]:
 @pytest.mark.timeout(SECONDS + 200)
 @pytest.mark.spec("DOC-1", "A fuzzer that reads the OpenAPI document finds no 5xx and no undeclared answer")
 def test_api_conforms_to_its_openapi_document(
-    installation: Callable[[], Installation], sink: str, tmp_path: Path
+    make_installation: Callable[[], Installation], sink: str, tmp_path: Path
 ) -> None:
-    own = installation()
+    own = make_installation()
     own.start()
     tokens = issue_tokens(own)
     users = [
@@ -122,7 +122,7 @@ def parse_count(label: str, report: str) -> int:
 
 
 def count_rows(installation: Installation, table: str) -> int:
-    with psycopg.connect(installation.read_urls()["database_url"]) as connection:
+    with psycopg.connect(installation.read_embedded_settings()["database_url"]) as connection:
         row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     assert row is not None
     return int(row[0])

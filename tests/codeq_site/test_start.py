@@ -58,5 +58,5 @@ def test_concurrent_first_starts_agree_on_one_number_of_partitions(deployed: Cal
     decided = until(lambda: client().get(PARTITIONS_KEY), 30).decode()
     refused = started.pop("8" if decided == "4" else "4")
     assert [process.wait(30) for process in refused] == [1, 1]
-    deployments[decided].until_it_answers()
+    deployments[decided].wait_until_it_accepts_connections()
     assert client().get(PARTITIONS_KEY) == decided.encode()

@@ -39,7 +39,7 @@ def test_printed_commands_answer_202_200_200(running: Installation) -> None:
 def test_printed_password_is_that_of_the_admin(running: Installation) -> None:
     shown = re.search(r"user (\S+), password (\S+)", running.out)
     assert shown is not None
-    with psycopg.connect(running.read_urls()["database_url"]) as connection:
+    with psycopg.connect(running.read_embedded_settings()["database_url"]) as connection:
         query = "SELECT password FROM auth_user WHERE username = %s AND is_superuser"
         row = connection.execute(query, (shown[1],)).fetchone()
     assert row is not None
@@ -70,7 +70,7 @@ def test_no_embedded_server_listens_on_tcp(running: Installation) -> None:
 
 
 def test_valkey_is_durable(running: Installation) -> None:
-    with redis.Redis.from_url(running.read_urls()["redis_url"], decode_responses=True) as client:
+    with redis.Redis.from_url(running.read_embedded_settings()["redis_url"], decode_responses=True) as client:
         settings = client.config_get("append*", "maxmemory-policy", "save", "hash-max-listpack-value")
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
@@ -80,7 +80,7 @@ def test_valkey_is_durable(running: Installation) -> None:
 
 
 def test_broker_is_a_separate_server(running: Installation) -> None:
-    urls = running.read_urls()
+    urls = running.read_embedded_settings()
     assert urls["broker_url"] != urls["redis_url"]
     with redis.Redis.from_url(urls["broker_url"], decode_responses=True) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
@@ -124,21 +124,21 @@ def test_killed_child_is_restarted_and_reported(running: Installation, words: st
 
 
 def write_key(installation: Installation) -> None:
-    with redis.Redis.from_url(installation.read_urls()["redis_url"]) as client:
+    with redis.Redis.from_url(installation.read_embedded_settings()["redis_url"]) as client:
         client.set("a-newcomers-task", "kept")
 
 
 def has_key(installation: Installation) -> bool:
-    with redis.Redis.from_url(installation.read_urls()["redis_url"]) as client:
+    with redis.Redis.from_url(installation.read_embedded_settings()["redis_url"]) as client:
         return client.get("a-newcomers-task") == b"kept"
 
 
-def test_stop_is_fast_and_the_next_start_keeps_all_data(installation: Callable[[], Installation]) -> None:
-    own = installation()
+def test_stop_is_fast_and_the_next_start_keeps_all_data(make_installation: Callable[[], Installation]) -> None:
+    own = make_installation()
     own.start()
     write_key(own)
     password = re.findall(r"password (\S+)", own.out)
-    secret = own.read_urls()["secret_key"]
+    secret = own.read_embedded_settings()["secret_key"]
     children = own.children()
     assert len(children) >= 8
 
@@ -151,7 +151,7 @@ def test_stop_is_fast_and_the_next_start_keeps_all_data(installation: Callable[[
     own.start()
     assert has_key(own)
     assert re.findall(r"password (\S+)", own.out) == password != []
-    assert own.read_urls()["secret_key"] == secret
+    assert own.read_embedded_settings()["secret_key"] == secret
 
     # The children get no signal: they notice the end of their parent, or the next start stops them.
     children = own.children()

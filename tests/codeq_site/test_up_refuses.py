@@ -17,16 +17,16 @@ from tests.conftest import free_port
 Make = Callable[[], Installation]
 
 
-def test_port_of_another_program_is_reported(installation: Make) -> None:
-    own = installation()
+def test_port_of_another_program_is_reported(make_installation: Make) -> None:
+    own = make_installation()
     with socket.create_server(("127.0.0.1", own.port)):
         assert own.fail_to_start() == (
             f"Port {own.port} is in use: stop the program that uses it, or set another port with --port or CODEQ_PORT."
         )
 
 
-def test_address_of_another_machine_is_reported(installation: Make) -> None:
-    assert "CODEQ_WEB_HOST" in installation().fail_to_start(CODEQ_WEB_HOST="192.0.2.1")
+def test_address_of_another_machine_is_reported(make_installation: Make) -> None:
+    assert "CODEQ_WEB_HOST" in make_installation().fail_to_start(CODEQ_WEB_HOST="192.0.2.1")
 
 
 def test_home_below_a_file_is_reported(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_home_without_write_permission_is_reported(tmp_path: Path) -> None:
     assert own.fail_to_start().startswith("Cannot write to /proc/sys/codeq (")
 
 
-def test_damaged_append_only_file_is_reported_and_kept(installation: Make) -> None:
-    own = installation()
+def test_damaged_append_only_file_is_reported_and_kept(make_installation: Make) -> None:
+    own = make_installation()
     directory = own.home / "valkey"
     server = Valkey(directory, own.home / "valkey.log", own.home / "valkey.sock")
     server.start()
@@ -88,8 +88,8 @@ def test_truncated_append_only_file_is_loaded(valkey_server: Callable[..., Valke
     ],
     ids=["control file cut short", "another version", "no cluster any more"],
 )
-def test_damaged_postgresql_is_reported(installation: Make, file: str, content: bytes | None, reason: str) -> None:
-    own = installation()
+def test_damaged_postgresql_is_reported(make_installation: Make, file: str, content: bytes | None, reason: str) -> None:
+    own = make_installation()
     directory = own.home / "postgresql"
     server = PostgreSQL(directory, own.home / "postgresql.log", own.home / "run" / "postgresql", {"fsync": "off"})
     server.start()
@@ -104,32 +104,32 @@ def test_damaged_postgresql_is_reported(installation: Make, file: str, content: 
     assert "move it away" in message
 
 
-def test_unreachable_redis_is_reported(installation: Make) -> None:
+def test_unreachable_redis_is_reported(make_installation: Make) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
-    assert "The database cannot be prepared" in installation().fail_to_start(REDIS_URL=url)
+    assert "The database cannot be prepared" in make_installation().fail_to_start(REDIS_URL=url)
 
 
-def test_unreachable_database_is_reported(installation: Make) -> None:
-    own = installation()
+def test_unreachable_database_is_reported(make_installation: Make) -> None:
+    own = make_installation()
     message = own.fail_to_start(DATABASE_URL=f"postgresql://nobody@127.0.0.1:{free_port()}/codeq")
     assert "The database cannot be prepared" in message
     assert "onnection" in message
     assert not (own.home / "postgresql").exists(), "DATABASE_URL replaces the embedded server"
 
 
-def test_production_requires_servers_and_secret(installation: Make) -> None:
-    message = installation().fail_to_start(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
+def test_production_requires_servers_and_secret(make_installation: Make) -> None:
+    message = make_installation().fail_to_start(CODEQ_PRODUCTION="true", REDIS_URL="redis://valkey.example.com/0")
     assert message == (
         "Production mode does not start embedded servers or create secrets: "
         "set DATABASE_URL, CELERY_BROKER_URL, SECRET_KEY."
     )
 
 
-def test_unknown_setting_is_reported(installation: Make) -> None:
-    message = installation().fail_to_start(CODEQ_QUEUE_LEASE_SECONDS="60")
+def test_unknown_setting_is_reported(make_installation: Make) -> None:
+    message = make_installation().fail_to_start(CODEQ_QUEUE_LEASE_SECONDS="60")
     assert message == "CODEQ_QUEUE_LEASE_SECONDS is not a setting. Did you mean CODEQ_QUEUES_LEASE_SECONDS?"
 
 
-def test_wrong_value_is_reported(installation: Make) -> None:
-    message = installation().fail_to_start(CODEQ_QUEUES_LEASE_SECONDS="soon")
+def test_wrong_value_is_reported(make_installation: Make) -> None:
+    message = make_installation().fail_to_start(CODEQ_QUEUES_LEASE_SECONDS="soon")
     assert "queues.lease_seconds" in message

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.queues.engine.world import Event
+from tests.queues.engine.checked_engine import Event
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from queues.domain import NewResult, Result, Task, TaskStatus
 from queues.engine import maintenance_commands, producer_commands, queries, worker_commands
 from tests.concurrency.history import History, RecordedCall, find_violations, now_ms
 from tests.concurrency.threads import result_or_error, run_together
-from tests.queues.engine.world import DAY_MS, LONG, TID, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, LONG, TID, CheckedEngine, build_task
 
 SEEDS = range(300 if LONG else 12)
 CALLS = 150
 
 
 @pytest.fixture
-def world(valkey: Valkey) -> Iterator[World]:
+def checked(valkey: Valkey) -> Iterator[CheckedEngine]:
     with redis.Redis.from_url(valkey.url) as client:
-        yield World(client, partitions=1, backoff="exp_full_jitter", backoff_base_ms=4, backoff_cap_ms=20)
+        yield CheckedEngine(client, partitions=1, backoff="exp_full_jitter", backoff_base_ms=4, backoff_cap_ms=20)
 
 
 class UnreliableWorker:
@@ -36,7 +36,7 @@ class UnreliableWorker:
         self.history = History()
         self.leases: list[Task] = []
 
-    def run(self, world: World) -> History:
+    def run(self, checked: CheckedEngine) -> History:
         deadline = time.monotonic() + 30
         operations = (
             [self.claim] * 6 + [self.heartbeat] * 4 + [self.submit, self.nack, self.abandon, self.repair, self.stall]
@@ -44,15 +44,15 @@ class UnreliableWorker:
         for _ in range(CALLS):
             if time.monotonic() > deadline:
                 break
-            self.dice.choice(operations)(world)
+            self.dice.choice(operations)(checked)
             if self.name == "w0" and self.dice.random() < 0.01:
-                self.cancel(world)
+                self.cancel(checked)
         return self.history
 
-    def claim(self, world: World) -> None:
+    def claim(self, checked: CheckedEngine) -> None:
         began, lease_ms = now_ms(), self.dice.choice([5, 15, 40])
         claimed = worker_commands.claim(
-            world.engine, TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)
+            checked.engine, TID, ["send"], self.name, lease_ms=lease_ms, limit=self.dice.randint(1, 3)
         ).run_sync()
         for task in claimed.tasks:
             self.leases.append(task)
@@ -63,17 +63,19 @@ class UnreliableWorker:
         """Choose mostly a recent task, and sometimes one whose lease expired long ago."""
         return self.dice.choice(self.leases[-3:] * 5 + self.leases) if self.leases else None
 
-    def heartbeat(self, world: World) -> None:
+    def heartbeat(self, checked: CheckedEngine) -> None:
         began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
             lease = result_or_error(
-                worker_commands.heartbeat(world.engine, TID, task.id, self.name, extend_ms=20, token=token, progress="")
+                worker_commands.heartbeat(
+                    checked.engine, TID, task.id, self.name, extend_ms=20, token=token, progress=""
+                )
             )
             if not isinstance(lease, Exception):
                 self.history.record("heartbeat", task.id, token, began, until_ms=lease.until_ms)
 
-    def submit(self, world: World) -> None:
+    def submit(self, checked: CheckedEngine) -> None:
         began, task = now_ms(), self._choose_task()
         if task and self.dice.random() < 0.2:
             status = self.dice.choice([TaskStatus.COMPLETED, TaskStatus.FAILED])
@@ -85,23 +87,23 @@ class UnreliableWorker:
                 error=None if status is TaskStatus.COMPLETED else text,
                 lease_token=task.lease_token,
             )
-            [item] = worker_commands.submit(world.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
+            [item] = worker_commands.submit(checked.engine, TID, self.name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(item, Result):
                 self.history.record(status.value, task.id, task.lease_token or "", began)
 
-    def nack(self, world: World) -> None:
-        self._release(world, "NACKED")
+    def nack(self, checked: CheckedEngine) -> None:
+        self._release(checked, "NACKED")
 
-    def abandon(self, world: World) -> None:
-        self._release(world, "ABANDONED")
+    def abandon(self, checked: CheckedEngine) -> None:
+        self._release(checked, "ABANDONED")
 
-    def _release(self, world: World, outcome_name: str) -> None:
+    def _release(self, checked: CheckedEngine, outcome_name: str) -> None:
         began, task = now_ms(), self._choose_task()
         if task:
             token = task.lease_token or ""
             if outcome_name == "NACKED":
                 call = worker_commands.nack(
-                    world.engine,
+                    checked.engine,
                     TID,
                     task.id,
                     self.name,
@@ -112,27 +114,27 @@ class UnreliableWorker:
                 )
             else:
                 call = worker_commands.abandon(
-                    world.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
+                    checked.engine, TID, task.id, self.name, token=token, dead_retention_ms=DAY_MS
                 )
             if not isinstance(result_or_error(call), Exception):
                 self.history.record(outcome_name, task.id, token, began)
 
-    def cancel(self, world: World) -> None:
+    def cancel(self, checked: CheckedEngine) -> None:
         """Cancel a task.
 
         Only one worker does this, because a repeated cancellation succeeds without an effect.
         """
         began, task = now_ms(), self._choose_task()
-        if task and queries.task(world.engine, TID, task.id).run_sync()[0].status is not TaskStatus.CANCELLED:
-            result = result_or_error(producer_commands.cancel(world.engine, TID, task.id, retention_ms=DAY_MS))
+        if task and queries.task(checked.engine, TID, task.id).run_sync()[0].status is not TaskStatus.CANCELLED:
+            result = result_or_error(producer_commands.cancel(checked.engine, TID, task.id, retention_ms=DAY_MS))
             if not isinstance(result, Exception):
                 self.history.record("CANCELLED", task.id, "", began)
 
-    def repair(self, world: World) -> None:
-        maintenance_commands.reap(world.engine, TID, "send").run_sync()
-        maintenance_commands.promote(world.engine, TID, "send").run_sync()
+    def repair(self, checked: CheckedEngine) -> None:
+        maintenance_commands.reap(checked.engine, TID, "send").run_sync()
+        maintenance_commands.promote(checked.engine, TID, "send").run_sync()
 
-    def stall(self, world: World) -> None:
+    def stall(self, checked: CheckedEngine) -> None:
         time.sleep(self.dice.uniform(0, 0.03))
 
 
@@ -142,14 +144,16 @@ class UnreliableWorker:
     "CLM-7", "Eight workers with random calls on five tasks: no overlapping leases, no call accepted after its lease"
 )
 @pytest.mark.parametrize("seed", SEEDS)
-def test_eight_unreliable_workers_never_share_a_task(valkey: Valkey, world: World, seed: int) -> None:
+def test_eight_unreliable_workers_never_hold_leases_of_one_task_together(
+    valkey: Valkey, checked: CheckedEngine, seed: int
+) -> None:
     producer_commands.enqueue(
-        world.engine, TID, "acme", [build_task(max_attempts=100_000)] * 5, retention_ms=DAY_MS
+        checked.engine, TID, "acme", [build_task(max_attempts=100_000)] * 5, retention_ms=DAY_MS
     ).run_sync()
     workers = [UnreliableWorker(f"w{n}", random.Random(f"{seed} {n}")) for n in range(8)]
     histories = run_together(valkey.url, [worker.run for worker in workers], partitions=1, backoff="exp_full_jitter",
                       backoff_base_ms=4, backoff_cap_ms=20)  # fmt: skip
-    snapshot = world.check()
+    snapshot = checked.check()
     assert find_violations(histories, snapshot.events) == []
     assert {"claim", "heartbeat"} < {call.operation for history in histories for call in history.calls}
 
@@ -202,20 +206,20 @@ def test_history_check_detects_violations() -> None:
 @pytest.mark.spec(
     "CLM-7", "Sixty-four workers on a thousand tasks with leases of a second: no overlap, and every task is completed"
 )
-def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World) -> None:
+def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, checked: CheckedEngine) -> None:
     task_count = 1_000
     producer_commands.enqueue(
-        world.engine, TID, "acme", [build_task(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
+        checked.engine, TID, "acme", [build_task(max_attempts=1_000)] * task_count, retention_ms=DAY_MS
     ).run_sync()
     deadline = time.monotonic() + 120
 
-    def work(world: World, name: str) -> History:
+    def work(checked: CheckedEngine, name: str) -> History:
         dice, history = random.Random(name), History()
         while time.monotonic() < deadline:
             began = now_ms()
-            claimed = worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=1_000, limit=1).run_sync()
+            claimed = worker_commands.claim(checked.engine, TID, ["send"], name, lease_ms=1_000, limit=1).run_sync()
             if not claimed.tasks:
-                [stats] = queries.stats(world.engine, TID, ["send"]).run_sync()
+                [stats] = queries.stats(checked.engine, TID, ["send"]).run_sync()
                 if not stats.ready + stats.delayed + stats.in_progress:
                     break
                 time.sleep(0.05)
@@ -240,7 +244,7 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
             result = NewResult(
                 task_id=task.id, status=TaskStatus.COMPLETED, result=f'"{name}"'.encode(), lease_token=token
             )
-            [item] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
+            [item] = worker_commands.submit(checked.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
             if isinstance(item, Result):
                 history.record("COMPLETED", task.id, token, began)
             else:
@@ -249,7 +253,7 @@ def test_leases_of_sixty_four_workers_never_overlap(valkey: Valkey, world: World
 
     actions = [partial(work, name=f"w{n}") for n in range(64)]
     histories = run_together(valkey.url, actions, partitions=1, backoff="fixed", backoff_base_ms=10)
-    snapshot = world.check()
+    snapshot = checked.check()
     assert find_violations(histories, snapshot.events) == []
     assert [snapshot.status(task_id) for task_id in snapshot.tasks] == ["COMPLETED"] * task_count
     assert sum(entry["outcome"] == "EXPIRED" for entries in snapshot.events.values() for entry in entries) > 10

@@ -12,14 +12,14 @@ import redis
 
 from core import errors
 from core.redis.script_call import ScriptCall
-from tests.queues.engine.world import World
+from tests.queues.engine.checked_engine import CheckedEngine
 
 T = TypeVar("T")
 
 
 def run_together(
     url: str,
-    actions: Sequence[Callable[[World], T]],
+    actions: Sequence[Callable[[CheckedEngine], T]],
     *,
     clocks: Sequence[Callable[[], int] | None] = (),
     **options: Any,
@@ -36,9 +36,9 @@ def run_together(
         try:
             with redis.Redis.from_url(url) as client:
                 client.ping()
-                world = World(client, clock=clocks[index] if clocks else None, **options)
+                checked = CheckedEngine(client, clock=clocks[index] if clocks else None, **options)
                 barrier.wait(60)
-                results[index] = actions[index](world)
+                results[index] = actions[index](checked)
         except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
             problems.append(problem)
             barrier.abort()

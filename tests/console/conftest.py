@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from django.test import Client
 
-from tenants.cache import tenant_cache
 from tests.console.rows import CANARY, Rows
 from tests.console.work import Login, create_queue
 from tests.factories import TenantMembershipFactory, UserFactory
@@ -15,10 +12,8 @@ from tests.fixtures.queues import Queue
 
 
 @pytest.fixture(autouse=True)
-def _stop_tenant_cache() -> Iterator[None]:
-    """Stop the cache's thread, whose connection would keep the test database open."""
-    yield
-    tenant_cache.stop()
+def _always_stop_tenant_cache(stop_tenant_cache: None) -> None:
+    """Use the fixture in every test of this directory."""
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ REASON = "It was never used."
 DELETABLE = [model for model in ALL if admin.site._registry[model].has_delete_permission(SUPERUSER_REQUEST)]
 
 
-def delete(client: Client, way: str, model: type[Model], row: Any, reason: str | None) -> Any:
+def delete(client: Client, page: str, model: type[Model], row: Any, reason: str | None) -> Any:
     """Submit the form of the page that confirms a deletion."""
     form = {"post": "yes"} if reason is None else {"post": "yes", "reason": reason}
-    if way == "row":
+    if page == "row":
         return client.post(reverse(f"admin:{url_prefix(model)}_delete", args=[row.pk]), form, follow=True)
     selection = {"action": "delete_selected", "_selected_action": [row.pk]}
     return client.post(reverse(f"admin:{url_prefix(model)}_changelist"), {**selection, **form}, follow=True)
@@ -58,25 +58,25 @@ def test_pages_that_confirm_a_deletion_require_a_reason(model: type[Model], mine
 
 @REASONED
 @pytest.mark.parametrize("reason", [None, "", "  \t\n", "\0"], ids=["none", "empty", "blank", "nul"])
-@pytest.mark.parametrize("way", ["row", "selected"])
+@pytest.mark.parametrize("page", ["row", "selected"])
 @pytest.mark.parametrize("model", DELETABLE, ids=label_of)
 def test_a_deletion_without_a_reason_changes_nothing(
-    model: type[Model], way: str, reason: str | None, mine: Rows, login: Login
+    model: type[Model], page: str, reason: str | None, mine: Rows, login: Login
 ) -> None:
     client, before, entries = login("root"), mine.state(), LogEntry.objects.count()
-    response = delete(client, way, model, mine.rows[model], reason)
+    response = delete(client, page, model, mine.rows[model], reason)
     assert "Nothing was deleted. Enter a reason" in response.content.decode()
     assert mine.state() == before
     assert LogEntry.objects.count() == entries
 
 
 @REASONED
-@pytest.mark.parametrize("way", ["row", "selected"])
+@pytest.mark.parametrize("page", ["row", "selected"])
 @pytest.mark.parametrize("model", DELETABLE, ids=label_of)
-def test_a_deletion_with_a_reason_is_done_and_recorded(model: type[Model], way: str, mine: Rows, login: Login) -> None:
+def test_a_deletion_with_a_reason_is_done_and_recorded(model: type[Model], page: str, mine: Rows, login: Login) -> None:
     client, row, entries = login("root"), mine.rows[model], LogEntry.objects.count()
     named = f"{model._meta.verbose_name} {row}"
-    delete(client, way, model, row, REASON + "\0" + "." * REASON_CHARS)
+    delete(client, page, model, row, REASON + "\0" + "." * REASON_CHARS)
     assert not is_stored(row)
     entry = LogEntry.objects.get(change_message__contains=REASON)
     assert entry.change_message == f"Deleted {named}: {REASON:.<{REASON_CHARS}}"
@@ -85,9 +85,9 @@ def test_a_deletion_with_a_reason_is_done_and_recorded(model: type[Model], way: 
 
 
 @REASONED
-@pytest.mark.parametrize("way", ["row", "selected"])
+@pytest.mark.parametrize("page", ["row", "selected"])
 def test_a_deletion_that_fails_leaves_no_record(
-    way: str, mine: Rows, login: Login, monkeypatch: pytest.MonkeyPatch
+    page: str, mine: Rows, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any) -> None:
         raise RuntimeError("the disk is full")
@@ -96,7 +96,7 @@ def test_a_deletion_that_fails_leaves_no_record(
     monkeypatch.setattr(TenantIssuer, "delete", fail)
     client, before = login("root"), mine.state()
     with pytest.raises(RuntimeError):
-        delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
+        delete(client, page, TenantIssuer, mine.rows[TenantIssuer], REASON)
     assert mine.state() == before
     assert not LogEntry.objects.filter(change_message__contains=REASON).exists()
 
@@ -110,12 +110,12 @@ def test_no_row_is_deleted_within_another_rows_form(model: type[Model]) -> None:
 
 
 @REASONED
-@pytest.mark.parametrize("way", ["row", "selected"])
-def test_staff_of_a_tenant_see_its_deletions_and_reasons(way: str, mine: Rows, foreign: Rows, login: Login) -> None:
+@pytest.mark.parametrize("page", ["row", "selected"])
+def test_staff_of_a_tenant_see_its_deletions_and_reasons(page: str, mine: Rows, foreign: Rows, login: Login) -> None:
     """After the deletion of the row, only the log entry names its tenant."""
     client, name = login("admin"), str(mine.rows[TenantIssuer])
-    delete(client, way, TenantIssuer, mine.rows[TenantIssuer], REASON)
-    delete(client, way, TenantIssuer, foreign.rows[TenantIssuer], "not mine")
+    delete(client, page, TenantIssuer, mine.rows[TenantIssuer], REASON)
+    delete(client, page, TenantIssuer, foreign.rows[TenantIssuer], "not mine")
     text = login("viewer").get(reverse("admin:admin_logentry_changelist")).content.decode()
     assert f"Deleted tenant issuer {name}: {REASON}" in text
     assert f"Deleted tenant issuer {name}: {REASON}" in (

@@ -32,7 +32,7 @@ from queues.stats.sampler import sample
 from tenants.models import Tenant
 from tests.console.work import Login, create_dead_letters, create_queue, drain_events
 from tests.factories import (
-    BeatJobFactory,
+    PeriodicTaskRunFactory,
     QuarantineFactory,
     QueueSampleFactory,
     TenantFactory,
@@ -124,7 +124,7 @@ def test_a_check_links_only_to_pages_that_the_user_may_open(root: Client, login:
 
 def create_beat_job(name: str, ended_at: datetime, **fields: Any) -> None:
     _, every = PERIODIC_TASKS[name]
-    BeatJobFactory(name=name, every_seconds=every, ended_at=ended_at, **fields)
+    PeriodicTaskRunFactory(name=name, every_seconds=every, ended_at=ended_at, **fields)
 
 
 def test_beat_is_healthy_while_its_jobs_run_on_time() -> None:
@@ -410,7 +410,7 @@ def test_a_replay_cannot_be_undone_after_a_day(root: Client, acme: Queue) -> Non
     create_dead_letters(acme)
     job = bulk_jobs.start(acme.tenant, "replay", Filter(), actor="x")
     bulk_runner.run(lambda: True)
-    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.RECALL_PERIOD)
+    BulkJob.objects.update(ended_at=datetime.now(UTC) - bulk_jobs.UNDO_PERIOD)
     assert not root.get(url("bulk-job-data"), {"id": job.pk}).json()["can_undo"]
     assert "more than 24 hours" in post(root, "bulk-recall", tenant=acme.tenant.tid, id=job.pk)
     assert not LogEntry.objects.exists()

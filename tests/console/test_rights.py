@@ -38,7 +38,7 @@ RIGHTS = pytest.mark.spec("ADM-4", "A viewer cannot act; an operator's action ne
 CANARY = "kanarie"
 
 
-class World:
+class QueueWithEveryState:
     """A queue with tasks in every state, and the parameters of pages and actions about it."""
 
     def __init__(self, queue: Queue, word: str) -> None:
@@ -78,36 +78,36 @@ class World:
 
 
 # The parameters of each page and action. A URL without an entry fails a test.
-PAGES: dict[str, Callable[[World], dict[str, str]]] = {
-    "overview": lambda w: {"tenant": w.queue.tenant.slug},
-    "overview-data": lambda w: {"rates": "1", "tenant": w.queue.tenant.slug},
-    "queue": lambda w: w.queue_parameters,
-    "queue-data": lambda w: w.queue_parameters,
-    "queue-course": lambda w: {**w.queue_parameters, "span": "1h"},
-    "tasks": lambda w: {"tenant": w.queue.tenant.tid, "q": w.word},
-    "task": lambda w: w.id_parameters(w.dead[0]),
-    "task-artifact": lambda w: {**w.id_parameters(w.done.id), "artifact": w.artifact},
-    "dead": lambda w: w.queue_parameters,
-    "dead-list": lambda w: {**w.queue_parameters, "text": "payload", "deliveriesFrom": "1"},
-    "dead-export": lambda w: {**w.queue_parameters, "format": "csv"},
-    "bulk": lambda w: {},
-    "bulk-new": lambda w: w.queue_parameters,
-    "bulk-job": lambda w: {"id": str(w.job.pk)},
-    "bulk-job-data": lambda w: {"id": str(w.job.pk)},
+PAGES: dict[str, Callable[[QueueWithEveryState], dict[str, str]]] = {
+    "overview": lambda q: {"tenant": q.queue.tenant.slug},
+    "overview-data": lambda q: {"rates": "1", "tenant": q.queue.tenant.slug},
+    "queue": lambda q: q.queue_parameters,
+    "queue-data": lambda q: q.queue_parameters,
+    "queue-charts": lambda q: {**q.queue_parameters, "span": "1h"},
+    "tasks": lambda q: {"tenant": q.queue.tenant.tid, "q": q.word},
+    "task": lambda q: q.id_parameters(q.dead[0]),
+    "task-artifact": lambda q: {**q.id_parameters(q.done.id), "artifact": q.artifact},
+    "dead": lambda q: q.queue_parameters,
+    "dead-list": lambda q: {**q.queue_parameters, "text": "payload", "deliveriesFrom": "1"},
+    "dead-export": lambda q: {**q.queue_parameters, "format": "csv"},
+    "bulk": lambda q: {},
+    "bulk-new": lambda q: q.queue_parameters,
+    "bulk-job": lambda q: {"id": str(q.job.pk)},
+    "bulk-job-data": lambda q: {"id": str(q.job.pk)},
 }
-ACTIONS: dict[str, Callable[[World], dict[str, Any]]] = {
-    "queue-pause": lambda w: w.queue_parameters,
-    "queue-resume": lambda w: w.queue_parameters,
-    "queue-policy": lambda w: {**w.queue_parameters, "maxConsumers": "7"},
-    "queue-policy-delete": lambda w: w.queue_parameters,
-    "task-cancel": lambda w: w.id_parameters(w.waiting.id),
-    "task-replay": lambda w: w.id_parameters(w.dead[0]),
-    "task-delete": lambda w: w.id_parameters(w.dead[0]),
-    "dead-replay": lambda w: {"ids": [f"{w.queue.tenant.tid}:{task_id}" for task_id in w.dead]},
-    "dead-delete": lambda w: {"ids": [f"{w.queue.tenant.tid}:{task_id}" for task_id in w.dead]},
-    "bulk-start": lambda w: {**w.queue_parameters, "kind": "delete"},
-    "bulk-cancel": lambda w: w.id_parameters(str(w.job.pk)),
-    "bulk-recall": lambda w: w.id_parameters(str(w.replayed.pk)),
+ACTIONS: dict[str, Callable[[QueueWithEveryState], dict[str, Any]]] = {
+    "queue-pause": lambda q: q.queue_parameters,
+    "queue-resume": lambda q: q.queue_parameters,
+    "queue-policy": lambda q: {**q.queue_parameters, "maxConsumers": "7"},
+    "queue-policy-delete": lambda q: q.queue_parameters,
+    "task-cancel": lambda q: q.id_parameters(q.waiting.id),
+    "task-replay": lambda q: q.id_parameters(q.dead[0]),
+    "task-delete": lambda q: q.id_parameters(q.dead[0]),
+    "dead-replay": lambda q: {"ids": [f"{q.queue.tenant.tid}:{task_id}" for task_id in q.dead]},
+    "dead-delete": lambda q: {"ids": [f"{q.queue.tenant.tid}:{task_id}" for task_id in q.dead]},
+    "bulk-start": lambda q: {**q.queue_parameters, "kind": "delete"},
+    "bulk-cancel": lambda q: q.id_parameters(str(q.job.pk)),
+    "bulk-recall": lambda q: q.id_parameters(str(q.replayed.pk)),
 }
 # The pages and actions that need more than the role of a viewer or operator.
 OPERATORS = {"bulk-new"}
@@ -116,13 +116,13 @@ ROLES = ["viewer", "operator", "admin"]
 
 
 @pytest.fixture
-def mine(acme: Queue) -> World:
-    return World(acme, "mine")
+def mine(acme: Queue) -> QueueWithEveryState:
+    return QueueWithEveryState(acme, "mine")
 
 
 @pytest.fixture
-def foreign(zeta: Queue) -> World:
-    return World(zeta, CANARY)
+def foreign(zeta: Queue) -> QueueWithEveryState:
+    return QueueWithEveryState(zeta, CANARY)
 
 
 def url(name: str) -> str:
@@ -133,18 +133,27 @@ def text_of(response: Any) -> str:
     return (response.getvalue() if response.streaming else response.content).decode()
 
 
-def state(world: World) -> Any:
+def state(target_queue: QueueWithEveryState) -> Any:
     """Read everything that an action could change."""
-    tasks = [_find_live_task(world, task_id) for task_id in [*world.dead, world.held.id, world.waiting.id]]
+    tasks = [
+        _find_live_task(target_queue, task_id)
+        for task_id in [*target_queue.dead, target_queue.held.id, target_queue.waiting.id]
+    ]
     jobs = list(BulkJob.objects.order_by("pk").values("pk", "state"))
     dead = AuditedResult.objects.filter(is_dead=True).count()
-    policy_rows = list(QueuePolicy.objects.filter(tenant_id=world.queue.tenant.tid).values())
-    return tasks, selectors.queue_stats(world.queue.tenant, world.queue.command).run_sync(), policy_rows, jobs, dead
+    policy_rows = list(QueuePolicy.objects.filter(tenant_id=target_queue.queue.tenant.tid).values())
+    return (
+        tasks,
+        selectors.queue_stats(target_queue.queue.tenant, target_queue.queue.command).run_sync(),
+        policy_rows,
+        jobs,
+        dead,
+    )
 
 
-def _find_live_task(world: World, task_id: str) -> Task | None:
+def _find_live_task(target_queue: QueueWithEveryState, task_id: str) -> Task | None:
     try:
-        return selectors.task(world.queue.tenant, task_id).run_sync()
+        return selectors.task(target_queue.queue.tenant, task_id).run_sync()
     except errors.TaskNotFound:
         return None
 
@@ -158,12 +167,12 @@ def test_every_url_is_in_a_table() -> None:
 
 @ISOLATED
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_its_own_tenants_data(name: str, mine: World, login: Login) -> None:
+def test_a_page_shows_its_own_tenants_data(name: str, mine: QueueWithEveryState, login: Login) -> None:
     """Guard the tests below, which would pass if the pages were empty."""
     response = login("operator").get(url(name), PAGES[name](mine))
     assert response.status_code == 200
     expected = {
-        "queue-course": '"completed"',
+        "queue-charts": '"completed"',
         "bulk-job-data": '"running"',
         "task-artifact": "mine-artifact",
         "tasks": "mine-error",
@@ -175,7 +184,7 @@ def test_a_page_shows_its_own_tenants_data(name: str, mine: World, login: Login)
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("role", [None, *ROLES])
 def test_no_page_shows_another_tenants_data(
-    role: str | None, name: str, mine: World, foreign: World, login: Login
+    role: str | None, name: str, mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login
 ) -> None:
     client = login(role)
     parameters = PAGES[name](foreign)
@@ -195,7 +204,7 @@ def test_no_page_shows_another_tenants_data(
 @pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize("role", [None, *ROLES])
 def test_no_action_changes_another_tenants_work(
-    role: str | None, name: str, mine: World, foreign: World, login: Login
+    role: str | None, name: str, mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login
 ) -> None:
     client = login(role)
     before = state(foreign)
@@ -211,7 +220,9 @@ def test_no_action_changes_another_tenants_work(
 
 
 @ISOLATED
-def test_nothing_is_deleted_if_one_selected_task_is_foreign(mine: World, foreign: World, login: Login) -> None:
+def test_nothing_is_deleted_if_one_selected_task_is_foreign(
+    mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login
+) -> None:
     before = state(mine)
     ids = ACTIONS["dead-delete"](mine)["ids"] + ACTIONS["dead-delete"](foreign)["ids"][:1]
     assert login("operator").post(url("dead-delete"), {"ids": ids, "reason": "because"}).status_code == 404
@@ -220,7 +231,9 @@ def test_nothing_is_deleted_if_one_selected_task_is_foreign(mine: World, foreign
 
 @ISOLATED
 @pytest.mark.parametrize("role", [None, *ROLES])
-def test_an_id_of_another_tenant_is_not_found(role: str | None, mine: World, foreign: World, login: Login) -> None:
+def test_an_id_of_another_tenant_is_not_found(
+    role: str | None, mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login
+) -> None:
     client = login(role)
     for task_id in (foreign.dead[0], foreign.held.id, foreign.done.id):
         response = client.get(url("tasks"), {"q": task_id})
@@ -229,7 +242,7 @@ def test_an_id_of_another_tenant_is_not_found(role: str | None, mine: World, for
 
 
 @ISOLATED
-def test_a_superuser_sees_all_tenants(mine: World, foreign: World, login: Login) -> None:
+def test_a_superuser_sees_all_tenants(mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login) -> None:
     client = login("root")
     assert {row["tenant"] for row in client.get(url("overview-data")).json()["queues"]} == {"acme", "kanarie-zeta"}
     assert "kanarie-error" in text_of(client.get(url("dead-export")))
@@ -240,7 +253,7 @@ def test_a_superuser_sees_all_tenants(mine: World, foreign: World, login: Login)
 
 @RIGHTS
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_viewer_cannot_act(name: str, mine: World, login: Login) -> None:
+def test_a_viewer_cannot_act(name: str, mine: QueueWithEveryState, login: Login) -> None:
     before = state(mine)
     response = login("viewer").post(url(name), {**ACTIONS[name](mine), "reason": "because"})
     assert response.status_code == 403
@@ -250,9 +263,9 @@ def test_a_viewer_cannot_act(name: str, mine: World, login: Login) -> None:
 
 @RIGHTS
 @pytest.mark.parametrize(
-    "name", sorted(PAGES.keys() - {"overview-data", "queue-data", "queue-course", "bulk-job-data"})
+    "name", sorted(PAGES.keys() - {"overview-data", "queue-data", "queue-charts", "bulk-job-data"})
 )
-def test_a_viewers_pages_have_no_actions(name: str, mine: World, login: Login) -> None:
+def test_a_viewers_pages_have_no_actions(name: str, mine: QueueWithEveryState, login: Login) -> None:
     response = login("viewer").get(url(name), PAGES[name](mine))
     assert response.status_code == (403 if name in OPERATORS else 200)
     assert 'method="post" action="/admin/console/' not in text_of(response)
@@ -260,7 +273,7 @@ def test_a_viewers_pages_have_no_actions(name: str, mine: World, login: Login) -
 
 @RIGHTS
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_action_needs_a_csrf_token_a_reason_and_a_post(name: str, mine: World, login: Login) -> None:
+def test_an_action_needs_a_csrf_token_a_reason_and_a_post(name: str, mine: QueueWithEveryState, login: Login) -> None:
     before = state(mine)
     parameters = ACTIONS[name](mine)
     client_without_token = login("admin", enforce_csrf_checks=True)
@@ -277,7 +290,7 @@ def test_an_action_needs_a_csrf_token_a_reason_and_a_post(name: str, mine: World
 
 @RIGHTS
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_action_takes_effect_and_is_recorded(name: str, mine: World, login: Login) -> None:
+def test_an_action_takes_effect_and_is_recorded(name: str, mine: QueueWithEveryState, login: Login) -> None:
     before = state(mine)
     role = "admin" if name in ADMINS else "operator"
     response = login(role).post(url(name), {**ACTIONS[name](mine), "reason": "the disk is back"}, follow=True)
@@ -292,13 +305,13 @@ def test_an_action_takes_effect_and_is_recorded(name: str, mine: World, login: L
 
 @RIGHTS
 @pytest.mark.parametrize("path", ["console/overview.json", "console/task/", "console/dead/", "console/queue/"])
-def test_pages_require_a_login(path: str, mine: World) -> None:
+def test_pages_require_a_login(path: str, mine: QueueWithEveryState) -> None:
     response = Client().get(f"/admin/{path}")
     assert (response.status_code, response["Location"].partition("?")[0]) == (302, "/admin/login/")
 
 
 @RIGHTS
-def test_the_redirect_stays_on_this_site(mine: World, login: Login) -> None:
+def test_the_redirect_stays_on_this_site(mine: QueueWithEveryState, login: Login) -> None:
     form = {**ACTIONS["queue-pause"](mine), "reason": "x", "next": "https://elsewhere.example.com/"}
     assert login("operator").post(url("queue-pause"), form)["Location"] == "/admin/"
 
@@ -309,7 +322,9 @@ def test_the_redirect_stays_on_this_site(mine: World, login: Login) -> None:
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("role", ["viewer", "root"])
 @pytest.mark.spec("ADM-3", "No page needs more than 20 database queries; the number of each page is recorded")
-def test_the_number_of_queries_of_a_page(role: str, name: str, mine: World, foreign: World, login: Login) -> None:
+def test_the_number_of_queries_of_a_page(
+    role: str, name: str, mine: QueueWithEveryState, foreign: QueueWithEveryState, login: Login
+) -> None:
     if role == "viewer" and name in OPERATORS:
         role = "operator"
     client = login(role)

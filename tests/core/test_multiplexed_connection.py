@@ -102,7 +102,7 @@ async def test_cancelled_request_does_not_shift_the_replies_of_others(pipe: Mult
 
 
 async def test_requests_above_the_in_flight_limit_are_refused_at_once(server: Valkey) -> None:
-    pipe = MultiplexedConnection(server.url, in_flight=10)
+    pipe = MultiplexedConnection(server.url, max_in_flight=10)
     await echo(pipe, "a")
     replies = await asyncio.gather(*(echo(pipe, f"{n}") for n in range(30)), return_exceptions=True)
     assert [isinstance(reply, bytes) for reply in replies] == [True] * 10 + [False] * 20

@@ -97,7 +97,7 @@ class Deployment:
         self.processes.append(process)
         return process
 
-    def until_it_answers(self, webs: Sequence[Process] = ()) -> None:
+    def wait_until_it_accepts_connections(self, webs: Sequence[Process] = ()) -> None:
         def accepts_connections() -> bool:
             assert all(web.poll() is None for web in webs), self.log("web").read_text()[-2000:]
             with contextlib.suppress(OSError), closing(socket.create_connection(("127.0.0.1", self.port), 1)):

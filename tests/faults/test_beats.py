@@ -17,12 +17,12 @@ from django.db import connection, transaction
 from queues import selectors, services
 from queues.audit import stream
 from queues.domain import NewResult, NewTask, TaskStatus
-from queues.models import Attempt, AuditedResult, BeatJob
+from queues.models import Attempt, AuditedResult, PeriodicTaskRun
 from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.factories import SubscriptionFactory, TenantFactory
 from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 from tests.webhooks.receiver import OK, Receiver, Request, raw
 from webhooks.models import Delivery, DeliveryAttempt
@@ -116,7 +116,7 @@ def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
     work = PeriodicWork(tenant, receiver)
     first, second = deployment.beat(), deployment.beat()
     worker, _ = deployment.worker(), deployment.worker()
-    until(lambda: BeatJob.objects.count() >= 5, 60, every=0.1)
+    until(lambda: PeriodicTaskRun.objects.count() >= 5, 60, every=0.1)
 
     work.create_for(180 if LONG else 4)  # two beats and two workers
     stopped = freeze(worker.pid)  # at an arbitrary point of its work
@@ -249,14 +249,14 @@ def test_claims_work_without_beat_and_a_returning_beat_catches_up(
     assert Attempt.objects.filter(outcome="EXPIRED").count() == 2 * count
 
     # After a pause, a periodic task runs once, not once for each missed interval.
-    until(lambda: BeatJob.objects.filter(name="repair").exists(), 60)
+    until(lambda: PeriodicTaskRun.objects.filter(name="repair").exists(), 60)
     stopped = freeze(beat.pid)
-    runs = BeatJob.objects.get(name="repair").runs
+    runs = PeriodicTaskRun.objects.get(name="repair").runs
     time.sleep(8)
     resumed_at = time.monotonic()
     thaw(stopped)
     time.sleep(3)
-    new_runs = BeatJob.objects.get(name="repair").runs - runs
+    new_runs = PeriodicTaskRun.objects.get(name="repair").runs - runs
     elapsed = time.monotonic() - resumed_at
     print(
         f"{2 * count} due tasks ready {seconds:.1f} s after the start; "

@@ -22,12 +22,10 @@ from queues.engine import Engine, maintenance_commands, producer_commands, queri
 from queues.engine.options import Options
 from tests.faults.cluster import Cluster, FlushableClient, find_slot
 from tests.faults.workload import OPTIONS, Workload
+from tests.queues.engine.checked_engine import DAY_MS, LONG, TID, CheckedEngine, Clock, Snapshot, build_task, dump
 from tests.queues.engine.machine import run_machine
-from tests.queues.engine.world import DAY_MS, LONG, TID, Clock, Snapshot, World, build_task, dump
 from tests.waiting import until
 
-# All tests of this file run in one xdist worker (`TOGETHER` in tests/conftest.py), because they share a cluster.
-pytestmark = pytest.mark.xdist_group("cluster")
 PARTITIONS = 16
 # Tenants in several partitions, on all three nodes.
 TIDS = [f"tenant{n:02}" for n in range(12)]
@@ -61,9 +59,9 @@ def partition_of(tid: str) -> int:
 def test_every_operation_works_on_a_cluster(cluster: Cluster, client: FlushableClient) -> None:
     for tid in TIDS:
         clock = Clock()
-        world = World(client, clock=clock, partitions=PARTITIONS, **OPTIONS)
-        assert len(list(Workload(world, clock, tid).steps())) > 30
-    world.check()
+        checked = CheckedEngine(client, clock=clock, partitions=PARTITIONS, **OPTIONS)
+        assert len(list(Workload(checked, clock, tid).steps())) > 30
+    checked.check()
     used = {cluster.find_owner(find_slot(partition_of(tid))) for tid in TIDS}
     assert used == {0, 1, 2}
     assert cluster.count_errors().keys() <= {"NOSCRIPT"}
@@ -78,8 +76,8 @@ def test_model_holds_on_a_cluster(client: FlushableClient) -> None:
 
 @pytest.mark.spec("QUE-5", "While a slot moves, no script starts with only part of its keys")
 def test_script_waits_while_its_slot_moves(cluster: Cluster, client: FlushableClient) -> None:
-    world = World(client, partitions=PARTITIONS, **OPTIONS)
-    engine = world.engine
+    checked = CheckedEngine(client, partitions=PARTITIONS, **OPTIONS)
+    engine = checked.engine
     producer_commands.enqueue(
         engine, TID, "acme", [build_task(priority=n % 3) for n in range(20)], retention_ms=DAY_MS
     ).run_sync()
@@ -130,7 +128,7 @@ def test_script_waits_while_its_slot_moves(cluster: Cluster, client: FlushableCl
     assert dump(client) == before
     for call in calls.values():
         call.run_sync()
-    world.check()
+    checked.check()
 
 
 @dataclass
@@ -150,7 +148,7 @@ class Replies:
 
 def run_client(client: FlushableClient, stop: threading.Event, replies: Replies, number: int) -> None:
     """Enqueue and complete tasks of all tenants, retrying like a client of the API."""
-    dice, engine = random.Random(number), World(client, partitions=PARTITIONS, **OPTIONS).engine
+    dice, engine = random.Random(number), CheckedEngine(client, partitions=PARTITIONS, **OPTIONS).engine
 
     def retry(call: Any) -> Any:
         while True:
@@ -211,7 +209,7 @@ def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client
     slot, moved = find_slot(partition_of(TIDS[0])), []
     backlog = [build_task("backlog")] * 200
     producer_commands.enqueue(
-        World(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
+        CheckedEngine(client, partitions=PARTITIONS).engine, TIDS[0], "acme", backlog, retention_ms=DAY_MS
     ).run_sync()
 
     def move_round() -> None:
@@ -222,7 +220,7 @@ def test_slot_moved_key_by_key_under_load_loses_nothing(cluster: Cluster, client
     assert problems == []
     assert min(moved) > 200
     assert cluster.count_errors()["TRYAGAIN"] > 0  # the load was affected by the move
-    snapshot = World(client, partitions=PARTITIONS).check()
+    snapshot = CheckedEngine(client, partitions=PARTITIONS).check()
     assert replies.list_missing(snapshot) == []
     assert len(snapshot.tasks) == len(replies.created) + len(backlog)  # each task is stored once, even after retries
 
@@ -239,7 +237,7 @@ def test_slot_moved_atomically_does_not_affect_clients(cluster: Cluster, client:
     replies, problems = run_under_load(cluster, move_round)
     assert problems == []
     assert replies.retries == 0
-    snapshot = World(client, partitions=PARTITIONS).check()
+    snapshot = CheckedEngine(client, partitions=PARTITIONS).check()
     assert replies.list_missing(snapshot) == []
     assert len(snapshot.tasks) == len(replies.created)
 
@@ -254,15 +252,15 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(
     multiplexed = MultiplexedCluster(client.topology)
     try:
         with cluster.client() as other:
-            world = World(other, partitions=PARTITIONS)
+            checked = CheckedEngine(other, partitions=PARTITIONS)
             async_engine = Engine(AsyncRunner(multiplexed.send, ClusterRunner(client)), Options(partitions=PARTITIONS))
             await producer_commands.enqueue(async_engine, tid, "acme", [build_task()], retention_ms=DAY_MS)
             for _ in range(3):
                 cluster.move(slot, (cluster.find_owner(slot) + 1) % 3)
                 # Both clients learn the new owner from MOVED.
                 await producer_commands.enqueue(async_engine, tid, "acme", [build_task()], retention_ms=DAY_MS)
-                producer_commands.enqueue(world.engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
-            assert len(world.check().tasks) == 7
+                producer_commands.enqueue(checked.engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
+            assert len(checked.check().tasks) == 7
     finally:
         await multiplexed.close()
         for node in cluster.nodes:
@@ -275,7 +273,7 @@ async def test_nodes_without_an_announced_name_are_on_the_configured_host(
     "Requests to an unreachable node fail as unavailable; other partitions continue, and it recovers completely",
 )
 def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: FlushableClient) -> None:
-    engine = World(client, partitions=PARTITIONS).engine
+    engine = CheckedEngine(client, partitions=PARTITIONS).engine
     for tid in TIDS:
         producer_commands.enqueue(engine, tid, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     failed = 1
@@ -296,7 +294,7 @@ def test_failed_node_affects_only_its_partitions(cluster: Cluster, client: Flush
     until(lambda: all(cluster.is_complete(node) for node in cluster.nodes), 30)
     for tid in TIDS:
         until(lambda tid=tid: _can_claim(engine, tid), 15)
-    World(client, partitions=PARTITIONS).check()
+    CheckedEngine(client, partitions=PARTITIONS).check()
 
 
 def _can_claim(engine: Engine, tid: str) -> bool:
@@ -319,12 +317,12 @@ async def test_multiplexed_connections_work_on_a_cluster(cluster: Cluster, clien
                 build_task(idempotency_key="k"),
             ]
             items = await producer_commands.enqueue(engine, tid, "acme", tasks, retention_ms=DAY_MS)
-            assert [item.is_replayed for item in items] == [False, False, False, True]  # type: ignore[union-attr]
+            assert [item.is_repeated for item in items] == [False, False, False, True]  # type: ignore[union-attr]
             [task] = (await worker_commands.claim(engine, tid, ["send"], "w1", lease_ms=9_000, limit=1)).tasks
             assert task.priority == 2
             with pytest.raises(errors.TaskNotFound):
                 await worker_commands.heartbeat(engine, "nobody", task.id, "w1", extend_ms=1, token="", progress="")
-        World(client, partitions=PARTITIONS).check()
+        CheckedEngine(client, partitions=PARTITIONS).check()
     finally:
         await multiplexed.close()
 

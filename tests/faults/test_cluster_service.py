@@ -28,7 +28,7 @@ from core.redis.script_call import merge_calls
 from queues import readiness
 from queues.domain import QueueStats
 from queues.engine import Engine, Options, keys, queries
-from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
+from queues.models import Attempt, AuditedResult, PeriodicTaskRun, Quarantine
 from tenants import services
 from tenants.auth import installation_keys as signing
 from tenants.cache import tenant_cache
@@ -38,7 +38,7 @@ from tests.factories import UserFactory
 from tests.faults.cluster import Cluster, FlushableClient, find_slot
 from tests.faults.deployment import Deployment, freeze, get_database_url, thaw
 from tests.faults.load import TASKS, Client, Load, RequestRecord
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 from webhooks.models import Delivery
 
@@ -101,7 +101,7 @@ def deployment(cluster: Cluster, tenants: Mapping[int, NodeTenant], tmp_path: Pa
     )
     for start in (deployment.web, deployment.worker, deployment.beat):
         start()
-    deployment.until_it_answers()
+    deployment.wait_until_it_accepts_connections()
     yield deployment
     deployment.close()
     signing.own_keys.forget()
@@ -214,7 +214,7 @@ def test_life_cycle_of_a_task_on_every_primary(
     text = fetch(deployment, "/metrics")[1]
     assert "codeq_depths_complete 1.0" in text
     assert 'codeq_queue_depth{command="render",queue="ready"} 0.0' in text
-    jobs = {job.name: job for job in BeatJob.objects.all()}
+    jobs = {job.name: job for job in PeriodicTaskRun.objects.all()}
     assert {"drain", "repair", "deliver"} <= jobs.keys() <= PERIODIC_TASKS.keys()
     assert [(job.name, job.error) for job in jobs.values() if job.failures] == []
     assert list_remaining(store, tenants) == []
@@ -260,7 +260,7 @@ def test_failed_primary_affects_only_its_tenants(
         affected_ids = [affected.enqueue() for _ in range(5)]
         clients = [TenantClient(deployment.port, tenant, stack) for tenant in others]
         first_ids = [client.enqueue() for client in clients]
-        until(lambda: BeatJob.objects.filter(name="drain").exists())
+        until(lambda: PeriodicTaskRun.objects.filter(name="drain").exists())
         frozen = freeze(cluster.servers[failed].pid) if ending == "frozen" else []
         if not frozen:
             cluster.servers[failed].kill()

@@ -11,7 +11,7 @@ import redis
 from codeq_site.devserver.embedded import Valkey
 from core import errors
 from queues.engine import producer_commands
-from tests.queues.engine.world import DAY_MS, TID, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, build_task
 
 # 256 KiB, in the shell's unit of 512 bytes.
 LIMIT = 512
@@ -53,14 +53,14 @@ def test_full_disk_loses_no_acknowledged_data(server: ValkeyOnFullDisk) -> None:
     server.is_limited = False
     server.start()
     with redis.Redis.from_url(server.url) as client:
-        tasks = World(client, partitions=1).check().tasks
+        tasks = CheckedEngine(client, partitions=1).check().tasks
     assert created <= tasks.keys()
     # The last task may have been written completely before its reply was lost.
     assert len(tasks) - len(created) <= 1
 
 
 def enqueue_until_full(client: redis.Redis, created: set[str]) -> None:
-    engine = World(client, partitions=1).engine
+    engine = CheckedEngine(client, partitions=1).engine
     while True:
         (item,) = producer_commands.enqueue(
             engine, TID, "acme", [build_task(payload="x" * 2000)], retention_ms=DAY_MS

@@ -18,7 +18,7 @@ from core import errors
 from queues.domain import NewResult, Result, TaskStatus
 from queues.engine import producer_commands, worker_commands
 from tests.conftest import ValkeyFactory
-from tests.queues.engine.world import DAY_MS, LONG, TID, Snapshot, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, LONG, TID, CheckedEngine, Snapshot, build_task
 from tests.waiting import until
 
 SEEDS = 300 if LONG else 20
@@ -45,52 +45,54 @@ class Replies:
         return violations
 
 
-def connect_without_retries(server: Valkey) -> World:
+def connect_without_retries(server: Valkey) -> CheckedEngine:
     """Connect a client that sends each command once."""
     client = redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0), socket_timeout=5)
-    return World(client, **OPTIONS)
+    return CheckedEngine(client, **OPTIONS)
 
 
-def produce(world: World, replies: Replies, dice: random.Random) -> None:
+def produce(checked: CheckedEngine, replies: Replies, dice: random.Random) -> None:
     keys = [f"{dice.random()}" for _ in range(3)]
     tasks = [
         build_task(priority=dice.randrange(3), idempotency_key=key if dice.random() < 0.2 else None) for key in keys
     ]
-    for item in producer_commands.enqueue(world.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync():
+    for item in producer_commands.enqueue(checked.engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync():
         assert not isinstance(item, Exception)
         replies.created.add(item.task.id)
 
 
-def work(world: World, replies: Replies, dice: random.Random, name: str) -> None:
-    for task in worker_commands.claim(world.engine, TID, ["send"], name, lease_ms=60_000, limit=2).run_sync().tasks:
+def work(checked: CheckedEngine, replies: Replies, dice: random.Random, name: str) -> None:
+    for task in worker_commands.claim(checked.engine, TID, ["send"], name, lease_ms=60_000, limit=2).run_sync().tasks:
         token = task.lease_token or ""
         if dice.random() < 0.3:
             worker_commands.nack(
-                world.engine, TID, task.id, name, token=token, delay_ms=0, reason="", dead_retention_ms=DAY_MS
+                checked.engine, TID, task.id, name, token=token, delay_ms=0, reason="", dead_retention_ms=DAY_MS
             ).run_sync()
             replies.returned[task.id] = replies.returned.get(task.id, 0) + 1
             continue
         result = NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1", lease_token=token)
-        [answer] = worker_commands.submit(world.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
+        [answer] = worker_commands.submit(checked.engine, TID, name, [result], retention_ms=DAY_MS).run_sync()
         assert isinstance(answer, Result)
         replies.completed[task.id] = name
 
 
-def run_until_killed(server: Valkey, actions: list[Callable[[World, Replies], None]], dice: random.Random) -> Replies:
+def run_until_killed(
+    server: Valkey, actions: list[Callable[[CheckedEngine, Replies], None]], dice: random.Random
+) -> Replies:
     """Repeat each action in a thread, kill the server, and wait for all threads to end."""
     replies, problems = Replies(), []
 
-    def loop(action: Callable[[World, Replies], None]) -> None:
-        world = connect_without_retries(server)
+    def loop(action: Callable[[CheckedEngine, Replies], None]) -> None:
+        checked = connect_without_retries(server)
         try:
             while True:
-                action(world, replies)
+                action(checked, replies)
         except errors.Unavailable:
             pass
         except BaseException as problem:  # noqa: BLE001  (reported in the test's thread)
             problems.append(problem)
         finally:
-            world.client.close()
+            checked.client.close()
 
     threads = [threading.Thread(target=loop, args=(action,), daemon=True) for action in actions]
     for thread in threads:
@@ -114,32 +116,32 @@ def test_no_acknowledged_data_is_lost_when_valkey_is_killed(valkey_server: Valke
     total = 0
     for seed in range(SEEDS):
         dice = random.Random(seed)
-        actions: list[Callable[[World, Replies], None]] = []
+        actions: list[Callable[[CheckedEngine, Replies], None]] = []
         for n in range(3):
             own = random.Random(f"{seed} {n}")
-            actions.append(lambda world, replies, own=own: produce(world, replies, own))
-            actions.append(lambda world, replies, own=own, name=f"w{n}": work(world, replies, own, name))
+            actions.append(lambda checked, replies, own=own: produce(checked, replies, own))
+            actions.append(lambda checked, replies, own=own, name=f"w{n}": work(checked, replies, own, name))
         replies = run_until_killed(server, actions, dice)
         server.start()
         with redis.Redis.from_url(server.url) as client:
-            world = World(client, **OPTIONS)
-            assert replies.list_violations(world.check()) == [], f"seed {seed}"
-            complete_all(world)
+            checked = CheckedEngine(client, **OPTIONS)
+            assert replies.list_violations(checked.check()) == [], f"seed {seed}"
+            complete_all(checked)
             client.flushall()
         total += len(replies.created)
     assert total > 10 * SEEDS
 
 
-def complete_all(world: World) -> None:
+def complete_all(checked: CheckedEngine) -> None:
     """Complete all tasks, to show that no task is blocked."""
     while (
-        tasks := worker_commands.claim(world.engine, TID, ["send"], "drain", lease_ms=60_000, limit=500)
+        tasks := worker_commands.claim(checked.engine, TID, ["send"], "drain", lease_ms=60_000, limit=500)
         .run_sync()
         .tasks
     ):
         results = [NewResult(task_id=task.id, status=TaskStatus.COMPLETED, result=b"1") for task in tasks]
-        worker_commands.submit(world.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
-    snapshot = world.check()
+        worker_commands.submit(checked.engine, TID, "drain", results, retention_ms=DAY_MS).run_sync()
+    snapshot = checked.check()
     # A lease that was open when the server was killed is still valid.
     assert {snapshot.status(task_id) for task_id in snapshot.tasks} <= {"COMPLETED", "IN_PROGRESS"}
 
@@ -155,7 +157,7 @@ def test_repeated_request_is_stored_once_through_crashes(valkey_server: ValkeyFa
         # Retry like a cluster client: reconnect and send the same bytes again.
         retry = Retry(ConstantBackoff(0.05), 200)
         with redis.Redis.from_url(server.url, retry=retry) as client:
-            engine = World(client, **OPTIONS).engine
+            engine = CheckedEngine(client, **OPTIONS).engine
             for _ in range(per_producer):
                 [item] = producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
                 assert not isinstance(item, Exception)
@@ -172,6 +174,6 @@ def test_repeated_request_is_stored_once_through_crashes(valkey_server: ValkeyFa
         thread.join(60)
     assert len(created) == per_producer * producers
     with redis.Redis.from_url(server.url) as client:
-        snapshot = World(client, **OPTIONS).check()
+        snapshot = CheckedEngine(client, **OPTIONS).check()
     assert sorted(snapshot.tasks) == sorted(created)
     assert sorted(snapshot.ready[TID, "send", 0]) == sorted(created)

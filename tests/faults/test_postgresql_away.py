@@ -21,7 +21,7 @@ from tenants.auth import installation_keys
 from tenants.domain import CallerRole
 from tests.faults.deployment import Deployment, database_at, freeze, thaw
 from tests.faults.load import Load, RequestRecord, compute_percentile_ms
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -88,7 +88,7 @@ def test_api_is_not_affected_while_postgresql_is_unavailable(
     producer, worker = issue_tokens(CallerRole.PRODUCER, 150), issue_tokens(CallerRole.WORKER, 150)
     for start in (deployment.web, deployment.worker, deployment.beat):
         start()
-    deployment.until_it_answers()
+    deployment.wait_until_it_accepts_connections()
 
     with Load(deployment.port, producer, worker) as load:
         until(lambda: AuditedResult.objects.count() > 100, 60, every=0.2)

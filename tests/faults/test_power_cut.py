@@ -13,7 +13,7 @@ from codeq_site.devserver.embedded import Valkey
 from tests.conftest import ValkeyFactory
 from tests.faults.aof import find_aof, parse_records, start_from_prefix
 from tests.faults.workload import OPTIONS, Workload
-from tests.queues.engine.world import LONG, Clock, World, check_consistency, dump
+from tests.queues.engine.checked_engine import LONG, CheckedEngine, Clock, check_consistency, dump
 
 
 class Recording:
@@ -23,10 +23,10 @@ class Recording:
         self.server, self.sizes, self.names = server, [0], ["nothing"]
         self.states: list[dict[str, Any]] = [{}]
         with redis.Redis.from_url(server.url) as client:
-            world = World(client, clock=Clock(), partitions=1, **OPTIONS)
-            assert isinstance(world.engine.clock, Clock)
-            for name in Workload(world, world.engine.clock).steps():
-                world.check()
+            checked = CheckedEngine(client, clock=Clock(), partitions=1, **OPTIONS)
+            assert isinstance(checked.engine.clock, Clock)
+            for name in Workload(checked, checked.engine.clock).steps():
+                checked.check()
                 # With appendfsync=always, an acknowledged write is in the file before the reply is sent.
                 self.sizes.append(find_aof(server).stat().st_size)
                 self.states.append(dump(client))
@@ -65,7 +65,7 @@ def test_crash_at_any_point_loses_and_duplicates_nothing(recording: Recording, t
             # interrupted script.
             location = f"cut at {cut} of {len(recording.data)}, after {recording.names[step]!r}"
             assert dump(client) == recording.states[step], location
-            check_consistency(client, World(client, partitions=1).engine)
+            check_consistency(client, CheckedEngine(client, partitions=1).engine)
 
 
 @pytest.mark.spec("ENQ-2", "Acknowledged data is on disk: the reply waits for the file")

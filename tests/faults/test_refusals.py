@@ -23,7 +23,7 @@ from queues.engine import (
 )
 from tests.concurrency.threads import result_or_error
 from tests.conftest import ValkeyFactory
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task, dump
 from tests.waiting import until
 
 
@@ -90,7 +90,7 @@ def disconnect_primary(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("reject_writes", [make_read_only, require_replicas, disconnect_primary])
 def test_server_that_rejects_writes_is_unavailable(client: redis.Redis, reject_writes: object) -> None:
-    engine = World(client, partitions=1).engine
+    engine = CheckedEngine(client, partitions=1).engine
     producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()
     before = dump(client)
     assert callable(reject_writes)
@@ -111,7 +111,7 @@ def test_server_that_rejects_writes_is_unavailable(client: redis.Redis, reject_w
 @pytest.mark.real_time
 def test_server_busy_with_a_foreign_script_is_unavailable(client: redis.Redis) -> None:
     client.config_set("busy-reply-threshold", 10)
-    engine = World(client, partitions=1).engine
+    engine = CheckedEngine(client, partitions=1).engine
     url = client.connection_pool.connection_kwargs["path"]
 
     def loop() -> None:
@@ -147,7 +147,7 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
     def work(number: int) -> None:
         try:
             with redis.Redis(unix_socket_path=path) as connection:
-                engine = World(connection, partitions=1).engine
+                engine = CheckedEngine(connection, partitions=1).engine
                 while not stop.is_set():
                     tasks = [build_task(), build_task(), build_task(priority=5)]
                     items = producer_commands.enqueue(engine, TID, "acme", tasks, retention_ms=DAY_MS).run_sync()
@@ -182,7 +182,7 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
     for thread in threads:
         thread.join(30)
     assert problems == []
-    snapshot = World(client, partitions=1).check()
+    snapshot = CheckedEngine(client, partitions=1).check()
     assert snapshot.tasks.keys() == created
     assert len(completed) == len(set(completed))
     assert {task_id for task_id in snapshot.tasks if snapshot.status(task_id) == "COMPLETED"} == set(completed)
@@ -191,8 +191,8 @@ def test_flushed_scripts_are_loaded_again(client: redis.Redis) -> None:
 @pytest.mark.spec("ENQ-2", "A full server rejects only new tasks, and accepts them again when memory is free")
 def test_full_server_drains(client: redis.Redis) -> None:
     clock = Clock()
-    world = World(client, clock=clock, partitions=1, backoff="fixed", backoff_base_ms=1_000)
-    engine = world.engine
+    checked = CheckedEngine(client, clock=clock, partitions=1, backoff="fixed", backoff_base_ms=1_000)
+    engine = checked.engine
     payload = "x" * 20_000
     producer_commands.enqueue(
         engine, TID, "acme", [build_task(payload=payload, max_attempts=1) for _ in range(4)], retention_ms=DAY_MS
@@ -201,7 +201,7 @@ def test_full_server_drains(client: redis.Redis) -> None:
         worker_commands.nack(
             engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=DAY_MS
         ).run_sync()
-    dead = list(world.check().tasks)
+    dead = list(checked.check().tasks)
     producer_commands.enqueue(
         engine, TID, "acme", [build_task(payload=payload) for _ in range(200)], retention_ms=DAY_MS
     ).run_sync()
@@ -227,7 +227,7 @@ def test_full_server_drains(client: redis.Redis) -> None:
     assert 150 < len(rejected) < 200
     assert all(error.retry_after_seconds for error in rejected)
     client.config_set("maxmemory", client.info("memory")["used_memory"] - 1_000_000)  # no memory is left
-    world.check()
+    checked.check()
 
     worker_commands.heartbeat(engine, TID, held[0].id, "w1", extend_ms=60_000, token="", progress="50").run_sync()
     worker_commands.nack(
@@ -254,5 +254,5 @@ def test_full_server_drains(client: redis.Redis) -> None:
         clock.advance(1)
         now_ms, expired_ids = maintenance_commands.expired(engine, TID).run_sync()
         maintenance_commands.purge(engine, TID, expired_ids, before_ms=now_ms).run_sync()
-    world.check()
+    checked.check()
     producer_commands.enqueue(engine, TID, "acme", [build_task()], retention_ms=DAY_MS).run_sync()

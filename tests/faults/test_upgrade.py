@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from django.conf import settings
 from django.db import connection
@@ -37,9 +38,16 @@ TASKS = "/v1/codeq/tasks"
 ROWS = """
 from queues.models import RankedEntry
 from tenants import services
-services.create_tenant("acme")
-RankedEntry.objects.create(queue="reviews", task_id="t-1", rank=7)
-RankedEntry.objects.create(queue="reviews", task_id="t-2", rank=3)
+tenant = services.create_tenant("acme")
+RankedEntry.objects.create(tenant=tenant, queue="reviews", task_id="t-1", rank=7)
+RankedEntry.objects.create(tenant=tenant, queue="reviews", task_id="t-2", rank=3)
+"""
+
+DEQUEUE = """
+from ranked.services import RankedQueue
+from tenants.cache import tenant_cache
+queue = RankedQueue(tenant_cache.find("acme"), "reviews")
+print(queue.dequeue(), queue.dequeue())
 """
 
 
@@ -89,7 +97,7 @@ class Release:
         self.deployment.web()
         self.deployment.worker(2)
         self.deployment.beat()
-        self.deployment.until_it_answers()
+        self.deployment.wait_until_it_accepts_connections()
 
     def connect(self, tokens: dict[str, str]) -> None:
         self.clients = {role: Client(self.deployment.port, [token], []) for role, token in tokens.items()}
@@ -148,11 +156,14 @@ def count_rows() -> dict[str, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.spec("QUE-5", "A former release with live tasks, leases and callbacks upgrades in place, side by side")
 def test_installation_of_the_former_release_upgrades_in_place(
-    releases: tuple[Release, Release], receiver: Receiver
+    releases: tuple[Release, Release], receiver: Receiver, server: PostgreSQL
 ) -> None:
     former, present = releases
     former.manage("migrate", "-v0")
     former.manage("shell", "-v0", "-c", ROWS)
+    # While these rows are locked, the former release does not move them to Redis.
+    lock = psycopg.connect(server.url)
+    assert lock.execute("SELECT id FROM queues_rankedentry FOR UPDATE").rowcount == 2
     roles = ("producer", "worker", "admin")
     tokens = {role: former.manage("token", "--tenant", "acme", "--role", role) for role in roles}
     former.start()
@@ -190,6 +201,7 @@ def test_installation_of_the_former_release_upgrades_in_place(
     assert all(after[name] >= rows for name, rows in before.items() if name.startswith(("queues_", "webhooks_")))
     assert Tenant.objects.get(slug="acme").status == "active"
     assert list(RankedEntry.objects.order_by("task_id").values_list("task_id", "rank")) == [("t-1", 7), ("t-2", 3)]
+    lock.close()
     assert {str(row.task_id) for row in Attempt.objects.all()} >= {completed, dead}
     assert Subscription.objects.get().event_types == ["later"]
 
@@ -235,5 +247,7 @@ def test_installation_of_the_former_release_upgrades_in_place(
     until(lambda: AuditedResult.objects.filter(status="COMPLETED").count() == 26, 60, every=0.2)
     until(lambda: not Delivery.objects.filter(status="pending").exists(), 120, every=0.2)
     assert {present.read(task_id)["status"] for task_id in [*with_callback, retried]} == {"COMPLETED"}
+    until(lambda: not RankedEntry.objects.exists(), 60, every=0.2)
+    assert present.manage("shell", "-v0", "-c", DEQUEUE).split() == ["t-1", "t-2"]
     for release in (former, present):
         assert "Traceback" not in "".join(log.read_text() for log in release.deployment.directory.glob("*.log"))

@@ -13,10 +13,10 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
-from core.redis.script_call import Command
+from core.redis.script_call import ScriptCommand
 from tests.faults.workload import OPTIONS, Workload
+from tests.queues.engine.checked_engine import LONG, CheckedEngine, Clock
 from tests.queues.engine.machine import run_machine
-from tests.queues.engine.world import LONG, Clock, World
 
 
 class TwoReleases(SyncRunner):
@@ -26,13 +26,13 @@ class TwoReleases(SyncRunner):
         super().__init__(client)
         self.dice, self.shas = dice, set[str]()
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]:
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         selected = [self._change_release(*command) if self.dice.random() < 0.5 else command for command in commands]
         self.shas |= {script.sha for script, _ in selected}
         return super().run_sync(selected)
 
     @staticmethod
-    def _change_release(script: Any, bound: tuple[Any, ...]) -> Command:
+    def _change_release(script: Any, bound: tuple[Any, ...]) -> ScriptCommand:
         source = script.source + "\n-- another release"
         sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
         return replace(script, source=source, sha=sha), (sha, *bound[1:])
@@ -42,9 +42,9 @@ class TwoReleases(SyncRunner):
 def test_two_releases_work_side_by_side(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         runner, clock = TwoReleases(client, random.Random(1)), Clock()
-        world = World(client, clock=clock, runner=runner, partitions=1, **OPTIONS)
-        for _ in Workload(world, clock).steps():
-            world.check()
+        checked = CheckedEngine(client, clock=clock, runner=runner, partitions=1, **OPTIONS)
+        for _ in Workload(checked, clock).steps():
+            checked.check()
         loaded = client.script_exists(*runner.shas)
         assert all(loaded)
         assert len(runner.shas) > 18

@@ -25,7 +25,7 @@ from tenants.cache import tenant_cache
 from tenants.domain import CallerRole, TenantSnapshot
 from tests.faults.deployment import Deployment, get_database_url, kill
 from tests.faults.load import TASKS, Client
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 KILLS = 60 if LONG else 8
@@ -100,14 +100,14 @@ def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deploym
         unanswered.extend(record for record in records if not record.status)
 
     webs = [deployment.web(), deployment.web()]
-    deployment.until_it_answers()
+    deployment.wait_until_it_accepts_connections()
     producers = [threading.Thread(target=run, args=(produce, producer), daemon=True) for _ in range(2)]
     workers = [threading.Thread(target=run, args=(work, worker), daemon=True) for _ in range(4)]
     for thread in (*producers, *workers):
         thread.start()
     dice = random.Random(4)
     for number in range(KILLS):
-        deployment.until_it_answers(webs)
+        deployment.wait_until_it_accepts_connections(webs)
         time.sleep(dice.uniform(0.5, 1.5))
         victim = number % 2
         kill(webs[victim])

@@ -15,7 +15,7 @@ from queues.engine import (
     queries,
     worker_commands,
 )
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task
 
 OPTIONS: dict[str, Any] = {"backoff": "exponential", "backoff_base_ms": 1_000, "max_attempts": 3}
 
@@ -26,8 +26,8 @@ class Workload:
     Every call is one script, and its reply is checked.
     """
 
-    def __init__(self, world: World, clock: Clock, tid: str = TID) -> None:
-        self.engine, self.clock, self.tid = world.engine, clock, tid
+    def __init__(self, checked: CheckedEngine, clock: Clock, tid: str = TID) -> None:
+        self.engine, self.clock, self.tid = checked.engine, clock, tid
 
     def enqueue(self, *tasks: NewTask) -> list[Task]:
         call = producer_commands.enqueue(self.engine, self.tid, "acme", tasks, retention_ms=DAY_MS)

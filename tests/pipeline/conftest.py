@@ -31,13 +31,6 @@ FAST_CONF = {
 collect_ignore = [] if "CODEQ_TEST_S3A_JARS" in os.environ else ["test_s3a.py"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     # PySpark closes its callback and gateway sockets only when the process ends, which causes ResourceWarnings.

@@ -33,7 +33,7 @@ def test_documented_examples_return_results(run: Any, spark: Any, lake: Lake, au
         elif "import duckdb" not in code or importlib.util.find_spec("duckdb"):
             names: dict[str, Any] = {}
             exec(code.replace("var/lake", lake.url), names)
-            assert any(len(names[name]) for name in ("worst", "answer", "by_worker") if name in names), code
+            assert any(len(names[name]) for name in ("worst", "rows", "by_worker") if name in names), code
         executed.append(kind)
     assert executed.count("sql") == 3
     assert executed.count("python") == 3

@@ -74,7 +74,7 @@ def test_spark_starts_on_the_wheels_java_without_an_installed_one(tmp_path: Path
             (tmp_path / "bin" / tool).symlink_to(path)
     script = (
         "from pipeline.spark import java, session\n"
-        "java._list_installed = lambda environ: iter(())\n"
+        "java._list_candidates = lambda environ: iter(())\n"
         f"spark = session.start('local[1]', conf={FAST_CONF})\n"
         "home = spark.sparkContext._jvm.System.getProperty('java.home')\n"
         "print(home, spark.range(10).selectExpr('sum(id) AS s').collect()[0].s)"

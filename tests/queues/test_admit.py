@@ -73,7 +73,7 @@ def test_repeated_key_does_not_count_and_is_accepted_at_the_limit(limited: Queue
     count_accepted(limited, 30)
     (again,) = services.enqueue(limited.tenant, [key]).run_sync()
     assert isinstance(again, Enqueued)
-    assert again.is_replayed
+    assert again.is_repeated
 
 
 @pytest.mark.spec("AUT-3", "Claims are limited too; repeating a claim after a wake-up does not count")

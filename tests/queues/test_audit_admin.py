@@ -21,7 +21,7 @@ from tenants.models import Tenant
 from tests.factories import (
     AttemptFactory,
     AuditedResultFactory,
-    BeatJobFactory,
+    PeriodicTaskRunFactory,
     QuarantineFactory,
     TenantFactory,
     TenantMembershipFactory,
@@ -156,8 +156,8 @@ def test_audit_cannot_be_changed_in_the_admin(root: Client, audited: Audited) ->
 
 def test_only_the_platform_sees_quarantine_and_periodic_tasks(root: Client, staff_of_acme: Client) -> None:
     QuarantineFactory(reason="odd")
-    BeatJobFactory(name="drain")
-    for model, text in (("quarantine", "odd"), ("beatjob", "drain")):
+    PeriodicTaskRunFactory(name="drain")
+    for model, text in (("quarantine", "odd"), ("periodictaskrun", "drain")):
         listed = reverse(f"admin:queues_{model}_changelist")
         assert text in root.get(listed).content.decode()
         assert staff_of_acme.get(listed).status_code == 403
@@ -168,16 +168,16 @@ def test_only_the_platform_sees_quarantine_and_periodic_tasks(root: Client, staf
 )
 def test_list_of_periodic_tasks_shows_the_last_runs(root: Client) -> None:
     started = NOON + timedelta(minutes=17, seconds=3)
-    BeatJobFactory(
+    PeriodicTaskRunFactory(
         name="drain", every_seconds=90, started_at=started,
         ended_at=started + timedelta(milliseconds=1234), outcome="7 stored, 0 in quarantine", runs=41, failures=2,
         failed_at=NOON, error="OperationalError: the connection is lost",
     )  # fmt: skip
-    page = root.get(reverse("admin:queues_beatjob_changelist")).content.decode()
+    page = root.get(reverse("admin:queues_periodictaskrun_changelist")).content.decode()
     shown = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     for words in ("12:17:04", "1234 ms", "7 stored, 0 in quarantine", "12:18:33", "OperationalError", " 41 2 "):
         assert words in shown, words
-    assert root.get(reverse("admin:queues_beatjob_add")).status_code == 403
+    assert root.get(reverse("admin:queues_periodictaskrun_add")).status_code == 403
 
 
 @pytest.mark.spec("ADM-4", "A retry of quarantined entries is recorded with its operator and reason")

@@ -10,8 +10,6 @@ import pytest
 from queues.bloom import RotatingFilter
 from queues.filters import Filters
 
-# All tests of this file run in one xdist worker (`TOGETHER` in tests/conftest.py), so that it alone fills the filters.
-pytestmark = pytest.mark.xdist_group("bloom")
 ROTATION_SECONDS = 99.0
 
 

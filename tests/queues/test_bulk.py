@@ -1,4 +1,4 @@
-"""Bulk jobs: dry run, rate, canaries, cancel and recall.
+"""Bulk jobs: dry run, rate, canaries, cancel and undo.
 
 Each task is processed once and counted once, even if a process is killed at any point.
 """
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,19 +30,11 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.engine import keys
 from queues.models import AuditedResult, BulkItem, BulkJob
 from queues.search import pagination
-from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tests.waiting import until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("stop_tenant_cache")]
 RENDER = Filter(command="render")
-
-
-@pytest.fixture(autouse=True)
-def _stop_tenant_cache() -> Iterator[None]:
-    """Stop the tenant cache's thread, which would keep the test database open."""
-    yield
-    tenant_cache.stop()
 
 
 def create_dead_letters(
@@ -517,9 +509,9 @@ def test_bulk_jobs_have_a_periodic_task() -> None:
     assert "queues.bulk" in app.tasks
 
 
-@pytest.mark.spec("ADM-2", "A replay is recalled: tasks that no worker has claimed become dead letters again")
+@pytest.mark.spec("ADM-2", "A replay is undone: tasks that no worker has claimed become dead letters again")
 @pytest.mark.parametrize("by_ids", [False, True], ids=["filter", "ids"])
-def test_replay_is_recalled(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
+def test_replay_is_undone(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch, by_ids: bool) -> None:
     monkeypatch.setattr(bulk_runner, "BATCH_SIZE", 10)
     ids = create_dead_letters(tenant, 25)
     other = create_dead_letters(tenant, 1, command="mail")
@@ -532,7 +524,7 @@ def test_replay_is_recalled(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPa
     queries.replay(tenant, [ids[10]])  # fails: the task is not a dead letter
     periodic_tasks.run_drain(lambda: True)
 
-    job = run_to_end(bulk_jobs.recall([tenant.tid], str(replayed.pk), actor="root", reason="too early"))
+    job = run_to_end(bulk_jobs.undo_replay([tenant.tid], str(replayed.pk), actor="root", reason="too early"))
     assert (job.state, job.done, job.failed) == ("done", 22, 0)
     assert count_ready_and_dead(tenant) == (0, 23)
     periodic_tasks.run_drain(lambda: True)
@@ -549,12 +541,12 @@ def test_replay_is_recalled(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPa
     assert count_ready_and_dead(tenant) == (0, 0)
 
 
-def test_recalled_and_replayed_task_is_not_claimed_too_early(tenant: TenantSnapshot) -> None:
-    """The id that the recall left in the ready list does not make the delayed task claimable."""
+def test_task_replayed_after_an_undo_is_not_claimed_too_early(tenant: TenantSnapshot) -> None:
+    """The id that the undo left in the ready list does not make the delayed task claimable."""
     [task_id] = create_dead_letters(tenant, 1)
     client().hset(keys.task(keys.of_partition(engine().partition_of(tenant.tid)).root, task_id), "max", 3)
     replayed = run_to_end(start_job(tenant))
-    run_to_end(bulk_jobs.recall([tenant.tid], str(replayed.pk), actor="root"))
+    run_to_end(bulk_jobs.undo_replay([tenant.tid], str(replayed.pk), actor="root"))
     assert count_ready_and_dead(tenant) == (0, 1)
     services.replay(tenant, [task_id]).run_sync()
     assert count_ready_and_dead(tenant) == (1, 0)
@@ -564,37 +556,37 @@ def test_recalled_and_replayed_task_is_not_claimed_too_early(tenant: TenantSnaps
     assert selectors.queue_stats(tenant, "render").run_sync().delayed == 1
 
 
-def test_crashed_recall_continues_at_its_position(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_undo_continues_at_its_position(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     create_dead_letters(tenant, 5)
     replayed = run_to_end(start_job(tenant))
     periodic_tasks.run_drain(lambda: True)
-    job = bulk_jobs.recall([tenant.tid], str(replayed.pk), actor="root")
-    assert bulk_jobs.recall([tenant.tid], str(replayed.pk), actor="root") == job
+    job = bulk_jobs.undo_replay([tenant.tid], str(replayed.pk), actor="root")
+    assert bulk_jobs.undo_replay([tenant.tid], str(replayed.pk), actor="root") == job
     bulk_runner.step(job.pk)
     crash_at(monkeypatch, "_send", after=True)
     with pytest.raises(RuntimeError):
         bulk_runner.step(job.pk)
     run_to_end(job)
     assert (outcome_counts(job), count_ready_and_dead(tenant)) == ((5, 0, 0), (0, 5))
-    # A second recall has no task to recall.
-    assert run_to_end(bulk_jobs.recall([tenant.tid], str(replayed.pk), actor="root")).state == "done"
+    # A second undo finds no replayed task.
+    assert run_to_end(bulk_jobs.undo_replay([tenant.tid], str(replayed.pk), actor="root")).state == "done"
     assert count_ready_and_dead(tenant) == (0, 5)
 
 
-def test_only_a_tenants_own_ended_replay_is_recalled(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
+def test_only_a_tenants_own_ended_replay_is_undone(tenant: TenantSnapshot, other_tenant: TenantSnapshot) -> None:
     create_dead_letters(tenant, 2)
     running = start_job(tenant)
     with pytest.raises(errors.Conflict):
-        bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
+        bulk_jobs.undo_replay([tenant.tid], str(running.pk), actor="root")
     run_to_end(running)
-    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.RECALL_PERIOD)
+    BulkJob.objects.filter(pk=running.pk).update(ended_at=running.ended_at - bulk_jobs.UNDO_PERIOD)
     with pytest.raises(errors.Conflict, match="more than 24 hours"):
-        bulk_jobs.recall([tenant.tid], str(running.pk), actor="root")
+        bulk_jobs.undo_replay([tenant.tid], str(running.pk), actor="root")
     with pytest.raises(errors.NotFound):
-        bulk_jobs.recall([other_tenant.tid], str(running.pk), actor="root")
+        bulk_jobs.undo_replay([other_tenant.tid], str(running.pk), actor="root")
     deleted = run_to_end(start_job(tenant, kind="delete"))
     with pytest.raises(errors.Conflict):
-        bulk_jobs.recall([tenant.tid], str(deleted.pk), actor="root")
+        bulk_jobs.undo_replay([tenant.tid], str(deleted.pk), actor="root")
     assert count_ready_and_dead(tenant) == (2, 0)
 
 

@@ -72,7 +72,7 @@ def test_every_key_names_its_tenant(queue: Queue, other_queue: Queue, store: red
         assert name.startswith(shared) or name.count("acme0001") + name.count("zeta0002") == 1
 
 
-@pytest.mark.spec("SCH-2", "Due tasks move at claim time, at most `inspectLimit` of them")
+@pytest.mark.spec("SCH-2", "Due tasks move at claim time, at most `CODEQ_QUEUES_REPAIR_LIMIT` of them")
 def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
     queue.enqueue_many(450, delay_ms=1000)
     clock.advance(2)
@@ -81,7 +81,9 @@ def test_a_claim_promotes_at_most_its_limit(queue: Queue, clock: Clock) -> None:
     assert (stats.ready, stats.delayed, stats.in_progress) == (199, 250, 1)
 
 
-@pytest.mark.spec("CLM-4", "Expired leases are repaired before a claim takes, at most `inspectLimit` of them")
+@pytest.mark.spec(
+    "CLM-4", "Expired leases are repaired before a claim takes, at most `CODEQ_QUEUES_REPAIR_LIMIT` of them"
+)
 def test_a_claim_repairs_expired_leases(queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine(), "options", Options(backoff="fixed"))  # jitter can choose a delay of zero
     queue.enqueue_many(250)

@@ -480,3 +480,13 @@ def test_export_of_an_empty_list_has_the_header_only(tenant: TenantSnapshot) -> 
 @pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])
 def test_failure_id_is_read_back_from_its_text(number: int) -> None:
     assert failure_ids.from_text(failure_ids.to_text(number)) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0123456789abcde", "+123456789abcdef", "0x23456789abcdef", " 123456789abcdef", "0123_456789abcde",
+     "0123456789abcdef\n", "٠123456789abcdef"],
+)  # fmt: skip
+def test_text_of_another_form_is_no_failure_id(text: str) -> None:
+    with pytest.raises(ValueError, match="failure id"):
+        failure_ids.from_text(text)

@@ -28,12 +28,12 @@ def test_running_task_names_its_worker_and_its_deadline(queue: Queue, clock: Clo
     assert "expires in 5 minutes" in explain_task(queue, task)
 
 
-@pytest.mark.parametrize(("max_attempts", "next_step"), [(3, "the task retries"), (1, "becomes a dead letter")])
+@pytest.mark.parametrize(("max_attempts", "next_step"), [(3, "the task is retried"), (1, "becomes a dead letter")])
 def test_expired_lease_names_the_next_step(queue: Queue, clock: Clock, max_attempts: int, next_step: str) -> None:
     task = queue.enqueue(max_attempts=max_attempts)
     queue.claim("w7", lease_seconds=10)
     clock.advance(11)
-    assert "ends the attempt" in explain_task(queue, task)
+    assert "The attempt ends with the next claim" in explain_task(queue, task)
     assert next_step in explain_task(queue, task)
 
 
@@ -82,6 +82,21 @@ def test_next_task_is_named_as_the_next(queue: Queue) -> None:
     task = queue.enqueue()
     assert "Next: the first worker" in explain_task(queue, task)
     assert queue.claim().id == task.id
+
+
+def test_task_in_another_queue_is_explained_by_that_queue(queue: Queue) -> None:
+    admin_commands.set_policy(
+        engine(), queue.tenant.tid, "send", policy="fixed 0 0 inspect", max_consumers=None, dead_letter_queue="inspect"
+    ).run_sync()
+    task = queue.make_dead_letter()
+    text = explain_task(queue, task)
+    assert "All its attempts in queue send failed. The policy of that queue moved it to queue inspect." in text
+    assert "Next: the first worker that claims from queue inspect gets it." in text
+    services.pause(queue.tenant, "send").run_sync()
+    assert explain_task(queue, task) == text
+    services.pause(queue.tenant, "inspect").run_sync()
+    assert "Queue inspect is paused" in explain_task(queue, task)
+    assert queue.try_claim(commands=["inspect"]).tasks == []
 
 
 def test_ended_task_names_its_outcome(queue: Queue) -> None:

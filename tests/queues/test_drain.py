@@ -25,7 +25,7 @@ from queues.audit import drain, events, stream
 from queues.current_engine import engine
 from queues.domain import NewResult, NewTask, Task, TaskStatus
 from queues.engine import keys, queries
-from queues.models import Attempt, AuditedResult, BeatJob, Quarantine
+from queues.models import Attempt, AuditedResult, PeriodicTaskRun, Quarantine
 from queues.periodic import SKIPPED
 from tenants.domain import TenantSnapshot
 from tests.faults.deployment import database_at
@@ -454,7 +454,7 @@ def test_second_run_is_skipped_and_the_first_is_recorded(tenant: TenantSnapshot)
     assert not AuditedResult.objects.exists()
     lock.release()
     assert periodic_tasks.drain() == "1 stored, 0 in quarantine"
-    row = BeatJob.objects.get(name="drain")
+    row = PeriodicTaskRun.objects.get(name="drain")
     assert (row.outcome, row.runs, row.failures, row.every_seconds) == (
         "1 stored, 0 in quarantine",
         1,

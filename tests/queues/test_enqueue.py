@@ -101,7 +101,7 @@ def test_idempotency_key_identifies_one_task(queue: Queue, other_queue: Queue) -
     first = queue.enqueue("1", idempotency_key="k")
     again = services.enqueue(queue.tenant, [NewTask(command="send", payload="1", idempotency_key="k")]).run_sync()[0]
     assert not isinstance(again, Exception)
-    assert (again.task, again.is_replayed, again.is_mismatch) == (first, True, False)
+    assert (again.task, again.is_repeated, again.is_mismatch) == (first, True, False)
     assert other_queue.enqueue("1", idempotency_key="k").id != first.id
     assert queue.try_claim(count=10).tasks[0].id == first.id
     assert queue.claim_payloads() == []
@@ -118,7 +118,7 @@ def test_key_used_for_another_request_is_reported(queue: Queue, tenant: TenantSn
     other = NewTask(command="send", payload="2", idempotency_key="k")
     item = services.enqueue(tenant, [other]).run_sync()[0]
     assert not isinstance(item, Exception)
-    assert (item.task.id, item.is_replayed, item.is_mismatch) == (first.id, True, True)
+    assert (item.task.id, item.is_repeated, item.is_mismatch) == (first.id, True, True)
     strict = msgspec.structs.replace(tenant, is_idempotency_strict=True)
     assert isinstance(services.enqueue(strict, [other]).run_sync()[0], errors.IdempotencyMismatch)
 

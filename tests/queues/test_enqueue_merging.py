@@ -50,7 +50,7 @@ def read_payload(outcome: Outcome) -> str:
     return outcome.task.spec.payload
 
 
-async def test_requests_of_one_turn_share_a_call(merger: EnqueueMerger, queue: Queue, calls: Calls) -> None:
+async def test_requests_of_one_loop_iteration_share_a_call(merger: EnqueueMerger, queue: Queue, calls: Calls) -> None:
     outcomes = await asyncio.gather(*(merger.enqueue(queue.tenant, build_task(number)) for number in range(30)))
     assert [read_payload(outcome) for outcome in outcomes] == [str(number) for number in range(30)]
     assert calls == [("acme", 30)]
@@ -90,7 +90,7 @@ async def test_a_repeated_key_creates_one_task(merger: EnqueueMerger, queue: Que
     )
     enqueued = [outcome for outcome in outcomes if isinstance(outcome, Enqueued)]
     assert len({outcome.task.id for outcome in enqueued}) == 1
-    assert [outcome.is_replayed for outcome in enqueued] == [False, True, True, True, True]
+    assert [outcome.is_repeated for outcome in enqueued] == [False, True, True, True, True]
 
 
 async def test_an_outage_fails_every_request(

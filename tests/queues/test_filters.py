@@ -18,7 +18,7 @@ from queues.domain import NewResult, NewTask, TaskStatus
 from queues.filters import Filters
 from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Clock
-from tests.queues.engine.world import check_consistency
+from tests.queues.engine.checked_engine import check_consistency
 
 TENANTS = [
     TenantSnapshot(tid="acme0001", slug="acme", retention_ms=60_000, dead_retention_ms=90_000),
@@ -157,7 +157,7 @@ def test_filters_do_not_change_any_answer(clock: Clock, monkeypatch: pytest.Monk
     for with_filters, without in zip(*runs, strict=True):
         assert with_filters == without
     all_answers = " ".join(runs[0])
-    for word in ('"is_replayed":true', "TaskNotFound", "AlreadyEnded", "LeaseLost", "IdempotencyMismatch"):
+    for word in ('"is_repeated":true', "TaskNotFound", "AlreadyEnded", "LeaseLost", "IdempotencyMismatch"):
         assert word in all_answers
 
 
@@ -204,7 +204,7 @@ def test_a_duplicate_does_not_send_its_payload(clock: Clock, store: redis.Redis,
     [again] = services.enqueue(tenant, [new]).run_sync()
     assert not isinstance(first, Exception)
     assert not isinstance(again, Exception)
-    assert (again.task.id, again.is_replayed, again.is_mismatch) == (first.task.id, True, False)
+    assert (again.task.id, again.is_repeated, again.is_mismatch) == (first.task.id, True, False)
     assert store.info("stats")["total_net_input_bytes"] - received < 2_000
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from core.redis.connections import client
@@ -12,20 +10,12 @@ from queues.current_engine import engine
 from queues.domain import Location, NewResult, NewTask, TaskStatus
 from queues.engine import keys, queries
 from queues.models import AuditedResult
-from tenants.cache import tenant_cache
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tests.factories import TenantFactory
 from tests.fixtures.queues import Clock
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _stop_tenant_cache() -> Iterator[None]:
-    """Stop the tenant cache's thread, which would keep the test database open."""
-    yield
-    tenant_cache.stop()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("stop_tenant_cache")]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_peek_shows_the_queue_in_the_order_of_its_claims(queue: Queue, clock: Cl
     assert [queue.claim().id for _ in range(3)] == [high.id, low.id, low_too.id]
 
 
-def test_peek_returns_a_number_of_tasks_without_ended_ones(queue: Queue) -> None:
+def test_peek_returns_the_requested_number_without_ended_tasks(queue: Queue) -> None:
     cancelled, *rest = queue.enqueue_many(30)
     services.cancel(queue.tenant, cancelled.id).run_sync()
     seen = selectors.peek(queue.tenant, "send", 5).run_sync()

@@ -1,4 +1,4 @@
-"""No script of a page, an operator or a periodic task does much work, however large the backlog is."""
+"""Scripts of pages, operators and periodic tasks do little work each, at any backlog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import redis.client
 
 from core.redis.connections import client
-from core.redis.script_call import Command
+from core.redis.script_call import ScriptCommand
 from queues import maintenance, periodic_tasks, selectors, services
 from queues.current_engine import engine
 from queues.deadletters.bulk_runner import BATCH_SIZE
@@ -46,7 +46,7 @@ def commands_by_script(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         statistics = client().info("commandstats")
         return sum(int(values["calls"]) for name, values in statistics.items() if name != "cmdstat_info")
 
-    def run_sync(commands: Sequence[Command]) -> list[Any]:
+    def run_sync(commands: Sequence[ScriptCommand]) -> list[Any]:
         replies = []
         for command in commands:
             before = count_commands()
@@ -105,9 +105,9 @@ def test_operations_on_many_dead_letters_are_small_scripts(
     ids = make_dead_letters(tenant, clock, 1000)
     bulk = ids[:BATCH_SIZE]
     assert services.replay_for(tenant, bulk, "job").run_sync() == [None] * BATCH_SIZE
-    assert services.recall(tenant, bulk, "job").run_sync() == [None] * BATCH_SIZE
+    assert services.undo_replay(tenant, bulk, "job").run_sync() == [None] * BATCH_SIZE
     assert [task.id for task in services.replay(tenant, ids).run_sync()] == ids  # type: ignore[union-attr]
-    assert is_bounded(commands_by_script, "replay", "recall")
+    assert is_bounded(commands_by_script, "replay", "undo_replay")
 
 
 def test_a_thousand_dead_letters_are_deleted_in_small_scripts(

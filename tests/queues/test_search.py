@@ -20,7 +20,7 @@ from queues.deadletters import queries as dead_letters
 from queues.domain import Location, Task, TaskStatus
 from queues.engine import queries
 from queues.models import AuditedResult
-from queues.search import pagination, tenant_search
+from queues.search import pagination, platform_search, tenant_search
 from queues.search.tenant_search import TaskQuery
 from tenants.domain import TenantSnapshot
 from tests.fixtures.queues import Queue, explain_queries
@@ -50,7 +50,7 @@ def search_ids(tenant: TenantSnapshot, **conditions: Any) -> list[str]:
     return [task.id for page in read_pages(tenant, **conditions) for task in page]
 
 
-class World:
+class TasksOfEveryKind:
     """One task of each kind, in two queues of a tenant, by name."""
 
     def __init__(self, tenant: TenantSnapshot) -> None:
@@ -82,8 +82,8 @@ class World:
 
 
 @pytest.fixture
-def world(tenant: TenantSnapshot) -> World:
-    return World(tenant)
+def named_tasks(tenant: TenantSnapshot) -> TasksOfEveryKind:
+    return TasksOfEveryKind(tenant)
 
 
 ENDED = ["cancelled", "dead", "failed", "done"]
@@ -126,24 +126,24 @@ ENDED = ["cancelled", "dead", "failed", "done"]
 )  # fmt: skip
 @pytest.mark.parametrize("limit", [1, 50])
 def test_tasks_are_found_by_conditions(
-    tenant: TenantSnapshot, world: World, conditions: dict[str, Any], expected: list[str], limit: int
+    tenant: TenantSnapshot, named_tasks: TasksOfEveryKind, conditions: dict[str, Any], expected: list[str], limit: int
 ) -> None:
-    assert world.search(tenant, limit=limit, **conditions) == expected
+    assert named_tasks.search(tenant, limit=limit, **conditions) == expected
 
 
 @pytest.mark.spec("ADM-3", "A task is found by its id, live or audited")
-def test_task_is_found_by_its_id(tenant: TenantSnapshot, world: World) -> None:
-    for name, task_id in world.ids.items():
-        assert world.search(tenant, q=task_id) == [name]
-        assert world.search(tenant, q=task_id.upper()) == [name]
+def test_task_is_found_by_its_id(tenant: TenantSnapshot, named_tasks: TasksOfEveryKind) -> None:
+    for name, task_id in named_tasks.ids.items():
+        assert named_tasks.search(tenant, q=task_id) == [name]
+        assert named_tasks.search(tenant, q=task_id.upper()) == [name]
     client().flushdb()
-    assert world.search(tenant, q=world.ids["done"]) == ["done"]
-    assert world.search(tenant, q=world.ids["low"]) == []
-    assert world.search(tenant, q=world.ids["done"], status=TaskStatus.FAILED) == []
+    assert named_tasks.search(tenant, q=named_tasks.ids["done"]) == ["done"]
+    assert named_tasks.search(tenant, q=named_tasks.ids["low"]) == []
+    assert named_tasks.search(tenant, q=named_tasks.ids["done"], status=TaskStatus.FAILED) == []
     assert search_ids(tenant, q=str(uuid.uuid4())) == []
 
 
-def test_ended_task_is_returned_with_its_data(tenant: TenantSnapshot, world: World) -> None:
+def test_ended_task_is_returned_with_its_data(tenant: TenantSnapshot, named_tasks: TasksOfEveryKind) -> None:
     [done] = tenant_search.page(tenant, TaskQuery(q="Jansen")).tasks
     assert (done.status, done.location, done.spec.payload, done.worker) == (
         TaskStatus.COMPLETED, Location.NONE, '{"customer":"Jansen"}', "host-7",
@@ -155,12 +155,12 @@ def test_ended_task_is_returned_with_its_data(tenant: TenantSnapshot, world: Wor
 
 @pytest.mark.spec("TEN-3", "No search finds another tenant's task, regardless of its conditions")
 def test_search_does_not_find_another_tenants_tasks(
-    tenant: TenantSnapshot, other_tenant: TenantSnapshot, world: World
+    tenant: TenantSnapshot, other_tenant: TenantSnapshot, named_tasks: TasksOfEveryKind
 ) -> None:
     assert list(read_pages(other_tenant)) == [[]]
     for status in TaskStatus:
         assert search_ids(other_tenant, status=status) == []
-    for q in ("printer", "host-7", "host-9", "order 17", *world.ids.values()):
+    for q in ("printer", "host-7", "host-9", "order 17", *named_tasks.ids.values()):
         assert search_ids(other_tenant, q=q) == []
     assert search_ids(other_tenant, command="render") == []
     # A cursor gives no access: the tenant is always the caller's.
@@ -332,3 +332,16 @@ def test_task_that_the_drain_has_not_stored_is_found_by_its_id(tenant: TenantSna
 def test_scan_of_an_unknown_queue_is_empty(tenant: TenantSnapshot) -> None:
     assert queries.scan(engine(), tenant.tid, "never", "delayed").run_sync() == []
     assert queries.list_queues(engine(), tenant.tid).run_sync() == []
+
+
+@pytest.mark.spec("ADM-3", "A search of all tenants reports that a limit left out live tasks of one tenant")
+@pytest.mark.parametrize(("count", "is_cut"), [(3, False), (4, True)])
+def test_search_reports_that_a_limit_left_out_tasks(
+    queue: Queue, count: int, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagination, "PAGE", 3)
+    queue.enqueue_many(count)
+    queue.try_claim("host-7", count=count)
+    tids = [queue.tenant.tid]
+    page = platform_search.page(tids, tids, TaskQuery(q="host-7"), limit=10)
+    assert (len(page.results), page.is_cut) == (3, is_cut)

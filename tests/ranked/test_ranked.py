@@ -29,7 +29,7 @@ from ranked.services import Rank, RankedQueue
 from tenants.domain import TenantSnapshot
 from tests.concurrency.threads import run_together
 from tests.fixtures.queues import START_MS, Clock
-from tests.queues.engine.world import LONG, TID, World
+from tests.queues.engine.checked_engine import LONG, TID, CheckedEngine
 from tests.waiting import until
 
 HIGH, NORMAL = Rank.HIGH, Rank.NORMAL
@@ -136,7 +136,7 @@ def test_locked_entry_keeps_its_score_and_the_next_one_is_served(queue: RankedQu
     assert other_worker.dequeue() == "t2"
     assert other_worker.dequeue() is None
     assert read_score(queue, "t1") == before
-    assert queue.release_lock("t1")
+    assert queue.finish("t1")
     assert other_worker.dequeue() == "t1"
 
 
@@ -166,7 +166,7 @@ def test_requeued_task_is_delayed_to_the_millisecond(
     assert queue.dequeue() == "t1"
     assert queue.requeue_with_delay("t1", 30)
     assert not queue.is_locked("t1")
-    assert not queue.release_lock("t1")
+    assert not queue.finish("t1")
     # A delayed entry of the highest rank does not block the others.
     assert queue.dequeue() == "t2"
     clock.advance(29.999)
@@ -199,11 +199,11 @@ def test_invalid_delay_is_refused(queue: RankedQueue, delay: float) -> None:
     assert queue.is_locked("t1")
 
 
-@pytest.mark.spec("RNK-6", "Only its holder can release, renew or requeue a lock")
+@pytest.mark.spec("RNK-6", "Only its holder can finish or requeue a task, or renew its lock")
 @pytest.mark.parametrize(
     "act",
-    [RankedQueue.release_lock, RankedQueue.renew_lock, lambda queue, task_id: queue.requeue_with_delay(task_id, 1)],
-    ids=["release", "renew", "requeue"],
+    [RankedQueue.finish, RankedQueue.renew_lock, lambda queue, task_id: queue.requeue_with_delay(task_id, 1)],
+    ids=["finish", "renew", "requeue"],
 )
 def test_only_the_holder_can_act_on_a_lock(
     queue: RankedQueue, other_worker: RankedQueue, clock: Clock, act: Callable[[RankedQueue, str], bool]
@@ -236,7 +236,7 @@ def test_size_and_lock_follow_the_life_of_a_task(queue: RankedQueue, clock: Cloc
     queue.requeue_with_delay("t1", 60)
     assert (queue.queue_size(), queue.is_locked("t1")) == (3, False)
     queue.dequeue()
-    assert queue.release_lock("t2")
+    assert queue.finish("t2")
     assert (queue.queue_size(), queue.is_locked("t2")) == (2, False)
     assert dequeue_all(queue) == ["t3"]
     expire_lock(queue, clock, "t3")
@@ -250,7 +250,7 @@ def test_task_of_a_broken_lock_is_ready_at_once(queue: RankedQueue, other_worker
     queue.dequeue()
     assert other_worker.break_lock("t1")
     assert not other_worker.break_lock("t1")
-    assert not queue.release_lock("t1")
+    assert not queue.finish("t1")
     assert read_score(queue, "t1") == 93 * 10**13 + START_MS
     assert other_worker.dequeue() == "t1"
 
@@ -276,7 +276,7 @@ def test_lock_that_was_extended_by_hand_is_respected(
     client().expire(key_of(queue, "t1"), 86_400)
     clock.advance(301)
     assert other_worker.dequeue() is None
-    assert queue.release_lock("t1")
+    assert queue.finish("t1")
     assert other_worker.dequeue() is None
 
 
@@ -324,7 +324,7 @@ def test_second_enqueue_of_a_locked_task_is_not_lost(
     assert queue.dequeue() == "t1"
     enqueue_entries(queue, "t1")
     if end == "release":
-        assert queue.release_lock("t1")
+        assert queue.finish("t1")
     elif end == "requeue":
         assert queue.requeue_with_delay("t1", 3600)
     elif end == "break":
@@ -332,7 +332,7 @@ def test_second_enqueue_of_a_locked_task_is_not_lost(
     else:
         expire_lock(queue, clock, "t1")
     assert other_worker.dequeue() == "t1"
-    assert other_worker.release_lock("t1")
+    assert other_worker.finish("t1")
     assert dequeue_all(other_worker) == []
     assert client().keys("*ranked*") == []
 
@@ -359,7 +359,7 @@ def test_invalid_entry_is_dropped_and_does_not_block_others(
 @pytest.mark.parametrize("task_id", ["", " ", "a b", "a:b", "{x}", "a\n", "é", "x" * 129])
 def test_invalid_id_is_refused(queue: RankedQueue, task_id: str) -> None:
     methods: list[Callable[[str], object]] = [
-        *(queue.enqueue, queue.release_lock, queue.is_locked, queue.renew_lock, queue.break_lock),
+        *(queue.enqueue, queue.finish, queue.is_locked, queue.renew_lock, queue.break_lock),
         lambda task_id: queue.requeue_with_delay(task_id, 1),
     ]
     for method in methods:
@@ -388,7 +388,7 @@ def test_queues_and_tenants_are_isolated(
         assert not elsewhere.is_locked("t1")
         enqueue_entries(elsewhere, "t1")
         assert elsewhere.dequeue() == "t1"
-        assert not elsewhere.release_lock("t2")
+        assert not elsewhere.finish("t2")
     # All keys of a queue are in one slot of a cluster, regardless of its ids.
     assert {name.partition(b"}")[0] for name in client().keys("*:ranked:acme0001:*")} == {
         key_of(queue).partition("}")[0].encode()
@@ -402,9 +402,9 @@ def test_queues_and_tenants_are_isolated(
 def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) -> None:
     barrier = threading.Barrier(2)
 
-    def read_then_lock(world: World) -> str | None:
+    def read_then_lock(checked: CheckedEngine) -> str | None:
         """Read, lock and remove in three round trips, without a script."""
-        store: redis.Redis = world.engine.runner.client  # type: ignore[attr-defined]
+        store: redis.Redis = checked.engine.runner.client  # type: ignore[attr-defined]
         [task_id] = store.zrange("naive", 0, 0)
         is_free = not store.exists("naive:lock")
         barrier.wait(10)
@@ -417,10 +417,10 @@ def test_two_workers_cannot_lock_one_task(queue: RankedQueue, valkey: Valkey) ->
 
     enqueue_entries(queue, "t1")
 
-    def dequeue(world: World) -> str | None:
+    def dequeue(checked: CheckedEngine) -> str | None:
         barrier.wait(10)
         return ranked_engine.dequeue(
-            world.engine, TID, "reviews", f"h:{threading.get_ident()}", lock_seconds=300
+            checked.engine, TID, "reviews", f"h:{threading.get_ident()}", lock_seconds=300
         ).run_sync()
 
     assert sorted(run_together(valkey.url, [dequeue] * 2), key=str) == [None, "t1"]
@@ -434,12 +434,12 @@ def test_many_workers_share_a_queue(queue: RankedQueue, valkey: Valkey) -> None:
             queue, *[task_id for task_id in ids if (int(task_id[1:]) % 3 == 0) == (rank is HIGH)], rank=rank
         )
 
-    def work(world: World) -> list[str]:
+    def work(checked: CheckedEngine) -> list[str]:
         holder, task_ids = f"h:{threading.get_ident()}", list[str]()
-        while task_id := ranked_engine.dequeue(world.engine, TID, "reviews", holder, lock_seconds=300).run_sync():
+        while task_id := ranked_engine.dequeue(checked.engine, TID, "reviews", holder, lock_seconds=300).run_sync():
             task_ids.append(task_id)
             if len(task_ids) % 2:
-                assert ranked_engine.release(world.engine, TID, "reviews", task_id, holder).run_sync()
+                assert ranked_engine.finish(checked.engine, TID, "reviews", task_id, holder).run_sync()
         return task_ids
 
     ids_by_worker = run_together(valkey.url, [work] * 64)
@@ -459,8 +459,8 @@ def test_task_of_a_crashed_worker_is_served_when_its_lock_expires(tenant: Tenant
     assert alive.dequeue() == "t2"
     assert alive.dequeue() is None
     assert until(alive.dequeue) == "t1"
-    assert not crashed.release_lock("t1")
-    assert alive.release_lock("t1")
+    assert not crashed.finish("t1")
+    assert alive.finish("t1")
 
 
 @dataclass
@@ -567,7 +567,7 @@ def test_queue_equals_the_model(tenant: TenantSnapshot, clock: Clock, steps: lis
             case "requeue", task_id, worker, delay:
                 assert workers[worker].requeue_with_delay(task_id, delay) == model.release(task_id, worker, delay)
             case "release", task_id, worker:
-                assert workers[worker].release_lock(task_id) == model.release(task_id, worker)
+                assert workers[worker].finish(task_id) == model.release(task_id, worker)
             case "renew", task_id, worker:
                 assert workers[worker].renew_lock(task_id) == model.renew(task_id, worker)
             case "break", task_id:

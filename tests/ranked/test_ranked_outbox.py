@@ -24,7 +24,7 @@ from core.redis.connections import client
 from core.redis.runners import SyncRunner
 from queues.current_engine import engine
 from queues.engine import Engine, keys
-from queues.models import BeatJob
+from queues.models import PeriodicTaskRun
 from queues.periodic import SKIPPED
 from ranked import metrics as _ranked_metrics  # noqa: F401 - registers the gauge
 from ranked import periodic_tasks, services
@@ -69,8 +69,8 @@ def test_life_cycle_of_a_task(queue: RankedQueue, tenant: TenantSnapshot) -> Non
     assert queue.dequeue() is None
     assert queue.requeue_with_delay("a-pull-request", 0)
     assert other.dequeue() == "a-pull-request"
-    assert other.release_lock("a-pull-request")
-    assert other.release_lock(17)
+    assert other.finish("a-pull-request")
+    assert other.finish(17)
     assert queue.dequeue() is None
     assert not client().keys("*ranked*")
 
@@ -125,7 +125,7 @@ def test_full_redis_still_serves_the_entries_it_has(server: Valkey, queue: Ranke
         assert queue.dequeue() == "t1"
         assert queue.requeue_with_delay("t1", 0)
         assert queue.dequeue() == "t1"
-        assert queue.release_lock("t1")
+        assert queue.finish("t1")
         store.config_set("maxmemory", "0")
     assert periodic_tasks.sweep() == "1 enqueued"
     assert "codeq_ranked_waiting 0.0" in metrics.scrape().decode()
@@ -142,7 +142,7 @@ def test_task_of_a_process_that_dies_after_its_commit_is_enqueued(
     assert queue.dequeue() is None
     assert periodic_tasks.sweep() == "3 enqueued"
     assert [queue.dequeue() for _ in range(4)] == ["t0", "t1", "t2", None]
-    assert BeatJob.objects.get(name="ranked").outcome == "3 enqueued"
+    assert PeriodicTaskRun.objects.get(name="ranked").outcome == "3 enqueued"
 
 
 def test_queue_that_redis_refuses_does_not_delay_others(
@@ -230,6 +230,17 @@ def test_code_of_the_howto_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not namespace["work_once"](queue)
     finally:
         tenant_cache.stop()
+
+
+@pytest.mark.spec("RNK-6", "`release_lock`, the former name of `finish`, works with a warning")
+@pytest.mark.django_db(transaction=True)
+def test_former_name_of_finish_works_with_a_warning(queue: RankedQueue) -> None:
+    queue.enqueue("t1")
+    assert queue.dequeue() == "t1"
+    with pytest.warns(DeprecationWarning, match="call finish"):
+        assert queue.release_lock("t1")
+    assert not queue.is_locked("t1")
+    assert queue.queue_size() == 0
 
 
 def test_former_import_path_works_with_a_warning() -> None:

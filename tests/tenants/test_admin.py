@@ -33,7 +33,7 @@ CANARY = "canary-of-another-tenant"
 def foreign(signer: Signer) -> dict[str, Any]:
     """Another tenant with a row of every model. `CANARY` is in the name of each."""
     tenant = services.create_tenant(CANARY)
-    services.signing_secret(CANARY)
+    services.get_or_create_signing_secret(CANARY)
     user = UserFactory(username=f"{CANARY}-user")
     return {
         "tenant": tenant,
@@ -127,7 +127,7 @@ def test_superusers_see_everything(model: str, login: Login, foreign: dict[str, 
 @ISOLATED
 @pytest.mark.parametrize(("role", "status"), [("viewer", 403), ("operator", 403), ("admin", 200), (None, 403)])
 def test_only_admins_of_a_tenant_list_its_secrets(role: str | None, status: int, login: Login) -> None:
-    services.signing_secret("acme")
+    services.get_or_create_signing_secret("acme")
     assert login(role).get(url("signingsecret", "changelist")).status_code == status
 
 
@@ -370,7 +370,7 @@ def test_new_secret_is_shown_once(role: str, login: Login, acme: Tenant) -> None
     ):
         content = client.get(page).content.decode()
         assert secret not in content
-        assert row.sealed not in content
+        assert row.encrypted_secret not in content
     assert "whsec_…" in client.get(url("signingsecret", "changelist")).content.decode()
     assert "the old one leaked" in LogEntry.objects.get().get_change_message()
     assert secret not in LogEntry.objects.get().get_change_message()

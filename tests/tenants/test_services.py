@@ -118,12 +118,12 @@ def test_issuer_with_url_or_keys_is_valid(acme: Tenant, signer: Signer, configur
 @SECRETS
 @pytest.mark.usefixtures("acme")
 def test_signing_secret_is_long_and_stays_the_same() -> None:
-    secret = services.signing_secret("acme")
+    secret = services.get_or_create_signing_secret("acme")
     assert secret.startswith("whsec_")
     assert len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) >= 24
-    assert services.signing_secret("acme") == secret
+    assert services.get_or_create_signing_secret("acme") == secret
     with pytest.raises(NotFound):
-        services.signing_secret("nobody")
+        services.get_or_create_signing_secret("nobody")
 
 
 @SECRETS
@@ -132,7 +132,7 @@ def test_signing_secret_is_long_and_stays_the_same() -> None:
 def test_twenty_concurrent_requests_get_one_secret() -> None:
     def get_secret(_: int) -> str:
         try:
-            return services.signing_secret("acme")
+            return services.get_or_create_signing_secret("acme")
         finally:
             connections.close_all()
 
@@ -142,7 +142,7 @@ def test_twenty_concurrent_requests_get_one_secret() -> None:
 
 @SECRETS
 def test_secret_is_encrypted_and_masked(acme: Tenant) -> None:
-    secret = services.signing_secret("acme")
+    secret = services.get_or_create_signing_secret("acme")
     row = SigningSecret.objects.get()
     with connection.cursor() as cursor:
         cursor.execute("SELECT row_to_json(tenants_signingsecret)::text FROM tenants_signingsecret")
@@ -157,10 +157,10 @@ def test_secret_is_encrypted_and_masked(acme: Tenant) -> None:
 
 @SECRETS
 def test_at_most_two_secrets_are_active(acme: Tenant) -> None:
-    first = services.signing_secret("acme")
+    first = services.get_or_create_signing_secret("acme")
     second = services.rotate_signing_secret("acme").reveal()
     assert services.signing_secrets(acme.tid) == [second, first]
-    assert services.signing_secret("acme") == second
+    assert services.get_or_create_signing_secret("acme") == second
     third = services.rotate_signing_secret("acme").reveal()
     assert services.signing_secrets(acme.tid) == [third, second]
     SigningSecret.objects.filter(retires_at__isnull=False).update(retires_at=timezone.now() - timedelta(seconds=1))
@@ -170,7 +170,7 @@ def test_at_most_two_secrets_are_active(acme: Tenant) -> None:
 
 @SECRETS
 def test_rotation_does_not_extend_an_older_secret(acme: Tenant) -> None:
-    services.signing_secret("acme")
+    services.get_or_create_signing_secret("acme")
     services.rotate_signing_secret("acme", overlap_seconds=60)
     retires_at = SigningSecret.objects.exclude(retires_at=None).get().retires_at
     services.rotate_signing_secret("acme", overlap_seconds=3600)
@@ -179,25 +179,25 @@ def test_rotation_does_not_extend_an_older_secret(acme: Tenant) -> None:
 
 @SECRETS
 def test_tenants_share_no_secret(acme: Tenant, other: Tenant) -> None:
-    assert services.signing_secret("acme") != services.signing_secret("other")
+    assert services.get_or_create_signing_secret("acme") != services.get_or_create_signing_secret("other")
     assert set(services.signing_secrets(acme.tid)).isdisjoint(services.signing_secrets(other.tid))
     assert services.signing_secrets("aaaaaaaa") == []
 
 
 @SECRETS
 def test_secrets_cannot_be_decrypted_without_the_key(acme: Tenant) -> None:
-    secret = services.signing_secret("acme")
+    secret = services.get_or_create_signing_secret("acme")
     old_key = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
         with pytest.raises(ConfigError, match="SECRET_KEY_FALLBACKS"):
-            services.signing_secret("acme")
+            services.get_or_create_signing_secret("acme")
         with override_settings(SECRET_KEY_FALLBACKS=[old_key]):
-            assert services.signing_secret("acme") == secret
+            assert services.get_or_create_signing_secret("acme") == secret
 
 
 @SECRETS
 def test_old_key_can_be_removed_after_reseal(acme: Tenant) -> None:
-    secret = services.signing_secret("acme")
+    secret = services.get_or_create_signing_secret("acme")
     kid = installation_keys.document()["keys"][0]["kid"]
     old_key = secret_encryption.settings.SECRET_KEY
     with override_settings(SECRET_KEY="another"):
@@ -207,14 +207,16 @@ def test_old_key_can_be_removed_after_reseal(acme: Tenant) -> None:
         with override_settings(SECRET_KEY_FALLBACKS=[old_key]):
             call_command("reseal", stdout=output)
         assert "tenants.SigningSecret.sealed: 1 encrypted again" in output.getvalue()
-        assert services.signing_secret("acme") == secret
-        assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).sealed).startswith(b"-----BEGIN")
+        assert services.get_or_create_signing_secret("acme") == secret
+        assert secret_encryption.decrypt(models.InstallationKey.objects.get(kid=kid).encrypted_private_key).startswith(
+            b"-----BEGIN"
+        )
     with pytest.raises(ConfigError):
-        services.signing_secret("acme")
+        services.get_or_create_signing_secret("acme")
 
 
-def test_encrypted_columns_are_complete() -> None:
-    assert {f"{model._meta.label}.{name}" for model, name in secret_encryption.encrypted_columns()} == {
+def test_encrypted_fields_are_complete() -> None:
+    assert {f"{model._meta.label}.{field.column}" for model, field in secret_encryption.encrypted_fields()} == {
         "tenants.InstallationKey.sealed", "tenants.SigningSecret.sealed",
         "webhooks.Endpoint.sealed", "webhooks.Endpoint.former_sealed",
     }  # fmt: skip
@@ -399,7 +401,7 @@ def test_no_token_is_issued_with_an_external_issuer(configure: Configure) -> Non
 @SECRETS
 @pytest.mark.usefixtures("acme")
 def test_secret_command_prints_only_the_secret() -> None:
-    assert run("secret", "--tenant", "acme") == services.signing_secret("acme") + "\n"
+    assert run("secret", "--tenant", "acme") == services.get_or_create_signing_secret("acme") + "\n"
     with pytest.raises(CommandError, match="nobody does not exist"):
         run("secret", "--tenant", "nobody")
 

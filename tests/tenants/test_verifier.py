@@ -206,7 +206,7 @@ def test_cache_does_not_contain_the_tokens(signer: Signer, fresh_verifier: Verif
 def test_suspension_applies_to_cached_tokens() -> None:
     token = services.issue_token("acme", "worker")
     fresh = services.issue_token("acme", "worker")
-    starts, finishes = BearerAuthentication(), BearerAuthentication(is_finishing=True)
+    starts, finishes = BearerAuthentication(), BearerAuthentication(allows_suspended=True)
     starts.authenticate(request(token))
     models.Tenant.objects.filter(slug="acme").update(status="suspended")
     tenant_cache.poll()
@@ -230,7 +230,7 @@ def test_suspension_applies_to_cached_tokens() -> None:
 @pytest.mark.usefixtures("acme")
 async def test_suspension_applies_on_the_event_loop(issuer: JwksServer, signer: Signer) -> None:
     header = f"Bearer {signer.token()}"
-    starts, finishes = BearerAuthentication(), BearerAuthentication(is_finishing=True)
+    starts, finishes = BearerAuthentication(), BearerAuthentication(allows_suspended=True)
     await starts.authenticate_async(header)
     await asyncio.to_thread(closing_connection(services.suspend), "acme")
     for value in (header, f"Bearer {signer.token(jti='new')}"):

@@ -10,7 +10,7 @@ from tenants import views
 urlpatterns = [
     # The sidebar of every admin page links to these.
     path("admin/", include("console.urls")),
-    path("admin/", include("console.insights")),
+    path("admin/", include("console.charts")),
     path("admin/", admin.site.urls),
     path(".well-known/jwks.json", views.jwks),
 ]

@@ -11,7 +11,6 @@ import pytest
 from django.db import connections
 
 from core.conf import conf
-from tenants.cache import tenant_cache
 from tenants.models import Tenant
 from tests.factories import DeliveryFactory, TenantFactory
 from tests.webhooks.receiver import Receiver
@@ -60,10 +59,8 @@ def receiver(loopback: None, make_receiver: MakeReceiver) -> Receiver:
 
 
 @pytest.fixture(autouse=True)
-def _stop_tenant_cache() -> Iterator[None]:
-    """Stop the tenant cache's thread, which keeps the test database open."""
-    yield
-    tenant_cache.stop()
+def _always_stop_tenant_cache(stop_tenant_cache: None) -> None:
+    """Use the fixture in every test of this directory."""
 
 
 class Clock:

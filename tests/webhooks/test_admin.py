@@ -65,7 +65,9 @@ def test_replay_reports_a_count_and_is_logged(login: Login, make_delivery: MakeD
     pending = make_delivery(HOOK, due_at=datetime(2030, 1, 1, tzinfo=UTC))
     page = send_again(login("operator"), *done, pending)
     assert "Deliveries to be sent again: 3. Skipped, because pending, refused or not permitted: 1." in page
-    assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "tries")) == {("pending", 0)}
+    assert set(Delivery.objects.exclude(pk=pending.pk).values_list("status", "attempts_since_replay")) == {
+        ("pending", 0)
+    }
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == ("acme", "Sent 3 deliveries again: they asked")
 
@@ -173,7 +175,7 @@ def test_new_secret_is_shown_once_to_an_admin(login: Login, acme: Tenant) -> Non
     assert "no-store" in answer["Cache-Control"]
     page = login("root").get(reverse("admin:webhooks_endpoint_change", args=[endpoint.pk])).content.decode()
     endpoint.refresh_from_db()
-    for secret in (former, endpoint.sealed, "whsec_"):
+    for secret in (former, endpoint.encrypted_secret, "whsec_"):
         assert secret not in page
 
 

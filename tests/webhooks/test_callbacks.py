@@ -155,14 +155,12 @@ def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: TenantSnapshot
     assert bodies["FAILED"]["deliveryId"] != bodies["COMPLETED"]["deliveryId"]
 
 
-@pytest.mark.spec(
-    "RET-4", "Replay, recall and purge of a dead letter are events, update its row, and create no delivery"
-)
+@pytest.mark.spec("RET-4", "Replay, undo and purge of a dead letter are events, update its row, and create no delivery")
 def test_operations_on_a_dead_letter_create_no_delivery(tenant: TenantSnapshot) -> None:
     task_id = end_by_nack(tenant)
     operations = {
         "REPLAYED": lambda: services.replay_for(tenant, [task_id], "a-job").run_sync(),
-        "RECALLED": lambda: services.recall(tenant, [task_id], "a-job").run_sync(),
+        "RECALLED": lambda: services.undo_replay(tenant, [task_id], "a-job").run_sync(),
         "PURGED": lambda: services.purge_dead(tenant, [task_id]).run_sync(),
     }
     drain()

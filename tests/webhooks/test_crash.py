@@ -20,7 +20,7 @@ from queues.models import AuditedResult
 from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tests.faults.deployment import Deployment, get_database_url, kill
-from tests.queues.engine.world import LONG
+from tests.queues.engine.checked_engine import LONG
 from tests.waiting import until
 from tests.webhooks.conftest import MakeDelivery, MakeReceiver
 from tests.webhooks.receiver import OK, Receiver, Request, hang, in_turn, raw, status

@@ -23,6 +23,7 @@ from tests.factories import TenantFactory
 from tests.webhooks.conftest import Clock, MakeReceiver
 from tests.webhooks.receiver import Receiver, hang, status
 from webhooks import nonempty_queues, notifications, periodic_tasks, subscriptions
+from webhooks import services as webhook_services
 from webhooks.models import Subscription
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
@@ -66,11 +67,24 @@ def test_enqueue_into_an_empty_queue_notifies_the_subscriber(
     assert body["claimUrl"] == "/v1/codeq/tasks/claim"
     assert datetime.fromisoformat(body["sentAt"]) == clock.now
     assert body["notificationId"] == request.headers["webhook-id"]
-    Webhook(tenants.signing_secret("acme")).verify(
+    Webhook(tenants.get_or_create_signing_secret("acme")).verify(
         request.body, request.headers | {"webhook-timestamp": request.headers["webhook-timestamp"]}
     )
     row.refresh_from_db()
     assert (row.notified_at, row.notified, row.last_status) == (clock.now, 1, 200)
+
+
+@pytest.mark.spec("WHK-2", "A notification is signed with the secret of its endpoint, with and without a query string")
+@pytest.mark.parametrize("path", ["/own", "/own?worker=1"])
+def test_notification_is_signed_with_the_secret_of_its_endpoint(
+    tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock, path: str
+) -> None:
+    _, secret = webhook_services.register(tenant.tid, receiver.url("/own"))
+    subscribe(callback_url=receiver.url(path))
+    enqueue(tenant)
+    assert notifications.notify(clock=clock) == (1, 1)
+    [request] = receiver.requests
+    Webhook(secret).verify(request.body, request.headers)
 
 
 @pytest.mark.spec("WHK-2", "A delayed task that is due and a task that returns to its queue notify too")
@@ -131,7 +145,7 @@ def test_queue_deferred_by_the_interval_is_notified_after_it(
         notifications.notify(clock=clock)
     notified = [json.loads(request.body)["eventType"] for request in receiver.requests]
     assert sorted(notified) == ["c0", "c1", "c2", "c4"]
-    assert Subscription.objects.get().owed == []
+    assert Subscription.objects.get().deferred_commands == []
 
 
 def test_subscriber_without_interval_is_notified_of_every_queue_at_once(

@@ -38,7 +38,7 @@ def test_delivery_and_its_attempts_are_recorded(
     row = make_delivery(receiver.url("/hook?x=1"))
     assert send().failed == 1
     row.refresh_from_db()
-    assert (row.status, row.tries, row.last_status, row.last_error) == ("pending", 1, 500, "HTTP 500")
+    assert (row.status, row.attempts_since_replay, row.last_status, row.last_error) == ("pending", 1, 500, "HTTP 500")
     assert timedelta(seconds=1.7) < row.due_at - clock.now < timedelta(seconds=2.3)
     assert send().failed == 0  # not before it is due
     clock.advance(seconds=3)
@@ -76,7 +76,7 @@ def test_delivery_is_retried_for_a_day_and_then_given_up(
 def test_delivery_is_signed_with_the_valid_secrets(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
-    former = tenants.signing_secret("acme")
+    former = tenants.get_or_create_signing_secret("acme")
     make_delivery(receiver.url())
     send()
     new = tenants.rotate_signing_secret("acme").reveal()
@@ -87,7 +87,7 @@ def test_delivery_is_signed_with_the_valid_secrets(
     make_delivery(receiver.url("/other?x"))
     send()
     other_tenant = TenantFactory(slug="stranger")
-    other_secret = tenants.signing_secret(other_tenant.slug)
+    other_secret = tenants.get_or_create_signing_secret(other_tenant.slug)
     first, second, third = receiver.requests
     for request, secrets in ((first, [former]), (second, [former, new]), (third, [own, newer])):
         for secret in secrets:
@@ -101,7 +101,7 @@ def test_tenant_without_a_secret_gets_one(receiver: Receiver, make_delivery: Mak
     make_delivery(receiver.url())
     send()
     [request] = receiver.requests
-    Webhook(tenants.signing_secret("acme")).verify(request.body, request.headers)
+    Webhook(tenants.get_or_create_signing_secret("acme")).verify(request.body, request.headers)
 
 
 @pytest.mark.spec(
@@ -137,7 +137,7 @@ def test_endpoint_that_fails_for_days_is_disabled(
     configure(failures_to_pause=1000)
     receiver.answer = status(500)
     for _ in range(5):  # from the first day on, after its quick attempts
-        make_delivery(receiver.url(), tries=4)
+        make_delivery(receiver.url(), attempts_since_replay=4)
         send()
         clock.advance(days=1)
     assert Endpoint.objects.get().failing_since == clock.now - timedelta(days=5)
@@ -152,7 +152,7 @@ def test_endpoint_that_recovers_by_itself_is_not_disabled(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
     receiver.answer = in_turn(status(500), raw(OK))
-    make_delivery(receiver.url(), tries=4)
+    make_delivery(receiver.url(), attempts_since_replay=4)
     send()
     assert Endpoint.objects.get().failing_since
     make_delivery(receiver.url())
@@ -296,7 +296,7 @@ def test_after_its_reservation_a_failure_is_ignored_and_a_success_counts(
         row.refresh_from_db()
 
     record_result(500, "retry")
-    assert (row.status, row.reservation, row.tries) == ("pending", other_sender, 0)
+    assert (row.status, row.reservation, row.attempts_since_replay) == ("pending", other_sender, 0)
     record_result(200, "delivered")
     assert (row.status, row.reservation) == ("delivered", None)
 
@@ -315,7 +315,7 @@ def test_run_that_must_stop_releases_unstarted_deliveries(
     connections.close_all()
     assert calls == [1]
     assert sender.failed == 2
-    assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, tries=0).count() == 6
+    assert Delivery.objects.filter(reservation=None, due_at__lte=clock.now, attempts_since_replay=0).count() == 6
 
 
 @pytest.mark.spec("WHK-6", "An operator's replay sends a delivery again under its own id")
@@ -331,7 +331,7 @@ def test_replay_sends_again_under_the_same_id(
     pending.refresh_from_db()
     assert pending.due_at == clock.now + timedelta(hours=1)
     row.refresh_from_db()
-    assert (row.attempts, row.tries) == (2, 1)
+    assert (row.attempts, row.attempts_since_replay) == (2, 1)
 
 
 def test_ended_deliveries_are_deleted_after_their_retention(

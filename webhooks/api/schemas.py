@@ -17,7 +17,9 @@ class NewSubscription(RequestBody, kw_only=True):
     event_types: (
         Annotated[
             list[Command],
-            Meta(max_length=100, description="Queues, a subset of the token's `eventTypes`. Default: all of them."),
+            Meta(
+                max_length=100, description="The queues: a subset of the token's `eventTypes`. If absent, all of them."
+            ),
         ]
         | None
     ) = None
@@ -34,7 +36,7 @@ class NewSubscription(RequestBody, kw_only=True):
     ) = None
     group_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)] | None = None
     min_interval_seconds: Annotated[
-        float, Meta(multiple_of=1, ge=0, le=86_400, description="Minimum time between two notifications.")
+        float, Meta(multiple_of=1, ge=0, le=86_400, description="Minimum seconds between two notifications.")
     ] = 5
 
 
@@ -42,7 +44,9 @@ class Renewal(RequestBody, kw_only=True):
     """The extension of a subscription."""
 
     ttl_seconds: (
-        Annotated[float, Meta(multiple_of=1, ge=1, le=86_400, description="Default: the subscription's last value.")]
+        Annotated[
+            float, Meta(multiple_of=1, ge=1, le=86_400, description="If absent, the subscription's last value applies.")
+        ]
         | None
     ) = None
 

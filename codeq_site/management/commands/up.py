@@ -48,7 +48,7 @@ EMBEDDED_DEFAULTS: dict[str, Any] = {
 
 
 class Command(BaseCommand):
-    help = "Start the servers (unless REDIS_URL and DATABASE_URL are set), the web processes and Celery."
+    help = "Start the web processes, Celery, and each server whose URL is not set (REDIS_URL, DATABASE_URL)."
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:

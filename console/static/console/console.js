@@ -36,7 +36,7 @@ const format = {
 };
 
 // Call `refresh` at an interval while the page is visible, and at once when it becomes visible. Calls do not overlap.
-// If `refresh` returns false, the interval ends.
+// If `refresh` returns false, the interval ends. It is then called only when the page becomes visible again.
 function pollWhileVisible(refresh, intervalMs) {
   let timer = setTimeout(tick, intervalMs);
   let isRunning = false;
@@ -96,11 +96,11 @@ const connection = {
 // --- Charts ---
 
 // The colours also differ in lightness, for colour-blind users.
-const SERIES = {
+const SERIES_COLOURS = {
   light: { indigo: "#4f46e5", cyan: "#0891b2", amber: "#d97706", red: "#dc2626", pink: "#db2777", green: "#059669", grey: "#94a3b8" },
   dark: { indigo: "#818cf8", cyan: "#22d3ee", amber: "#fbbf24", red: "#f87171", pink: "#f472b6", green: "#34d399", grey: "#64748b" },
 };
-const BACKGROUND = {
+const FRAME_COLOURS = {
   light: { text: "#64748b", grid: "#e2e8f0", tip: "#0f172a" },
   dark: { text: "#94a3b8", grid: "#1e293b", tip: "#334155" },
 };
@@ -121,7 +121,7 @@ const CHARTS = {
 };
 
 // The charts of the pipeline's marts.
-const INSIGHTS = {
+const HISTORY_CHARTS = {
   ended: {
     type: "bar",
     series: [["completed", "Completed", "green"], ["nacked", "Nacked", "amber"], ["abandoned", "Abandoned", "cyan"], ["expired", "Lease expired", "indigo"], ["failed", "Failed", "red"], ["cancelled", "Cancelled", "grey"]],
@@ -136,11 +136,11 @@ const INSIGHTS = {
   worker_time: { type: "bar", series: [["compute_ms", "Worker time", "indigo"]], formatValue: format.duration },
   deliveries: {
     type: "bar",
-    series: [["delivered", "Delivered", "green"], ["refused", "Refused", "amber"], ["unreachable", "Unreachable", "red"]],
+    series: [["delivered", "Delivered", "green"], ["refused", "Rejected", "amber"], ["unreachable", "Unreachable", "red"]],
     formatValue: format.count,
   },
 };
-for (const [kind, chart] of Object.entries(INSIGHTS)) CHARTS[kind] = { ...chart, valuesOf: (timeSeries, key) => timeSeries.values[key] };
+for (const [kind, chart] of Object.entries(HISTORY_CHARTS)) CHARTS[kind] = { ...chart, valuesOf: (timeSeries, key) => timeSeries.values[key] };
 
 function byName(series) {
   return series.map(([, name, colour]) => [name, name, colour]);
@@ -192,7 +192,7 @@ function isMissing(value) {
 function drawChart(canvas, kind, timeSeries) {
   const { type = "line", series, valuesOf, formatValue } = CHARTS[kind];
   const theme = isDark() ? "dark" : "light";
-  const background = BACKGROUND[theme];
+  const frame = FRAME_COLOURS[theme];
   const isBar = type === "bar";
   const stepSize = formatValue === format.duration ? durationStep(series.flatMap(([key]) => valuesOf(timeSeries, key))) : undefined;
   return new Chart(canvas, {
@@ -202,9 +202,9 @@ function drawChart(canvas, kind, timeSeries) {
       datasets: series.map(([key, label, colour]) => ({
         label,
         data: valuesOf(timeSeries, key),
-        borderColor: SERIES[theme][colour],
-        backgroundColor: isBar ? SERIES[theme][colour] : `${SERIES[theme][colour]}22`,
-        hoverBackgroundColor: SERIES[theme][colour],
+        borderColor: SERIES_COLOURS[theme][colour],
+        backgroundColor: isBar ? SERIES_COLOURS[theme][colour] : `${SERIES_COLOURS[theme][colour]}22`,
+        hoverBackgroundColor: SERIES_COLOURS[theme][colour],
         borderWidth: isBar ? 0 : 1.75,
         // Missing values are gaps in the line. A single value between two gaps needs a point to be visible.
         pointRadius: ({ dataset, dataIndex: index }) => (isMissing(dataset.data[index - 1]) && isMissing(dataset.data[index + 1]) ? 2.5 : 0),
@@ -221,21 +221,21 @@ function drawChart(canvas, kind, timeSeries) {
         x: {
           stacked: isBar,
           grid: { display: false },
-          border: { color: background.grid },
-          ticks: { color: background.text, maxRotation: 0, autoSkipPadding: 24, font: { size: 11 } },
+          border: { color: frame.grid },
+          ticks: { color: frame.text, maxRotation: 0, autoSkipPadding: 24, font: { size: 11 } },
         },
         y: {
           stacked: isBar,
           beginAtZero: true,
           border: { display: false },
-          grid: { color: background.grid },
-          ticks: { color: background.text, maxTicksLimit: 5, stepSize, font: { size: 11 }, callback: (value) => formatValue(value) },
+          grid: { color: frame.grid },
+          ticks: { color: frame.text, maxTicksLimit: 5, stepSize, font: { size: 11 }, callback: (value) => formatValue(value) },
         },
       },
       plugins: {
-        legend: { position: "bottom", labels: { color: background.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
+        legend: { position: "bottom", labels: { color: frame.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
         tooltip: {
-          backgroundColor: background.tip,
+          backgroundColor: frame.tip,
           callbacks: { label: (item) => ` ${item.dataset.label}: ${formatValue(item.raw)}` },
         },
       },
@@ -265,7 +265,7 @@ document.addEventListener("alpine:init", () => {
       { key: "oldest_seconds", name: "Oldest ready", number: true },
       { key: "arrivals", name: "Enqueued / s", number: true },
       { key: "endings", name: "Ended / s", number: true },
-      { key: "failures", name: "Failure rate", number: true },
+      { key: "failureShare", name: "Failure rate", number: true },
     ],
 
     init() {
@@ -291,9 +291,9 @@ document.addEventListener("alpine:init", () => {
       this.isPartial = overview.is_partial;
       this.rows = overview.queues.map((queue) => {
         const key = `${queue.tid}:${queue.command}`;
-        const [arrivals, endings, failures, spark] = this.rates[key] ?? [0, 0, null, []];
+        const [arrivals, endings, failureShare, spark] = this.rates[key] ?? [0, 0, null, []];
         const query = new URLSearchParams({ tenant: queue.tid, command: queue.command });
-        return { ...queue, key, url: `${queueUrl}?${query}`, deadUrl: `${deadUrl}?${query}`, arrivals, endings, failures, spark };
+        return { ...queue, key, url: `${queueUrl}?${query}`, deadUrl: `${deadUrl}?${query}`, arrivals, endings, failureShare, spark };
       });
     },
 
@@ -379,7 +379,7 @@ document.addEventListener("alpine:init", () => {
       ...format,
       ...connection,
       stats: {},
-      peeked: { ready: [], in_progress: [], delayed: [] },
+      peek: { ready: [], in_progress: [], delayed: [] },
       nowMs: 0,
       span: "1h",
       emptyCharts: [],
@@ -396,7 +396,7 @@ document.addEventListener("alpine:init", () => {
       update(queue) {
         this.nowMs = queue.now_ms;
         this.stats = queue.stats;
-        this.peeked = queue.peeked;
+        this.peek = queue.peek;
       },
 
       refresh() {
@@ -448,7 +448,7 @@ document.addEventListener("alpine:init", () => {
     };
   });
 
-  Alpine.data("insights", () => {
+  Alpine.data("historyCharts", () => {
     const charts = new Map();
     const timeSeries = readJsonScript("time-series");
 
@@ -525,21 +525,21 @@ document.addEventListener("alpine:init", () => {
       }, PROGRESS_REFRESH_MS);
     },
 
-    part(name) {
+    partPercent(name) {
       return this.job.total ? (100 * this.job[name]) / this.job.total : 0;
     },
 
-    progressTotal() {
-      if (this.job.is_over) return format.count(this.job.handled);
-      return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.handled) / this.job.total : 0)} %`;
+    progressHeadline() {
+      if (this.job.is_over) return format.count(this.job.processed);
+      return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.processed) / this.job.total : 0)} %`;
     },
 
     progressDetails() {
-      const { handled, total, per_second: rate, seconds, is_over: isOver } = this.job;
+      const { processed, total, per_second: rate, seconds, is_over: isOver } = this.job;
       if (isOver) return `processed in ${format.duration(seconds)}`;
       if (total === null) return "the matching dead letters";
-      const remaining = rate ? `, about ${format.age((total - handled) / rate)} left` : "";
-      return `${format.count(handled)} of ${format.count(total)}${remaining}`;
+      const remaining = rate ? `, about ${format.age((total - processed) / rate)} left` : "";
+      return `${format.count(processed)} of ${format.count(total)}${remaining}`;
     },
 
     tiles() {

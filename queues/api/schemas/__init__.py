@@ -56,7 +56,8 @@ LeaseToken = Annotated[
 Moment = Annotated[dt.datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(min_length=1, max_length=TEXT_CHARACTERS, pattern=NO_NUL)]
 Cursor = Annotated[
-    str, Meta(min_length=1, max_length=512, description="The `cursor` of the previous page. Absent for the first page.")
+    str,
+    Meta(min_length=1, max_length=512, description="The `cursor` of the previous page. Omit it for the first page."),
 ]
 Limit = Annotated[int, Meta(ge=1, le=200, description="Maximum number of items in the page.")]
 Words = Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]

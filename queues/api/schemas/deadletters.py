@@ -27,11 +27,11 @@ Reason = Annotated[str, Meta(max_length=1000, pattern=NO_NUL, description="The r
 class DeadLettersQuery(QueryParameters, kw_only=True):
     """Filters for dead letters, and the page to return."""
 
-    error: Annotated[Words, Meta(description="Only dead letters with these words in the error.")] | None = None
+    error: Annotated[Words, Meta(description="Selects dead letters with these words in the error.")] | None = None
     text: (
         Annotated[
             Words,
-            Meta(description="Only dead letters with these words in the error, the payload or the worker's name."),
+            Meta(description="Selects dead letters with these words in the error, the payload or the worker's name."),
         ]
         | None
     ) = None
@@ -41,7 +41,8 @@ class DeadLettersQuery(QueryParameters, kw_only=True):
             Meta(
                 ge=0,
                 le=3.2e9,
-                description="Only dead letters that died this number of seconds ago or earlier, or before this time.",
+                description="A number selects dead letters that died at least so many seconds ago. A time selects "
+                "those that died before it.",
             ),
         ]
         | Moment
@@ -94,7 +95,7 @@ class NewReplay(RequestBody, kw_only=True):
                 multiple_of=1,
                 ge=1,
                 le=1_000_000,
-                description="Maximum number of tasks to replay per second. No limit if absent.",
+                description="Maximum number of tasks to replay per second. If absent, there is no limit.",
             ),
         ]
         | None
@@ -105,20 +106,25 @@ class NewReplay(RequestBody, kw_only=True):
 class DryRun(ResponseBody, kw_only=True):
     """The dead letters that a replay would affect. The dry run changes no task."""
 
-    count: Annotated[int | None, Meta(description="Absent if counting would take too long.")] = None
-    sample: Annotated[list[DeadLetter], Meta(description="The newest of them. Empty if the request has `ids`.")]
+    count: Annotated[int | None, Meta(description="It is absent if counting would take too long.")] = None
+    sample: Annotated[
+        list[DeadLetter],
+        Meta(description="The newest of these dead letters. The list is empty if the request has `ids`."),
+    ]
 
 
 class BulkJob(ResponseBody, kw_only=True):
     """An operation on many dead letters, which continues in the background."""
 
     id: UUID
-    kind: Annotated[str, Meta(description="`replay`, `delete` or `recall`.")]
+    kind: Annotated[str, Meta(description="`replay`, `delete`, or `recall` for the undo of a replay.")]
     state: Annotated[
         str, Meta(description="`running`, `watching`, `done`, `stopped`, `cancelling`, `cancelled` or `failed`.")
     ]
-    total: Annotated[int | None, Meta(description="Absent until the tasks are counted.")] = None
-    done: Annotated[int, Meta(description="Tasks that were replayed, deleted or recalled.")]
+    total: Annotated[
+        int | None, Meta(description="Number of tasks to handle. It is absent until the tasks are counted.")
+    ] = None
+    done: Annotated[int, Meta(description="Tasks that were replayed or deleted, or whose replay was undone.")]
     skipped: Annotated[int, Meta(description="Tasks that were no longer dead letters.")]
     failed: Annotated[int, Meta(description="Tasks that could not be handled because of an error.")]
     error: Annotated[str | None, Meta(description="The error that stopped the whole job.")] = None

@@ -16,7 +16,7 @@ LeaseSeconds = Annotated[
         multiple_of=1,
         ge=1,
         le=LIMITS.lease_limit_seconds,
-        description=f"Seconds from now until the lease expires. {LIMITS.lease_seconds} if absent.",
+        description=f"Seconds from now until the lease expires. If absent, {LIMITS.lease_seconds} applies.",
     ),
 ]
 WaitSeconds = Annotated[float, Meta(ge=0, le=30, description="Seconds to wait for a task if there is none.")]
@@ -26,11 +26,15 @@ Count = Annotated[
         multiple_of=1,
         ge=1,
         le=LIMITS.claim_batch,
-        description=f"Maximum number of tasks to claim. {LIMITS.claim_batch} if absent.",
+        description=f"Maximum number of tasks to claim. If absent, {LIMITS.claim_batch} applies.",
     ),
 ]
 ReturnStatus = Annotated[
-    Literal["requeued", "dlq"], Meta(description="`requeued`, or `dlq` if the task became a dead letter.")
+    Literal["requeued", "dlq"],
+    Meta(
+        description="`dlq` if the task became a dead letter, otherwise `requeued`. A task without attempts left is "
+        "also `requeued` if the policy of its queue has a `deadLetterTopicRef`: it is ready in that queue."
+    ),
 ]
 
 
@@ -41,7 +45,8 @@ class NewClaim(RequestBody, kw_only=True):
         list[Command],
         Meta(
             max_length=CLAIM_QUEUES,
-            description="The queues to claim from: a subset of the token's `eventTypes`. All of them if empty.",
+            description="The queues to claim from: a subset of the token's `eventTypes`. If empty, all queues that the "
+            "token allows.",
         ),
     ] = []
     lease_seconds: LeaseSeconds | None = None
@@ -63,7 +68,7 @@ class Tasks(ResponseBody, kw_only=True):
 class Progress(RequestBody, kw_only=True):
     """The progress of a task."""
 
-    percent: Annotated[float, Meta(ge=0, le=100, description="The completed part of the task.")]
+    percent: Annotated[float, Meta(ge=0, le=100, description="The completed part of the task, in percent.")]
     note: Annotated[str, Meta(max_length=1024, pattern=NO_NUL, description="A text about the progress.")] | None = None
 
 
@@ -96,7 +101,8 @@ class Nack(RequestBody, kw_only=True):
             float,
             Meta(
                 ge=0,
-                description="Seconds before the task is retried, up to the cap of the backoff. The backoff if absent.",
+                description="Seconds before the task is retried, at most the cap of the backoff. If absent, the "
+                "backoff applies.",
             ),
         ]
         | None
@@ -117,4 +123,4 @@ class Nacked(ResponseBody, kw_only=True):
     """The outcome: the task is retried after a delay, or is a dead letter."""
 
     status: ReturnStatus
-    delay_seconds: Annotated[float, Meta(description="Seconds before the task is retried. 0 for a dead letter.")]
+    delay_seconds: Annotated[float, Meta(description="Seconds before the task is retried. It is 0 for a dead letter.")]

@@ -20,7 +20,8 @@ class QueueStats(ResponseBody, kw_only=True):
     dlq: Annotated[int, Meta(description="Dead letters.")]
     paused: Annotated[bool, Meta(description="Whether the queue is paused, so that claims get no task from it.")]
     oldest_ready_seconds: Annotated[
-        float | None, Meta(description="Seconds for which the oldest ready task has been ready. Absent if none is.")
+        float | None,
+        Meta(description="Seconds for which the oldest ready task has been ready. It is absent if no task is ready."),
     ] = None
     ready_by_priority: Annotated[list[int], Meta(description="Number of ready tasks of each priority, from 0 to 9.")]
 
@@ -47,7 +48,10 @@ class NewCleanup(RequestBody, kw_only=True):
     before: (
         Annotated[
             dt.datetime,
-            Meta(tz=True, description="Delete tasks whose retention ended before this time. Now if absent."),
+            Meta(
+                tz=True,
+                description="Delete tasks whose retention ended before this time. If absent, the present time applies.",
+            ),
         ]
         | None
     ) = None

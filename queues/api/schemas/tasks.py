@@ -29,8 +29,8 @@ Priority = Annotated[
         multiple_of=1,
         ge=0,
         le=9,
-        description="Tasks of a higher priority are claimed first. If absent, 0 or the lowest priority of the "
-        "queue's policy.",
+        description="Tasks of a higher priority are claimed first. If absent, the task gets the lowest priority that "
+        "the queue's policy allows, or 0 without a policy.",
     ),
 ]
 
@@ -54,7 +54,7 @@ class NewTask(RequestBody, kw_only=True):
                 multiple_of=1,
                 ge=1,
                 le=LIMITS.max_attempts_limit,
-                description="Maximum number of attempts. If absent, the value of the queue's policy, or else "
+                description="Maximum number of attempts. If absent, the value of the queue's policy applies, or else "
                 f"{LIMITS.max_attempts}.",
             ),
         ]
@@ -80,7 +80,8 @@ class NewTask(RequestBody, kw_only=True):
                 min_length=1,
                 max_length=255,
                 pattern=r"^[ -~]+" + NO_NEWLINE,
-                description="Other requests with the same key return the same task, for the length of the retention.",
+                description="Other requests with the same key return the same task until the task's retention has "
+                "ended.",
             ),
         ]
         | None

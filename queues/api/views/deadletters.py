@@ -113,14 +113,14 @@ class BulkView(ApiView):
     @Operation(
         "cancel_bulk_job",
         tag="Admin",
-        summary="Stop a bulk job",
+        summary="Cancel a bulk job",
         permission_classes=(IsAdmin,),
         rate="admin",
         answers={200: wire.BulkJob},
         errors=(errors.NotFound,),
     )
     async def delete(self, caller: Caller, job_id: str) -> HttpResponse:
-        """Stop a bulk job. Tasks that it has already replayed stay replayed."""
+        """Cancel a bulk job. Tasks that it has already replayed stay replayed."""
         return json_response(_bulk_job(await threadpool.run_db(bulk_jobs.cancel, [caller.tenant.tid], job_id)))
 
 

@@ -70,7 +70,7 @@ class HeartbeatView(ApiView):
         tag="Worker",
         summary="Extend the lease of a task",
         permission_classes=(HasScope("codeq:heartbeat"),),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.Heartbeat,
         is_body_optional=True,
         answers={200: wire.Extended},
@@ -99,7 +99,7 @@ class AbandonView(ApiView):
         tag="Worker",
         summary="Return a task unprocessed",
         permission_classes=(HasScope("codeq:abandon"),),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.Abandon,
         is_body_optional=True,
         answers={200: wire.Abandoned},
@@ -109,7 +109,8 @@ class AbandonView(ApiView):
     async def post(self, caller: Caller, task_id: str, body: wire.Abandon) -> HttpResponse:
         """Return the task. It is ready at once, behind the other tasks of its priority.
 
-        The attempt counts. A task that is out of attempts becomes a dead letter.
+        The attempt counts. A task that is out of attempts becomes a dead letter, or moves to the dead letter queue that
+        the policy of its queue names.
         """
         token = lease_token(self, body.lease_token)
         outcome = await services.abandon(caller.tenant, task_id, caller.subject, token=token)
@@ -122,7 +123,7 @@ class NackView(ApiView):
         tag="Worker",
         summary="Report a failed attempt",
         permission_classes=(HasScope("codeq:nack"),),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.Nack,
         is_body_optional=True,
         answers={200: wire.Nacked},
@@ -133,7 +134,7 @@ class NackView(ApiView):
         """Report a failed attempt.
 
         The task is retried after `delaySeconds`, or by default after its backoff. A task that is out of attempts
-        becomes a dead letter.
+        becomes a dead letter, or moves to the dead letter queue that the policy of its queue names.
         """
         outcome = await services.nack(
             caller.tenant,

@@ -90,7 +90,7 @@ class ResultView(ApiView):
         tag="Worker",
         summary="Submit the result of a claimed task",
         permission_classes=(HasScope("codeq:result"),),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.NewResult,
         answers={200: wire.Result},
         errors=(*LEASE_ERRORS, errors.PayloadTooLarge),
@@ -113,7 +113,7 @@ class ResultBatchView(ApiView):
         tag="Worker",
         summary="Submit several results",
         permission_classes=(HasScope("codeq:result"),),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.NewResults,
         answers={200: wire.SubmittedResults},
     )
@@ -131,7 +131,7 @@ class ExchangeView(ApiView):
         tag="Worker",
         summary="Submit results and claim the next tasks",
         permission_classes=(HasScope("codeq:result"), HasScope("codeq:claim")),
-        is_finishing=True,
+        allows_suspended=True,
         body=wire.NewExchange,
         is_body_optional=True,
         answers={200: wire.Exchanged},
@@ -140,7 +140,7 @@ class ExchangeView(ApiView):
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """Submit results, then claim tasks.
 
-        A suspended tenant can submit results, but gets no new task. Without results, the answer is 403.
+        A suspended tenant can submit results, but gets no new task. If it submits none, the answer is 403.
         """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)

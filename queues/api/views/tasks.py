@@ -83,10 +83,10 @@ class TasksView(ApiView):
         item = await enqueue_merger.enqueue(caller.tenant, new, token_fingerprint=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
-        if not item.is_replayed:
+        if not item.is_repeated:
             metrics.created.add(item.task.spec.command)
         response = json_response(conversion.task(item.task, caller.tenant.slug), 202)
-        if item.is_replayed:
+        if item.is_repeated:
             response.headers["Idempotency-Replayed"] = "true"
         if item.is_mismatch:
             response.headers["Idempotency-Mismatch"] = "true"
@@ -115,7 +115,7 @@ class TaskBatchView(ApiView):
             refused, await services.enqueue(caller.tenant, new, token_fingerprint=caller.fingerprint) if new else []
         )
         for item in items:
-            if isinstance(item, domain.Enqueued) and not item.is_replayed:
+            if isinstance(item, domain.Enqueued) and not item.is_repeated:
                 metrics.created.add(item.task.spec.command)
         return json_response(
             wire.EnqueuedTasks(results=[conversion.enqueued_item(item, caller.tenant.slug) for item in items])

@@ -93,10 +93,10 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
       entries[e + 1], entries[e + 2] = deadline, id
       reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = id, spec, priority, max_attempts
       reply[r + 5], reply[r + 6], reply[r + 7], reply[r + 8] = attempts or 0, created, visible or created, error_text or ''
-    else -- a ghost: the task was cancelled or deleted, and its id stayed in the list
+    else -- a ghost: cancelled or deleted, or its replay undone, and its id stayed in the list
       local field = command_of(queue) .. ':' .. priority
       if tonumber(call('HGET', ghosts, field) or 0) > 0 then counter_add(ghosts, field, -1) end
-      if status == 'FAILED' then -- a recalled task, whose ghost is removed now
+      if status == 'FAILED' then -- its replay was undone, and its ghost is removed now
         hash_remove(key, 'ghost', call('HGET', key, 'ghost'))
       end
     end

@@ -1,4 +1,4 @@
---! due_queues: list the queues of a partition with due tasks or expired leases, longest due first.
+--! due_queues: list the queues of a partition that may have due tasks or expired leases, longest due first.
 --! KEYS    due
 --! ARGV    limit clock
 --! RETURNS {queue}*

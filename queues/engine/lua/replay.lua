@@ -1,4 +1,4 @@
---! replay: make dead letters ready again, with all their attempts.
+--! replay: make dead letters ready again, with 0 attempts used.
 --! KEYS    ghosts events expiry waiting woken
 --! ARGV    root tid job clock {id spec}*
 --! RETURNS {OK task… | NOT_FOUND | NOT_DEAD}*;
@@ -47,7 +47,9 @@ for _, item in ipairs(accepted) do
   entries[#entries + 1], entries[#entries + 2] = dead_since, id
   if expires then expiries[#expiries + 1], expiries[#expiries + 2] = expires, id end
   list[priority] = list[priority] or {}
-  if is_ghost then -- recalled before: its id is still in the list, and a second id could be claimed during a delay
+  -- The id of an undone replay is still in the ready list, so it is not pushed again. Otherwise the list would have it
+  -- once more after a claim has taken it, and the task could be claimed during the delay of its next retry.
+  if is_ghost then
     call('HDEL', key, 'ghost')
     counter_add(ghosts, command_of(queue) .. ':' .. priority, -1)
   else

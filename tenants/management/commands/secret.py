@@ -18,6 +18,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            self.stdout.write(services.signing_secret(options["tenant"]))
+            self.stdout.write(services.get_or_create_signing_secret(options["tenant"]))
         except (CodeqError, ConfigError) as error:
             raise CommandError(str(error)) from error

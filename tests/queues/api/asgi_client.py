@@ -17,7 +17,7 @@ Application = Callable[..., Awaitable[None]]
 NO_BODY: Any = object()
 
 
-class Answer(msgspec.Struct):
+class Response(msgspec.Struct):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -36,7 +36,7 @@ class Answer(msgspec.Struct):
 class PendingRequest:
     """A request in progress.
 
-    `await answer()` waits for the response, `disconnect()` closes the connection.
+    `await response()` waits for the response, `disconnect()` closes the connection.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PendingRequest:
     def disconnect(self) -> None:
         self._is_disconnected.set()
 
-    async def answer(self) -> Answer | None:
+    async def response(self) -> Response | None:
         """Return the response, or None if the application sent none."""
         await self.task
         if not self._started:
@@ -77,7 +77,7 @@ class PendingRequest:
         names = [name.decode().lower() for name, _ in self._started["headers"]]
         assert len(names) == len(set(names)), f"a repeated header: {names}"
         headers = {name.decode().lower(): value.decode() for name, value in self._started["headers"]}
-        return Answer(status=self._started["status"], headers=headers, body=self._body)
+        return Response(status=self._started["status"], headers=headers, body=self._body)
 
 
 class Client:
@@ -124,18 +124,18 @@ class Client:
         }
         return PendingRequest(self.application, scope, chunks or [], never_ends=never_ends)
 
-    async def request(self, method: str, path: str, body: Any = NO_BODY, **options: Any) -> Answer:
-        answer = await self.start(method, path, body, **options).answer()
-        assert answer is not None
+    async def request(self, method: str, path: str, body: Any = NO_BODY, **options: Any) -> Response:
+        response = await self.start(method, path, body, **options).response()
+        assert response is not None
         if self.application is application:
-            conformity.check(method, path, answer)
-        return answer
+            conformity.check(method, path, response)
+        return response
 
-    async def get(self, path: str, **options: Any) -> Answer:
+    async def get(self, path: str, **options: Any) -> Response:
         return await self.request("GET", path, **options)
 
-    async def post(self, path: str, body: Any = NO_BODY, **options: Any) -> Answer:
+    async def post(self, path: str, body: Any = NO_BODY, **options: Any) -> Response:
         return await self.request("POST", path, body, **options)
 
-    async def delete(self, path: str, **options: Any) -> Answer:
+    async def delete(self, path: str, **options: Any) -> Response:
         return await self.request("DELETE", path, **options)

@@ -54,7 +54,10 @@ def _database(django_db_setup: None, django_db_blocker: Any, valkey: object) -> 
             services.create_tenant(slug)
         installation_keys.rotate()
         row = models.InstallationKey.objects.get()
-        SIGNER.update(kid=row.kid, key=serialization.load_pem_private_key(secret_encryption.decrypt(row.sealed), None))
+        SIGNER.update(
+            kid=row.kid,
+            key=serialization.load_pem_private_key(secret_encryption.decrypt(row.encrypted_private_key), None),
+        )
         yield
         verifier.stop()
         tenant_cache.stop()

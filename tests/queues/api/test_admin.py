@@ -75,8 +75,8 @@ INVALID_LIST_QUERIES = [
 
 @pytest.mark.parametrize("query", INVALID_LIST_QUERIES)
 async def test_invalid_query_for_dead_letters_is_refused(admin: Client, query: str) -> None:
-    answer = await admin.get(f"{ADMIN}/dlq/RENDER?{query}")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await admin.get(f"{ADMIN}/dlq/RENDER?{query}")
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 # PostgreSQL rejects an offset of 16 hours, and the first and last times have no UTC equivalent.
@@ -94,8 +94,8 @@ async def test_time_of_any_zone_is_accepted(producer: Client, admin: Client, mom
     assert (await producer.get(f"{TASKS}?createdAfter={quoted}")).status == 200
     assert (await admin.get(f"{ADMIN}/dlq/RENDER?olderThan={quoted}")).status == 200
     for name in ("diedAfter", "diedBefore"):
-        answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}, "dryRun": True})
-        assert (answer.status, answer.json) == (200, {"count": 0, "sample": []})
+        response = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}, "dryRun": True})
+        assert (response.status, response.json) == (200, {"count": 0, "sample": []})
         job = await admin.post(f"{ADMIN}/dlq/RENDER/replay", {"filter": {name: moment}})
         assert job.status == 202
     await threadpool.run_db(bulk_runner.run, lambda: True, seconds=2)
@@ -125,8 +125,8 @@ async def test_replay_by_filter(producer: Client, worker: Client, admin: Client)
     job = (await admin.get(path)).json
     assert (job["state"], job["total"], job["done"], job["reason"]) == ("done", 3, 3, "it is larger now")
     claimed_ids = set()
-    while (answer := await worker.post(f"{TASKS}/claim")).status == 200:
-        claimed_ids.add(answer.json["id"])
+    while (response := await worker.post(f"{TASKS}/claim")).status == 200:
+        claimed_ids.add(response.json["id"])
     assert claimed_ids == set(ids)
 
 
@@ -159,8 +159,8 @@ async def test_replay_by_id_and_cancel(producer: Client, worker: Client, admin: 
     ],
 )
 async def test_invalid_replay_is_refused(admin: Client, body: dict[str, Any]) -> None:
-    answer = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await admin.post(f"{ADMIN}/dlq/RENDER/replay", body)
+    assert (response.status, response.code) == (400, "invalid_request")
     assert await threadpool.run_db(BulkJob.objects.count) == 0
 
 
@@ -219,14 +219,14 @@ async def test_topic_policy_is_enforced(producer: Client, worker: Client, admin:
     ],
 )  # fmt: skip
 async def test_invalid_policy_is_refused(admin: Client, body: dict[str, Any]) -> None:
-    answer = await admin.request("PUT", f"{ADMIN}/topics/RENDER", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await admin.request("PUT", f"{ADMIN}/topics/RENDER", body)
+    assert (response.status, response.code) == (400, "invalid_request")
     assert (await admin.get(f"{ADMIN}/topics")).json == {"topics": []}
 
 
 async def test_invalid_topic_name_is_refused(admin: Client) -> None:
-    answer = await admin.request("PUT", f"{ADMIN}/topics/a:b", {})
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await admin.request("PUT", f"{ADMIN}/topics/a:b", {})
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 async def search_all(client: Client, query: str) -> list[dict[str, Any]]:
@@ -279,5 +279,5 @@ INVALID_SEARCH_QUERIES = [
 
 @pytest.mark.parametrize("query", INVALID_SEARCH_QUERIES)
 async def test_invalid_search_is_refused(producer: Client, query: str) -> None:
-    answer = await producer.get(f"{TASKS}?{query}")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.get(f"{TASKS}?{query}")
+    assert (response.status, response.code) == (400, "invalid_request")

@@ -47,9 +47,9 @@ async def test_artifacts_inline_and_by_url(producer: Client, worker: Client, art
     await claim_task(worker)
     elsewhere = {"name": "film", "url": "https://example.org/film.mp4"}
     body = result_with(inline_artifact(name="out put.bin", contentType="image/png"), elsewhere)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
-    assert answer.status == 200, answer.body
-    mine, theirs = answer.json["artifacts"]
+    response = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert response.status == 200, response.body
+    mine, theirs = response.json["artifacts"]
     digest = hashlib.sha256(CONTENT).hexdigest()
     assert mine == {
         "name": "out put.bin", "url": f"{TASKS}/{task['id']}/artifacts/{digest}", "contentType": "image/png",
@@ -108,12 +108,12 @@ NAMES = [
 async def test_a_name_is_never_a_path(producer: Client, worker: Client, artifact_directory: Path, name: str) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(b"x", name)))
-    assert answer.status == 200, answer.body
-    assert answer.json["artifacts"][0]["name"] == name
+    response = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(b"x", name)))
+    assert response.status == 200, response.body
+    assert response.json["artifacts"][0]["name"] == name
     (file,) = list_files(artifact_directory)
     assert file.name == hashlib.sha256(b"x").hexdigest()
-    got = await producer.get(answer.json["artifacts"][0]["url"])
+    got = await producer.get(response.json["artifacts"][0]["url"])
     assert (got.status, got.body) == (200, b"x")
     disposition = got.headers["content-disposition"]
     assert disposition.startswith("attachment")
@@ -147,8 +147,8 @@ async def test_invalid_artifact_is_refused(
 ) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(), artifact))
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact(), artifact))
+    assert (response.status, response.code) == (400, "invalid_request")
     assert list_files(artifact_directory) == []
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
@@ -211,8 +211,8 @@ async def test_a_full_disk_is_a_503_and_changes_nothing(
     monkeypatch.setattr(artifacts, "storage", lambda: Full())
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()))
-    assert (answer.status, answer.code) == (503, "unavailable")
+    response = await worker.post(f"{TASKS}/{task['id']}/result", result_with(inline_artifact()))
+    assert (response.status, response.code) == (503, "unavailable")
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
@@ -233,5 +233,5 @@ async def test_audit_answers_for_a_task_that_redis_has_deleted(
     read = (await producer.get(f"{path}/result")).json
     assert read["result"] == answered["result"]
     assert (await producer.get(read["result"]["artifacts"][0]["url"])).body == CONTENT
-    for answer in (await stranger.get(path), await stranger.get(f"{path}/result"), await stranger.get(f"{path}x")):
-        assert (answer.status, answer.code) == (404, "task_not_found")
+    for response in (await stranger.get(path), await stranger.get(f"{path}/result"), await stranger.get(f"{path}x")):
+        assert (response.status, response.code) == (404, "task_not_found")

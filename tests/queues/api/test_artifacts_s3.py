@@ -81,19 +81,19 @@ async def test_artifact_is_stored_and_downloaded(
 ) -> None:
     path = await claim_new_task(producer, worker)
     body = result_with(inline_artifact(), inline_artifact(b"", "empty"))
-    answer = await worker.post(f"{path}/result", body)
-    assert answer.status == 200, answer.body
+    response = await worker.post(f"{path}/result", body)
+    assert response.status == 200, response.body
     digest = hashlib.sha256(CONTENT).hexdigest()
     assert len(s3.list_names()) == 2
     assert all(name.startswith(f"some/where/{tenant.tid}/") for name in s3.list_names())
-    mine, empty = answer.json["artifacts"]
+    mine, empty = response.json["artifacts"]
     assert mine["url"] == f"{path}/artifacts/{digest}"
     for url, content in ((mine["url"], CONTENT), (empty["url"], b"")):
         got = await producer.get(url)
         assert (got.status, got.body, got.headers["content-length"]) == (200, content, str(len(content)))
         assert (await stranger.get(url)).status == 404
     assert (await producer.get(f"{path}/artifacts/{'0' * 64}")).status == 404
-    assert (await worker.post(f"{path}/result", body)).json == answer.json
+    assert (await worker.post(f"{path}/result", body)).json == response.json
     assert (await worker.post(f"{path}/result", result_with(inline_artifact(b"other")))).code == "already_ended"
     assert len(s3.list_names()) == 2, "a refused submission leaves nothing"
 
@@ -180,9 +180,9 @@ async def test_hanging_storage_delays_no_other_request(
     assert not any(submission.task.done() for submission in submissions)
     s3.resume()
     for submission in submissions:
-        answer = await submission.answer()
-        assert answer is not None
-        assert answer.status in (200, 503)
+        response = await submission.response()
+        assert response is not None
+        assert response.status in (200, 503)
 
 
 async def run_cleanup() -> int:

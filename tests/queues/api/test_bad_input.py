@@ -56,10 +56,10 @@ PAYLOADS = {
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
 async def test_unreadable_payload_is_refused(producer: Client, payload: bytes) -> None:
     began = time.perf_counter()
-    answer = await producer.post(TASKS, b'{"command":"A","payload":' + payload + b"}")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.post(TASKS, b'{"command":"A","payload":' + payload + b"}")
+    assert (response.status, response.code) == (400, "invalid_request")
     assert time.perf_counter() - began < 10
-    assert len(answer.json["detail"]) < 500
+    assert len(response.json["detail"]) < 500
     assert not dump_redis()
 
 
@@ -68,9 +68,9 @@ async def test_deep_result_is_refused(producer: Client, worker: Client) -> None:
     await worker.post(f"{TASKS}/claim")
     deep = b'{"a":' * 200 + b"1" + b"}" * 200
     body = b'{"status":"COMPLETED","result":' + deep + b"}"
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
-    assert answer.status == 400
-    assert "result" in answer.json["detail"]
+    response = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert response.status == 400
+    assert "result" in response.json["detail"]
 
 
 BODIES = [b"", b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff\xfe{}\x00", b"\xef\xbb\xbf{}",
@@ -81,15 +81,15 @@ BODIES = [b"", b" ", b"null", b"[]", b'"x"', b"1", b"{", b"{}{}", b"{}x", b"\xff
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("path", ["", "/batch"])
 async def test_invalid_body_of_a_producer_is_refused(producer: Client, path: str, body: bytes) -> None:
-    answer = await producer.post(TASKS + path, body, headers={"Content-Type": "application/json"})
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.post(TASKS + path, body, headers={"Content-Type": "application/json"})
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("body", BODIES[1:])
 @pytest.mark.parametrize("path", ["claim", "claim/batch", "exchange", "batch/results"])
 async def test_invalid_body_of_a_worker_is_refused(worker: Client, path: str, body: bytes) -> None:
-    answer = await worker.post(f"{TASKS}/{path}", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await worker.post(f"{TASKS}/{path}", body)
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 FIELDS: dict[str, list[Any]] = {
@@ -110,14 +110,14 @@ FIELDS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("ENQ-1", "Every field is checked, and the answer names the invalid one")
+@pytest.mark.spec("ENQ-1", "Every field is checked, and the response names the invalid one")
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field, values in FIELDS.items() for value in values], ids=repr
 )
 async def test_invalid_field_is_named(producer: Client, field: str, value: Any) -> None:
-    answer = await producer.post(TASKS, json.dumps(VALID_TASK | {field: value}).replace("Infinity", "1e400").encode())
-    assert (answer.status, answer.code) == (400, "invalid_request"), answer.body
-    assert field in answer.json["detail"]
+    response = await producer.post(TASKS, json.dumps(VALID_TASK | {field: value}).replace("Infinity", "1e400").encode())
+    assert (response.status, response.code) == (400, "invalid_request"), response.body
+    assert field in response.json["detail"]
     assert not dump_redis()
 
 
@@ -147,13 +147,13 @@ OUT_OF_BOUNDS = {
 
 @pytest.mark.parametrize(("path", "body"), OUT_OF_BOUNDS.values(), ids=OUT_OF_BOUNDS.keys())
 async def test_worker_request_out_of_bounds_is_refused(worker: Client, path: str, body: Any) -> None:
-    answer = await worker.post(f"{TASKS}/{path}", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await worker.post(f"{TASKS}/{path}", body)
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 async def test_batch_above_the_limit_is_refused(producer: Client) -> None:
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK] * (LIMITS.batch + 1)})
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK] * (LIMITS.batch + 1)})
+    assert (response.status, response.code) == (400, "invalid_request")
     assert not dump_redis()
 
 
@@ -162,36 +162,36 @@ async def test_commands_of_a_token_are_checked_like_those_of_a_body(
     client: Callable[..., Client], commands: list[str]
 ) -> None:
     worker = client("worker", eventTypes=commands)
-    answer = await worker.post(f"{TASKS}/claim")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await worker.post(f"{TASKS}/claim")
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("field", ["priority", "maxAttempts", "webhook", "idempotencyKey", "runAt", "delaySeconds"])
 async def test_null_stands_for_absent_where_a_field_may_be_absent(producer: Client, field: str) -> None:
-    answer = await producer.post(TASKS, VALID_TASK | {field: None})
-    assert answer.status == (400 if field == "priority" else 202)
+    response = await producer.post(TASKS, VALID_TASK | {field: None})
+    assert response.status == (400 if field == "priority" else 202)
 
 
 @pytest.mark.parametrize("number", ["3", "3.0", "3e0", "30e-1"])
 async def test_a_whole_number_may_be_written_in_several_ways(producer: Client, worker: Client, number: str) -> None:
     body = f'{{"command":"A","payload":1,"priority":{number},"maxAttempts":{number}}}'
-    answer = await producer.post(TASKS, body.encode())
-    assert answer.status == 202
-    assert b'"priority":3,' in answer.body
-    assert b'"maxAttempts":3,' in answer.body
+    response = await producer.post(TASKS, body.encode())
+    assert response.status == 202
+    assert b'"priority":3,' in response.body
+    assert b'"maxAttempts":3,' in response.body
     body = f'{{"leaseSeconds":{number},"count":{number}}}'
     assert (await worker.post(f"{TASKS}/claim/batch", body.encode())).status == 200
 
 
 async def test_last_value_of_a_repeated_key_counts(producer: Client) -> None:
-    answer = await producer.post(TASKS, b'{"command":"A","priority":1,"payload":1,"priority":9,"payload":2}')
-    assert (answer.status, answer.json["priority"], answer.json["payload"]) == (202, 9, "2")
+    response = await producer.post(TASKS, b'{"command":"A","priority":1,"payload":1,"priority":9,"payload":2}')
+    assert (response.status, response.json["priority"], response.json["payload"]) == (202, 9, "2")
 
 
 async def test_huge_field_name_is_not_returned(producer: Client) -> None:
-    answer = await producer.post(TASKS, VALID_TASK | {"x" * 2**20: 1})
-    assert answer.status == 400
-    assert len(answer.body) < 1200
+    response = await producer.post(TASKS, VALID_TASK | {"x" * 2**20: 1})
+    assert response.status == 400
+    assert len(response.body) < 1200
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
@@ -199,18 +199,18 @@ async def test_huge_field_name_is_not_returned(producer: Client) -> None:
     "segment", ["%00", "%0d%0a", "%2e%2e%2f", "..", "%ff", "\\", "'", '"', "<script>", "{}", "a" * 5000]
 )
 async def test_odd_paths_are_not_found(producer: Client, method: str, segment: str) -> None:
-    answer = await producer.request(method, f"{TASKS}/{segment}")
-    assert answer.status in (404, 405)
+    response = await producer.request(method, f"{TASKS}/{segment}")
+    assert response.status in (404, 405)
 
 
 @pytest.mark.parametrize("command", ["a:b", "%00", "a%0ab", "x" * 129, "*", "%7Ba%7D"])
 async def test_an_administrator_cannot_name_another_key(admin: Client, command: str) -> None:
-    for answer in (
+    for response in (
         await admin.get(f"/v1/codeq/admin/queues/{command}"),
         await admin.post(f"/v1/codeq/admin/queues/{command}/pause"),
         await admin.post(f"/v1/codeq/admin/queues/{command}/resume"),
     ):
-        assert (answer.status, answer.code) == (400, "invalid_request")
+        assert (response.status, response.code) == (400, "invalid_request")
     assert not dump_redis()
 
 
@@ -220,8 +220,8 @@ async def test_distinct_commands_never_share_a_queue(producer: Client, worker: C
     for name in names:
         await enqueue_task(producer, command=name, payload=name)
     for name in names:
-        answer = await worker.post(f"{TASKS}/claim", {"commands": [name]})
-        assert json.loads(answer.json["payload"]) == name
+        response = await worker.post(f"{TASKS}/claim", {"commands": [name]})
+        assert json.loads(response.json["payload"]) == name
     assert (await worker.post(f"{TASKS}/claim", {"commands": names})).status == 204
 
 
@@ -299,8 +299,8 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(body) + 1)
             body[at : at + rng.choice((0, 0, 1, 2, 8))] = rng.choice(pieces)
-        answer = await client.post(path, bytes(body))
-        assert answer.status < 500, (seed, number, path, bytes(body), answer.body)
+        response = await client.post(path, bytes(body))
+        assert response.status < 500, (seed, number, path, bytes(body), response.body)
 
 
 @pytest.mark.spec("ENQ-3", "A task with a bad webhook does not fail its batch")
@@ -308,8 +308,8 @@ async def test_ten_thousand_mutations_of_good_requests_never_cause_a_5xx(
     "webhook", ["x", "https://user@example.org/", "http://169.254.169.254/", "https://example.org/\0"]
 )
 async def test_bad_webhook_fails_its_own_task_only(producer: Client, webhook: str) -> None:
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK | {"webhook": webhook}, VALID_TASK]})
-    bad, good = answer.json["results"]
+    response = await producer.post(f"{TASKS}/batch", {"tasks": [VALID_TASK | {"webhook": webhook}, VALID_TASK]})
+    bad, good = response.json["results"]
     assert (bad["error"], bad["status"]) == ("invalid_request", 400)
     assert "webhook" in bad["detail"]
     assert good["task"]["status"] == "PENDING"

@@ -81,10 +81,10 @@ async def test_a_claim_takes_the_documented_steps_and_at_most_twenty(producer: C
         recorder = CallRecorder()
         sys.setprofile(recorder)
         try:
-            answer = await worker.post(f"{TASKS}/claim", {"commands": ["RENDER"]})
+            response = await worker.post(f"{TASKS}/claim", {"commands": ["RENDER"]})
         finally:
             sys.setprofile(None)
-        assert answer.status == 200
+        assert response.status == 200
     steps = {documented_name(step): step.partition(":")[0] for step in recorder.steps}
     print(f"{len(steps)} steps:", *recorder.steps, sep="\n")
     print(f"{len(recorder.functions)} functions:", *recorder.functions, sep="\n")

@@ -355,7 +355,7 @@ def test_short_retry_after_is_honoured_and_a_long_one_raised() -> None:
         assert (refused.value.status, refused.value.retry_after_seconds) == (429, 3600)
     bad_gateway = httpx.MockTransport(lambda _: httpx.Response(502, text="<html>a proxy</html>"))
     with (
-        Client("http://codeq.test", "token", tries=2, transport=bad_gateway) as client,
+        Client("http://codeq.test", "token", max_tries=2, transport=bad_gateway) as client,
         pytest.raises(Unavailable) as unavailable,
     ):
         client.task("x")
@@ -370,6 +370,20 @@ def test_rejected_token_is_replaced_once(web: WebProcess) -> None:
         client.enqueue("any", {})
     assert refused.value.status == 401
     assert "never any good" not in repr(client) + str(refused.value)
+
+
+def test_rejected_token_does_not_count_as_a_try() -> None:
+    responses = iter([
+        httpx.Response(401, json={"code": "unauthenticated", "detail": "expired"}),
+        httpx.Response(503, json={"code": "unavailable", "detail": "soon"}),
+        httpx.Response(503, json={"code": "unavailable", "detail": "later"}),
+    ])  # fmt: skip
+    transport = httpx.MockTransport(lambda _: next(responses))
+    with (
+        Client("http://codeq.test", lambda: "token", max_tries=2, transport=transport) as client,
+        pytest.raises(Unavailable, match="later"),
+    ):
+        client.task("x")
 
 
 def start_program(text: str, web: WebProcess, tenant: str) -> subprocess.Popen[str]:

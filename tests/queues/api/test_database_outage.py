@@ -108,7 +108,7 @@ async def test_a_database_that_hangs_is_a_503(admin: Client, monkeypatch: pytest
     ) as connection:
         connection.execute("LOCK TABLE queues_queuepolicy IN ACCESS EXCLUSIVE MODE")
         for _ in range(2 * threadpool.POOL_THREADS):
-            answer = await admin.get("/v1/codeq/admin/topics")
-            assert (answer.status, answer.code) == (503, "unavailable")
+            response = await admin.get("/v1/codeq/admin/topics")
+            assert (response.status, response.code) == (503, "unavailable")
     monkeypatch.undo()
     assert (await admin.get("/v1/codeq/admin/topics")).status == 200

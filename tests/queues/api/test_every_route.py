@@ -49,7 +49,7 @@ def for_each_route(routes: Any) -> Any:
     return pytest.mark.parametrize("route", list(routes), ids=[" ".join(route) for route in routes])
 
 
-class World(NamedTuple):
+class RouteTargets(NamedTuple):
     """A leased task, a subscription and a bulk job, so that every id in a path exists."""
 
     task_id: str
@@ -72,7 +72,7 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-async def world(client: MakeClient) -> AsyncIterator[World]:
+async def targets(client: MakeClient) -> AsyncIterator[RouteTargets]:
     callers = {"producer": client("producer"), "worker": client("worker", sub="holder"), "admin": client("admin")}
     await enqueue_task(callers["producer"])
     task = await claim_task(callers["worker"])
@@ -83,7 +83,7 @@ async def world(client: MakeClient) -> AsyncIterator[World]:
         "task_id": task["id"], "subscription_id": subscription, "job_id": job, "command": "RENDER", "name": "RENDER",
         "artifact_id": "0" * 64,
     }  # fmt: skip
-    yield World(task_id=task["id"], lease_token=task["leaseToken"], ids=ids, callers=callers)
+    yield RouteTargets(task_id=task["id"], lease_token=task["leaseToken"], ids=ids, callers=callers)
     await threadpool.run_db(delete_rows)
 
 
@@ -102,10 +102,10 @@ async def read_state() -> Any:
     return keys, await threadpool.run_db(rows)
 
 
-def body_of(route: Route, world: World) -> Any:
+def body_of(route: Route, targets: RouteTargets) -> Any:
     """Return a valid body for the route."""
     body = EXAMPLES.get(OPERATIONS[route].name, {}).get("request", {})
-    text = json.dumps(body).replace(ID, world.task_id).replace(TOKEN, world.lease_token)
+    text = json.dumps(body).replace(ID, targets.task_id).replace(TOKEN, targets.lease_token)
     return json.loads(text) | ({"waitSeconds": 0} if "waitSeconds" in body else {})
 
 
@@ -169,8 +169,8 @@ VALUES = {
 
 @pytest.mark.spec("ENQ-1", "No value of any field of any route causes a 5xx, and a 4xx changes nothing")
 @for_each_route(WITH_BODY)
-async def test_no_value_of_a_field_causes_a_5xx(world: World, route: Route) -> None:
-    caller, path, good = world.caller(route), world.target(route), body_of(route, world)
+async def test_no_value_of_a_field_causes_a_5xx(targets: RouteTargets, route: Route) -> None:
+    caller, path, good = targets.caller(route), targets.target(route), body_of(route, targets)
     fields = {field.encode_name: None for field in msgspec.structs.fields(OPERATIONS[route].body)}
     before = await read_state()
     refused = 0
@@ -178,13 +178,13 @@ async def test_no_value_of_a_field_causes_a_5xx(world: World, route: Route) -> N
         template = with_placeholder(good, field_path)
         for name, value in VALUES.items():
             body = template.replace(f'"{PLACEHOLDER}"'.encode(), value)
-            answer = await caller.request(route[0], path, body)
-            assert answer.status < 500, (field_path, name, answer.body)
+            response = await caller.request(route[0], path, body)
+            assert response.status < 500, (field_path, name, response.body)
             after = await read_state()
-            if answer.status >= 400:
+            if response.status >= 400:
                 refused += 1
-                assert after == before, (field_path, name, answer.body)
-                assert len(answer.body) < 2_000
+                assert after == before, (field_path, name, response.body)
+                assert len(response.body) < 2_000
             before = after
     assert refused > 5 * len(fields)
 
@@ -206,13 +206,13 @@ UNKNOWN_FIELDS = (
 
 @pytest.mark.spec("TEN-2", "An unknown field is refused by name, above all one that names a tenant")
 @for_each_route(WITH_BODY)
-async def test_an_unknown_field_is_refused_by_name(world: World, route: Route) -> None:
-    caller, path, good = world.caller(route), world.target(route), body_of(route, world)
+async def test_an_unknown_field_is_refused_by_name(targets: RouteTargets, route: Route) -> None:
+    caller, path, good = targets.caller(route), targets.target(route), body_of(route, targets)
     before = await read_state()
     for name in UNKNOWN_FIELDS:
-        answer = await caller.request(route[0], path, good | {name: "x"})
-        assert (answer.status, answer.code) == (400, "invalid_request"), name
-        assert name[:50] in answer.json["detail"]
+        response = await caller.request(route[0], path, good | {name: "x"})
+        assert (response.status, response.code) == (400, "invalid_request"), name
+        assert name[:50] in response.json["detail"]
         assert await read_state() == before
 
 
@@ -223,11 +223,11 @@ INVALID_BODIES = [
 
 
 @for_each_route(WITH_BODY)
-async def test_invalid_body_is_refused(world: World, route: Route) -> None:
+async def test_invalid_body_is_refused(targets: RouteTargets, route: Route) -> None:
     before = await read_state()
     for body in INVALID_BODIES:
-        answer = await world.caller(route).request(route[0], world.target(route), body)
-        assert (answer.status, answer.code) == (400, "invalid_request"), body[:40]
+        response = await targets.caller(route).request(route[0], targets.target(route), body)
+        assert (response.status, response.code) == (400, "invalid_request"), body[:40]
     assert await read_state() == before
 
 
@@ -237,17 +237,19 @@ MEDIA_TYPES = ["", "text/plain", "multipart/form-data; boundary=x", "application
 
 
 @for_each_route(WITH_BODY)
-async def test_other_content_types_are_refused(world: World, route: Route) -> None:
+async def test_other_content_types_are_refused(targets: RouteTargets, route: Route) -> None:
     before = await read_state()
-    good = body_of(route, world)
+    good = body_of(route, targets)
     for kind in MEDIA_TYPES:
-        answer = await world.caller(route).request(route[0], world.target(route), good, headers={"Content-Type": kind})
-        assert (answer.status, answer.code) == (415, "unsupported_media_type"), kind
+        response = await targets.caller(route).request(
+            route[0], targets.target(route), good, headers={"Content-Type": kind}
+        )
+        assert (response.status, response.code) == (415, "unsupported_media_type"), kind
     bomb = gzip.compress(b" " * 50_000_000, 9)
     for encoding in ("gzip", "deflate", "x-gzip", "br", "identity, gzip"):
         headers = {"Content-Encoding": encoding}
-        answer = await world.caller(route).request(route[0], world.target(route), bomb, headers=headers)
-        assert (answer.status, answer.code) == (415, "unsupported_media_type"), encoding
+        response = await targets.caller(route).request(route[0], targets.target(route), bomb, headers=headers)
+        assert (response.status, response.code) == (415, "unsupported_media_type"), encoding
     assert await read_state() == before
 
 
@@ -256,19 +258,19 @@ QUERY_VALUES = ["", "%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "%F0%9F%92%
 
 
 @for_each_route(WITH_QUERY)
-async def test_no_value_in_a_query_causes_a_5xx(world: World, route: Route) -> None:
+async def test_no_value_in_a_query_causes_a_5xx(targets: RouteTargets, route: Route) -> None:
     declared = OPERATIONS[route]
-    caller, path = world.caller(route), world.target(route).partition("?")[0]
+    caller, path = targets.caller(route), targets.target(route).partition("?")[0]
     before = await read_state()
     names = [field.encode_name for field in msgspec.structs.fields(declared.query)]
     for name in names:
         for value in QUERY_VALUES:
-            answer = await caller.request(route[0], f"{path}?{name}={value}")
-            assert answer.status < 500, (name, value, answer.body)
+            response = await caller.request(route[0], f"{path}?{name}={value}")
+            assert response.status < 500, (name, value, response.body)
             assert (await read_state())[0] == before[0]
         for query in (f"{name}=1&{name}=1", f"{name}_=1", "&".join(f"{name}{n}=1" for n in range(99))):
-            answer = await caller.request(route[0], f"{path}?{query}")
-            assert (answer.status, answer.code) == (400, "invalid_request"), query
+            response = await caller.request(route[0], f"{path}?{query}")
+            assert (response.status, response.code) == (400, "invalid_request"), query
     assert await read_state() == before
 
 
@@ -279,15 +281,15 @@ PATH_SEGMENTS = ["%00", "%0d%0aSet-Cookie:a", "%ff", "%ed%a0%80", "..%2f..%2f", 
 
 
 @for_each_route(WITH_PATH)
-async def test_no_value_in_a_path_causes_a_5xx(world: World, route: Route) -> None:
+async def test_no_value_in_a_path_causes_a_5xx(targets: RouteTargets, route: Route) -> None:
     before = await read_state()
-    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
-    for name in (name for name in world.ids if f"<str:{name}>" in route[1]):
+    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, targets)}
+    for name in (name for name in targets.ids if f"<str:{name}>" in route[1]):
         for segment in PATH_SEGMENTS:
-            target = world.target(route, **{name: segment})
-            answer = await world.caller(route).request(route[0], target, **body)
+            target = targets.target(route, **{name: segment})
+            response = await targets.caller(route).request(route[0], target, **body)
             if name not in ("command", "name") or not COMMAND.fullmatch(segment):
-                assert 400 <= answer.status < 500, (segment, answer.status, answer.body)
+                assert 400 <= response.status < 500, (segment, response.status, response.body)
                 assert await read_state() == before, segment
             before = await read_state()
 
@@ -311,18 +313,18 @@ HEADERS = {
 
 
 @for_each_route(GUARDED)
-async def test_no_value_in_a_header_causes_a_5xx(world: World, route: Route) -> None:
-    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, world)}
+async def test_no_value_in_a_header_causes_a_5xx(targets: RouteTargets, route: Route) -> None:
+    body = {} if OPERATIONS[route].body is None else {"body": body_of(route, targets)}
     before = await read_state()
     for name, values in HEADERS.items():
         for value in values:
             headers = {name: value}
-            answer = await world.caller(route).request(route[0], world.target(route), headers=headers, **body)
-            assert answer.status < 500, (name, value[:40], answer.body)
-            assert all("\r" not in text and "\n" not in text for text in answer.headers.values())
-            assert "set-cookie" not in answer.headers
+            response = await targets.caller(route).request(route[0], targets.target(route), headers=headers, **body)
+            assert response.status < 500, (name, value[:40], response.body)
+            assert all("\r" not in text and "\n" not in text for text in response.headers.values())
+            assert "set-cookie" not in response.headers
             after = await read_state()
-            assert answer.status < 400 or after == before, (name, value[:40])
+            assert response.status < 400 or after == before, (name, value[:40])
             before = after
 
 
@@ -331,41 +333,41 @@ TOKEN_HEADERS = ["", " ", "Bearer", "Bearer ", "Bearer \x00", "Bearer é", "Bear
 
 
 @for_each_route(GUARDED)
-async def test_invalid_authorization_header_is_refused(world: World, route: Route) -> None:
+async def test_invalid_authorization_header_is_refused(targets: RouteTargets, route: Route) -> None:
     before = await read_state()
-    anonymous = Client(world.caller(route).application)
+    anonymous = Client(targets.caller(route).application)
     for value in TOKEN_HEADERS:
-        answer = await anonymous.request(route[0], world.target(route), headers={"Authorization": value})
-        assert (answer.status, answer.code) == (401, "unauthenticated"), value[:40]
+        response = await anonymous.request(route[0], targets.target(route), headers={"Authorization": value})
+        assert (response.status, response.code) == (401, "unauthenticated"), value[:40]
     assert await read_state() == before
 
 
 @for_each_route(sorted({(path, "") for _, path in OPERATIONS}))
-async def test_other_method_is_refused_first(anonymous: Client, world: World, route: Route) -> None:
+async def test_other_method_is_refused_first(anonymous: Client, targets: RouteTargets, route: Route) -> None:
     path = route[0]
     allowed_methods = {method for method, operation_path in OPERATIONS if operation_path == path}
     target = path
-    for name, value in world.ids.items():
+    for name, value in targets.ids.items():
         target = target.replace(f"<str:{name}>", value)
     before = await read_state()
     for method in {method.upper() for method in METHODS} | {"PATCH", "TRACE", "CONNECT", "PROPFIND", "post", "X" * 100}:
         if method not in allowed_methods:
-            answer = await anonymous.request(method, target)
-            assert (answer.status, answer.code) == (405, "method_not_allowed")
-            assert set(answer.headers["allow"].split(", ")) >= allowed_methods | {"OPTIONS"}
+            response = await anonymous.request(method, target)
+            assert (response.status, response.code) == (405, "method_not_allowed")
+            assert set(response.headers["allow"].split(", ")) >= allowed_methods | {"OPTIONS"}
     assert await read_state() == before
 
 
-async def test_refused_results_do_not_affect_the_claim(world: World) -> None:
+async def test_refused_results_do_not_affect_the_claim(targets: RouteTargets) -> None:
     """Results of an exchange are independent.
 
     An invalid body is refused as a whole, and claims nothing.
     """
-    await enqueue_task(world.callers["producer"])
+    await enqueue_task(targets.callers["producer"])
     before = await read_state()
-    for results in ([COMPLETED], [{"taskId": world.task_id}], [{"taskId": "x"} | COMPLETED], COMPLETED, "x"):
-        answer = await world.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
-        assert (answer.status, answer.code) == (400, "invalid_request")
+    for results in ([COMPLETED], [{"taskId": targets.task_id}], [{"taskId": "x"} | COMPLETED], COMPLETED, "x"):
+        response = await targets.callers["worker"].post(f"{TASKS}/exchange", {"results": results})
+        assert (response.status, response.code) == (400, "invalid_request")
     assert await read_state() == before
-    exchanged = await call_route(world.callers["worker"], ("POST", f"{TASKS}/exchange"), RouteCase("worker", {}))
+    exchanged = await call_route(targets.callers["worker"], ("POST", f"{TASKS}/exchange"), RouteCase("worker", {}))
     assert exchanged.json["tasks"]

@@ -60,9 +60,9 @@ async def test_every_mart_and_column_is_returned(producer: Client, write: Any, m
     model = MARTS[mart]
     written = build_row(model)
     await write(written)
-    answer = await get_mart(producer, mart)
-    assert (answer.status, answer.json["mart"]) == (200, mart)
-    [returned_row] = answer.json["rows"]
+    response = await get_mart(producer, mart)
+    assert (response.status, response.json["mart"]) == (200, mart)
+    [returned_row] = response.json["rows"]
     columns = {
         name: getattr(written, name) for column in model._meta.fields if (name := column.name) not in ("id", "tenant")
     }
@@ -88,23 +88,23 @@ async def test_rows_of_other_tenants_are_not_returned(
     await write(build_row(model, SOUTH, **words))
     queries = [{}, {"limit": 1}] + ([{"command": CANARY}] if hasattr(model, "command") else [])
     for parameters in queries:
-        answer = await get_mart(producer, mart, **parameters)
-        assert (answer.status, answer.json) == (200, {"mart": mart, "rows": []})
+        response = await get_mart(producer, mart, **parameters)
+        assert (response.status, response.json) == (200, {"mart": mart, "rows": []})
     # A cursor of the other tenant does not show its rows either.
     await write(build_row(model, SOUTH, date=DAY + timedelta(days=1), **words))
     days = {"to": DAY + timedelta(days=2), "limit": 1}
     theirs = await get_mart(client("producer", SOUTH), mart, **days)
-    answer = await get_mart(producer, mart, **days, cursor=theirs.json["cursor"])
-    assert (answer.status, answer.json["rows"]) == (200, [])
-    assert CANARY not in answer.body.decode()
+    response = await get_mart(producer, mart, **days, cursor=theirs.json["cursor"])
+    assert (response.status, response.json["rows"]) == (200, [])
+    assert CANARY not in response.body.decode()
 
 
 @pytest.mark.spec("PIP-4", "The rows are those of the requested days: from `from` to the day before `to`, in UTC")
 async def test_requested_days(producer: Client, write: Any) -> None:
     days = [DAY + timedelta(days=n) for n in range(-2, 4)]
     await write(*(build_row(Latency, date=day) for day in days))
-    answer = await get_mart(producer, "latency", **{"from": DAY, "to": DAY + timedelta(days=2)})
-    assert [row["date"] for row in answer.json["rows"]] == ["2026-03-10", "2026-03-11"]
+    response = await get_mart(producer, "latency", **{"from": DAY, "to": DAY + timedelta(days=2)})
+    assert [row["date"] for row in response.json["rows"]] == ["2026-03-10", "2026-03-11"]
     only_to = await producer.get(f"{PATH}/latency?to={DAY}")
     assert [row["date"] for row in only_to.json["rows"]] == ["2026-03-08", "2026-03-09"]
 
@@ -176,21 +176,21 @@ REFUSED = [
 
 @pytest.mark.parametrize("query", REFUSED)
 async def test_invalid_query_is_refused(producer: Client, query: str) -> None:
-    answer = await producer.get(f"{PATH}/latency?{query}")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.get(f"{PATH}/latency?{query}")
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("mart", ["usage", "webhooks"])
 async def test_command_is_refused_for_a_mart_without_commands(producer: Client, mart: str) -> None:
-    answer = await get_mart(producer, mart, command="render")
-    assert (answer.status, answer.code) == (400, "invalid_request")
-    assert "not by command" in answer.json["detail"]
+    response = await get_mart(producer, mart, command="render")
+    assert (response.status, response.code) == (400, "invalid_request")
+    assert "not by command" in response.json["detail"]
 
 
 @pytest.mark.parametrize("name", ["nothing", "Latency", "runlog", "%00", "latency%20", "published"])
 async def test_unknown_mart_is_not_found(producer: Client, name: str) -> None:
-    answer = await producer.get(f"{PATH}/{name}")
-    assert (answer.status, answer.code) == (404, "not_found")
+    response = await producer.get(f"{PATH}/{name}")
+    assert (response.status, response.code) == (404, "not_found")
 
 
 @pytest.mark.parametrize("command", [None, "render"])

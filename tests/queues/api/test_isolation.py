@@ -53,13 +53,13 @@ async def test_request_without_a_valid_token_is_refused(
         caller.token = "nonsense"
     if who == "basic":
         caller.token = None
-    answer = await call_route(caller, route, case, task["id"])
-    assert (answer.status, answer.code) in {
+    response = await call_route(caller, route, case, task["id"])
+    assert (response.status, response.code) in {
         (401, "unauthenticated"), (403, "forbidden"),
     }  # fmt: skip
     if who in ("anonymous", "nonsense", "basic", "expired"):
-        assert answer.status == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
+        assert response.status == 401
+        assert response.headers["www-authenticate"] == "Bearer"
     assert dump_redis() == before
 
 
@@ -77,11 +77,11 @@ async def test_route_serves_only_its_roles(
     }[case.role]
     task = await enqueue_task(producer)
     before = dump_redis()
-    answer = await call_route(client(role), route, case, task["id"])
+    response = await call_route(client(role), route, case, task["id"])
     if role in allowed:
-        assert answer.status not in (401, 403), answer.body
+        assert response.status not in (401, 403), response.body
     else:
-        assert (answer.status, answer.code) == (403, "forbidden")
+        assert (response.status, response.code) == (403, "forbidden")
         assert dump_redis() == before
 
 
@@ -105,8 +105,8 @@ async def test_worker_without_the_scope_is_refused(
         client("worker", sub="holder", scope=None),
         client("producer", scope=" ".join(WORKER_SCOPES)),
     ):
-        answer = await call_route(caller, route, case, task["id"])
-        assert (answer.status, answer.code) == (403, "forbidden")
+        response = await call_route(caller, route, case, task["id"])
+        assert (response.status, response.code) == (403, "forbidden")
     assert dump_redis() == before
 
 
@@ -149,12 +149,12 @@ async def test_another_worker_cannot_change_the_task(
 ) -> None:
     task = await enqueue_task(producer)
     await claim_task(client("worker", sub="holder"))
-    answer = await call_route(client("worker", sub="other"), route, case, task["id"])
-    assert answer.status == case.other_worker
-    if answer.status == 200:
-        assert answer.json["results"][0]["error"] == "not_owner"
+    response = await call_route(client("worker", sub="other"), route, case, task["id"])
+    assert response.status == case.other_worker
+    if response.status == 200:
+        assert response.json["results"][0]["error"] == "not_owner"
     else:
-        assert answer.code == "not_owner"
+        assert response.code == "not_owner"
     read = (await producer.get(f"{TASKS}/{task['id']}")).json
     assert (read["status"], read["workerId"]) == ("IN_PROGRESS", "holder")
 
@@ -176,8 +176,8 @@ async def test_an_administrator_sees_and_changes_its_own_tenant_only(
 
 @pytest.mark.spec("TEN-2", "Two tenant claims that differ are refused")
 async def test_token_with_two_tenants_is_refused(client: MakeClient) -> None:
-    answer = await client("producer", NORTH, tid=SOUTH).post(TASKS, NEW_TASK)
-    assert (answer.status, answer.code) == (403, "forbidden")
+    response = await client("producer", NORTH, tid=SOUTH).post(TASKS, NEW_TASK)
+    assert (response.status, response.code) == (403, "forbidden")
     unknown = await client("producer", "nobody-knows-this-tenant").post(TASKS, NEW_TASK)
     assert (unknown.status, unknown.code) == (403, "forbidden")
 
@@ -207,8 +207,8 @@ async def test_token_signed_with_a_public_key_is_refused(
     is_signed = algorithm in kinds
     signature = hmac.digest(secret(key).encode(), signed.encode(), kinds[algorithm]) if is_signed else b""
     caller.token = assemble(header, claims, signature)
-    answer = await caller.get("/v1/codeq/admin/queues")
-    assert (answer.status, answer.code) == (401, "unauthenticated")
+    response = await caller.get("/v1/codeq/admin/queues")
+    assert (response.status, response.code) == (401, "unauthenticated")
 
 
 @pytest.mark.spec("TEN-3", "The response time does not distinguish another tenant's task from one that never existed")

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tenants.domain import Rates
-from tests.queues.api.asgi_client import Answer, Client
+from tests.queues.api.asgi_client import Client, Response
 from tests.queues.api.conftest import TASKS, Configure
 from tests.queues.api.tasks import enqueue_task
 
@@ -17,11 +17,11 @@ MakeClient = Callable[..., Client]
 TASK = {"command": "RENDER", "payload": {}}
 
 
-async def until_refused(call: Callable[[], Any], max_calls: int = 50) -> tuple[int, Answer]:
+async def until_refused(call: Callable[[], Any], max_calls: int = 50) -> tuple[int, Response]:
     for count in range(max_calls):
-        answer = await call()
-        if answer.status == 429:
-            return count, answer
+        response = await call()
+        if response.status == 429:
+            return count, response
     raise AssertionError(f"{max_calls} requests without a refusal")
 
 
@@ -60,14 +60,14 @@ async def test_new_token_does_not_raise_the_rate(
     configure_tenant(rates=Rates(create=1.0))
     await until_refused(lambda: client("producer", sub="first").post(TASKS, TASK))
     fresh = [await client("producer", sub=f"p-{number}").post(TASKS, TASK) for number in range(5)]
-    assert sum(answer.status == 202 for answer in fresh) <= 2
+    assert sum(response.status == 202 for response in fresh) <= 2
     assert (await stranger.post(TASKS, TASK)).status == 202
 
 
 async def test_batch_counts_each_task(producer: Client, configure_tenant: Configure) -> None:
     configure_tenant(rates=Rates(create=5.0))
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
-    codes = [item.get("error") for item in answer.json["results"]]
+    response = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
+    codes = [item.get("error") for item in response.json["results"]]
     assert set(codes) <= {None, "too_many_requests"}
     again = await producer.post(f"{TASKS}/batch", {"tasks": [TASK] * 100})
     assert "too_many_requests" in {item.get("error") for item in again.json["results"]}

@@ -16,7 +16,7 @@ from core.redis.connections import client as redis_client
 from queues import long_poll
 from queues.domain import Claimed
 from queues.engine import keys
-from tests.queues.api.asgi_client import Answer, Client, PendingRequest
+from tests.queues.api.asgi_client import Client, PendingRequest, Response
 from tests.queues.api.conftest import TASKS
 from tests.queues.api.tasks import COMPLETED, claim_task, enqueue_task
 from tests.waiting import until_async
@@ -56,10 +56,10 @@ async def wait_until_parked(registry: long_poll.LongPollRegistry, count: int) ->
     await until_async(are_parked)
 
 
-async def wait_for_answer(poll: PendingRequest, seconds: float = SOON) -> Answer:
-    answer = await asyncio.wait_for(poll.answer(), seconds)
-    assert answer is not None
-    return answer
+async def wait_for_answer(poll: PendingRequest, seconds: float = SOON) -> Response:
+    response = await asyncio.wait_for(poll.response(), seconds)
+    assert response is not None
+    return response
 
 
 @pytest.mark.spec("CLM-3", "A waiting claim is answered when a task arrives")
@@ -72,8 +72,8 @@ async def test_waiting_claim_gets_a_new_task(
     (poll,) = start_polls(worker, **fields)
     await wait_until_parked(registry, 1)
     task = await enqueue_task(producer)
-    answer = await wait_for_answer(poll)
-    assert (answer.status, answer.json["id"]) == (200, task["id"])
+    response = await wait_for_answer(poll)
+    assert (response.status, response.json["id"]) == (200, task["id"])
 
 
 @pytest.mark.real_time
@@ -152,7 +152,7 @@ def count_script_calls() -> int:
 async def disconnect_all(registry: long_poll.LongPollRegistry, waiters: list[PendingRequest]) -> None:
     for poll in waiters:
         poll.disconnect()
-    await asyncio.gather(*(poll.answer() for poll in waiters))
+    await asyncio.gather(*(poll.response() for poll in waiters))
     assert registry.parked_count == 0
 
 
@@ -173,10 +173,10 @@ async def test_disconnected_client_takes_no_task(
     await wait_until_parked(registry, 2)
     disconnecting.disconnect()
     await wait_until_parked(registry, 1)
-    assert await disconnecting.answer() is None
+    assert await disconnecting.response() is None
     task = await enqueue_task(producer)
-    answer = await wait_for_answer(stays)
-    assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
+    response = await wait_for_answer(stays)
+    assert (response.json["id"], response.json["attempts"]) == (task["id"], 0)
 
 
 async def test_client_that_disconnects_at_its_wake_up_takes_no_task(
@@ -188,9 +188,9 @@ async def test_client_that_disconnects_at_its_wake_up_takes_no_task(
     registry.wake(next(iter(registry.waited_names)))
     disconnecting.disconnect()
     task = await enqueue_task(producer)
-    answer = await wait_for_answer(stays)
-    assert (answer.json["id"], answer.json["attempts"]) == (task["id"], 0)
-    assert await disconnecting.answer() is None
+    response = await wait_for_answer(stays)
+    assert (response.json["id"], response.json["attempts"]) == (task["id"], 0)
+    assert await disconnecting.response() is None
 
 
 @pytest.mark.parametrize("wait_seconds", [0, 20], ids=["at once", "after a wait"])
@@ -210,7 +210,7 @@ async def test_tasks_claimed_while_the_client_disconnects_are_returned(
     if wait_seconds:
         await wait_until_parked(registry, 1)
         task = await enqueue_task(producer)
-    assert await poll.answer() is None
+    assert await poll.response() is None
     assert (await worker.get(f"{TASKS}/{task['id']}")).json["status"] == "PENDING"
 
 
@@ -272,7 +272,7 @@ async def test_returned_task_of_a_disconnected_client_costs_one_attempt(
 
     monkeypatch.setattr(services, "claim", claim_and_leave)
     task = await enqueue_task(producer)
-    assert await poll.answer() is None
+    assert await poll.response() is None
     monkeypatch.undo()
     again = await claim_task(worker)
     assert (again["id"], again["attempts"]) == (task["id"], 1)
@@ -316,8 +316,8 @@ async def test_lost_subscription_is_renewed_and_all_waiters_try_again(
     redis_client().delete(*[keys.of_partition(number).waiting for number in range(conf().queues.partitions)])
     for number in range(3):
         await enqueue_task(producer, payload=number)
-    answers = await asyncio.gather(*(wait_for_answer(poll) for poll in waiters))
-    assert sorted(answer.json["payload"] for answer in answers) == ["0", "1", "2"]
+    responses = await asyncio.gather(*(wait_for_answer(poll) for poll in waiters))
+    assert sorted(response.json["payload"] for response in responses) == ["0", "1", "2"]
     await wait_until_subscribed()
     assert dict(redis_client().pubsub_numsub(channel))[channel.encode()] == 1
 
@@ -386,7 +386,7 @@ async def test_cancelled_request_leaves_the_wait_queue(
     task = await enqueue_task(producer)
     assert (await wait_for_answer(stays)).json["id"] == task["id"]
     with pytest.raises(asyncio.CancelledError):
-        await killed.answer()
+        await killed.response()
 
 
 async def test_number_of_parked_requests_is_limited(
@@ -419,8 +419,8 @@ async def test_waiting_for_a_result(
     before = count_script_calls()
     await worker.post(path, COMPLETED)
     for wait in waits:
-        answer = await wait_for_answer(wait)
-        assert (answer.status, answer.json["result"]["result"]) == (200, {"ok": True})
+        response = await wait_for_answer(wait)
+        assert (response.status, response.json["result"]["result"]) == (200, {"ok": True})
     assert count_script_calls() - before == 3
     again = producer.start("GET", f"{path}?waitSeconds=60")
     assert (await wait_for_answer(again)).status == 200
@@ -449,8 +449,8 @@ async def test_result_of_another_tenant_cannot_be_awaited(producer: Client, stra
                                    "waitSeconds=%ff", "&".join(f"a{n}=1" for n in range(100))])  # fmt: skip
 async def test_invalid_wait_is_refused(producer: Client, query: str) -> None:
     task = await enqueue_task(producer)
-    answer = await producer.get(f"{TASKS}/{task['id']}/result?{query}")
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await producer.get(f"{TASKS}/{task['id']}/result?{query}")
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 async def test_failed_attempt_ends_its_wait(

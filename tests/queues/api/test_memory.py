@@ -76,11 +76,11 @@ BOUNDED = pytest.mark.spec("ENQ-1", "The memory of the largest and deepest reque
 @pytest.mark.parametrize(("body", "status"), INPUTS.values(), ids=INPUTS.keys())
 def test_request_costs_a_few_times_its_size(web: WebProcess, body: bytes, status: int) -> None:
     assert len(body) <= LIMIT
-    answers: list[tuple[int, bytes]] = []
-    cost = peak(web, lambda: answers.append(post(web, TASKS + "/batch" * (status == 200), body)))
+    responses: list[tuple[int, bytes]] = []
+    cost = peak(web, lambda: responses.append(post(web, TASKS + "/batch" * (status == 200), body)))
     print(f"{cost / MIB:.1f} MiB")
-    assert answers[0][0] == status, answers[0][1][:200]
-    assert status == 400 or status == 413 or b'"error"' not in answers[0][1]
+    assert responses[0][0] == status, responses[0][1][:200]
+    assert status == 400 or status == 413 or b'"error"' not in responses[0][1]
     # Its chunks, the joined body, and the decoded fields; no tree of objects is built.
     assert cost <= (10 * MIB if len(body) < 2 * MIB else 8 * LIMIT)
 
@@ -92,10 +92,10 @@ def test_artifact_costs_a_few_times_its_size(web: WebProcess) -> None:
     content = base64.b64encode(b"x" * conf().queues.artifact_bytes).decode()
     artifacts = [{"name": "large", "contentBase64": content}]
     body = json.dumps({"status": "COMPLETED", "result": {}, "artifacts": artifacts}).encode()
-    answers: list[tuple[int, bytes]] = []
-    cost = peak(web, lambda: answers.append(post(web, f"{TASKS}/{made['id']}/result", body, "worker")))
+    responses: list[tuple[int, bytes]] = []
+    cost = peak(web, lambda: responses.append(post(web, f"{TASKS}/{made['id']}/result", body, "worker")))
     print(f"{cost / MIB:.1f} MiB")
-    assert answers[0][0] == 200, answers[0][1][:200]
+    assert responses[0][0] == 200, responses[0][1][:200]
     assert cost <= 8 * LIMIT
 
 

@@ -102,9 +102,9 @@ def test_slightly_too_large_body_gets_its_response(web: WebProcess) -> None:
         lines = (f"Content-Length: {size}", "Connection: close")
         connection.sendall(request_head(web, "POST", TASKS, *lines, token=make_token("producer")))
         connection.sendall(b" " * size)
-        answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 413")
-    assert b"payload_too_large" in answer
+        response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 413")
+    assert b"payload_too_large" in response
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, b"401"), ("producer", b"413")])
@@ -112,9 +112,9 @@ def test_refused_body_is_not_requested(web: WebProcess, token: str | None, statu
     lines = ("Content-Length: 99999999", "Expect: 100-continue")
     with connect(web) as connection:
         connection.sendall(request_head(web, "POST", TASKS, *lines, token=token and make_token(token)))
-        answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 " + status)
-    assert b"connection: close" in answer
+        response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 " + status)
+    assert b"connection: close" in response
 
 
 REQUESTS = {
@@ -151,11 +151,11 @@ def test_ambiguous_request_is_answered_once_and_never_with_a_5xx(web: WebProcess
         connection.settimeout(3)
         connection.sendall(request_head(web, "POST", TASKS, *lines) + b"0\r\n\r\n" + canary)
         try:
-            answer = read_all(connection)
+            response = read_all(connection)
         except TimeoutError:
-            answer = b""
-    statuses = [int(part[9:12]) for part in answer.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]]
-    assert all(status < 500 for status in statuses), answer
+            response = b""
+    statuses = [int(part[9:12]) for part in response.split(b"HTTP/1.1 ")[1:] for part in [b"HTTP/1.1 " + part]]
+    assert all(status < 500 for status in statuses), response
     assert len(statuses) <= 2
 
 
@@ -164,8 +164,8 @@ def test_unusual_request_target_reaches_no_route(web: WebProcess, target: str) -
     with connect(web) as connection:
         lines = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         connection.sendall(lines.encode("latin-1"))
-        answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 4"), answer[:200]
+        response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 4"), response[:200]
 
 
 def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
@@ -173,14 +173,14 @@ def test_bare_line_feeds_hide_no_second_request(web: WebProcess) -> None:
         connection.sendall(
             b"GET /healthz HTTP/1.1\nHost: a\nX-A: b\n\nGET /v1/codeq/tasks HTTP/1.1\nHost: a\nConnection: close\n\n"
         )
-        answer = read_all(connection)
-    assert all(part[:1] in (b"2", b"4") for part in answer.split(b"HTTP/1.1 ")[1:]), answer
-    assert answer.count(b"HTTP/1.1 ") <= 2
+        response = read_all(connection)
+    assert all(part[:1] in (b"2", b"4") for part in response.split(b"HTTP/1.1 ")[1:]), response
+    assert response.count(b"HTTP/1.1 ") <= 2
 
 
 def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: ModuleType) -> None:
     worker, producer = make_token("worker", sub="hangs-up"), example.Client(web.base, make_token("producer"))
-    body = b'{"commands":["HANG_UP"],"waitSeconds":20}'
+    body = b'{"commands":["DISCONNECT"],"waitSeconds":20}'
     connections = [connect(web) for _ in range(20)]
     for connection in connections:
         connection.sendall(
@@ -196,12 +196,12 @@ def test_poll_of_a_disconnected_client_takes_no_task(web: WebProcess, example: M
     for connection in connections:
         connection.close()
     stays = threading.Thread(
-        target=lambda: claimed.append(example.Client(web.base, worker).claim("HANG_UP", wait_seconds=10))
+        target=lambda: claimed.append(example.Client(web.base, worker).claim("DISCONNECT", wait_seconds=10))
     )
     claimed: list[Any] = []
     stays.start()
     time.sleep(0.2)  # the claim waits by now
-    task = producer.enqueue("HANG_UP", 1)
+    task = producer.enqueue("DISCONNECT", 1)
     stays.join(15)
     assert claimed[0]["id"] == task["id"]
     assert claimed[0]["attempts"] == 0

@@ -37,9 +37,9 @@ def list_views() -> list[type[ApiView]]:
 
 @pytest.mark.spec("DOC-1", "The OpenAPI document that is served is the one in the repository")
 async def test_served_document_is_the_file_of_the_repository(anonymous: Client) -> None:
-    answer = await anonymous.get("/api/schema/")
-    assert answer.status == 200
-    assert yaml.safe_load(answer.body) == yaml.safe_load(GOLDEN.read_text(encoding="utf-8")), (
+    response = await anonymous.get("/api/schema/")
+    assert response.status == 200
+    assert yaml.safe_load(response.body) == yaml.safe_load(GOLDEN.read_text(encoding="utf-8")), (
         "docs/reference/openapi.yaml differs from the code. Run `make docs` and review the changes."
     )
 
@@ -165,9 +165,9 @@ def test_limits_in_the_schema_are_the_settings(document: dict[str, Any]) -> None
 @pytest.mark.spec("DOC-1", "Swagger UI and ReDoc are part of the package: nothing is fetched from elsewhere")
 @pytest.mark.parametrize("page", ["/api/docs/", "/api/redoc/"])
 async def test_the_browsable_documents_need_no_network(anonymous: Client, page: str) -> None:
-    answer = await anonymous.get(page)
-    assert answer.status == 200
-    text = answer.body.decode()
+    response = await anonymous.get(page)
+    assert response.status == 200
+    text = response.body.decode()
     addresses = re.findall(r"""(?:src=|href=|url: )["']([^"']+)""", text)
     assert addresses
     for address in addresses:

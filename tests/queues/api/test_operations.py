@@ -34,8 +34,8 @@ MakeClient = Callable[..., Client]
 
 @pytest.mark.spec("OBS-4", "The liveness check calls no other server")
 async def test_healthz(anonymous: Client) -> None:
-    answer = await anonymous.get("/healthz")
-    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    response = await anonymous.get("/healthz")
+    assert (response.status, response.json) == (200, {"status": "ok"})
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def redis_of_readiness(monkeypatch: pytest.MonkeyPatch, valkey_server: ValkeyFac
 )
 async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any]) -> None:
     server = redis_of_readiness()
-    answer = await anonymous.get("/readyz")
-    assert (answer.status, answer.json) == (200, {"status": "ok", "durability": "fsync"})
+    response = await anonymous.get("/readyz")
+    assert (response.status, response.json) == (200, {"status": "ok", "durability": "fsync"})
     connection = redis.Redis.from_url(server.url)
     for name, bad, good, problem in (
         ("appendfsync", "everysec", "always", "durability: appendfsync is not always"),
@@ -65,16 +65,16 @@ async def test_readyz(anonymous: Client, redis_of_readiness: Callable[..., Any])
         ("appendonly", "no", "yes", "durability: appendonly is off"),
     ):
         connection.config_set(name, bad)
-        answer = await anonymous.get("/readyz")
-        assert (answer.status, answer.code) == (503, "unavailable"), name
-        assert problem in answer.json["detail"]
-        assert answer.headers["retry-after"] == "5"
+        response = await anonymous.get("/readyz")
+        assert (response.status, response.code) == (503, "unavailable"), name
+        assert problem in response.json["detail"]
+        assert response.headers["retry-after"] == "5"
         connection.config_set(name, good)
     connection.close()
     server.kill()
-    answer = await anonymous.get("/readyz")
-    assert answer.status == 503
-    assert answer.json["detail"] == "redis: does not answer"
+    response = await anonymous.get("/readyz")
+    assert response.status == 503
+    assert response.json["detail"] == "redis: does not answer"
 
 
 @pytest.mark.parametrize(("allocator", "warnings"), [("jemalloc", 0), ("", 1)], ids=["preloaded", "reported"])
@@ -89,9 +89,9 @@ async def test_readyz_warns_of_an_allocator_that_fragments(
     redis_of_readiness()
     configured = msgspec.structs.replace(conf(), redis_allocator=allocator)
     monkeypatch.setattr(redis_readiness, "conf", lambda: configured)
-    answer = await anonymous.get("/readyz")
-    assert answer.status == 200
-    assert len(answer.json.get("warnings", [])) == warnings
+    response = await anonymous.get("/readyz")
+    assert response.status == 200
+    assert len(response.json.get("warnings", [])) == warnings
     deployment = check_redis(databases=["default"])
     assert [message.id for message in deployment] == ["codeq.W023"] * warnings
     assert check_redis() == []
@@ -106,8 +106,8 @@ async def test_relaxed_durability_is_reported(
     relaxed = msgspec.structs.replace(conf(), queues=msgspec.structs.replace(conf().queues, durability="relaxed"))
     for module in (health, redis_readiness):
         monkeypatch.setattr(module, "conf", lambda: relaxed)
-    answer = await anonymous.get("/readyz")
-    assert (answer.status, answer.json["durability"]) == (200, "relaxed")
+    response = await anonymous.get("/readyz")
+    assert (response.status, response.json["durability"]) == (200, "relaxed")
 
 
 async def test_a_database_that_is_down_is_named(
@@ -139,8 +139,8 @@ async def test_readyz_reports_a_redis_with_other_partitions(
     with redis.Redis.from_url(server.url) as store:
         assert store.get(PARTITIONS_KEY) == b"16"  # the first check has written them
         store.set(PARTITIONS_KEY, 8)
-    answer = await anonymous.get("/readyz")
-    assert (answer.status, answer.json["detail"].partition(".")[0]) == (
+    response = await anonymous.get("/readyz")
+    assert (response.status, response.json["detail"].partition(".")[0]) == (
         503,
         "redis: This Redis was set up with 8 partitions, but the settings have 16",
     )
@@ -179,9 +179,9 @@ async def test_hanging_database_work_times_out_and_does_not_delay_files(
     thawed = threading.Event()
     try:
         calls = [threadpool.run_db(thawed.wait, 10) for _ in range(3 * threadpool.POOL_THREADS)]
-        answers = asyncio.gather(*calls, return_exceptions=True)
+        responses = asyncio.gather(*calls, return_exceptions=True)
         assert await threadpool.run_storage(lambda: "stored") == "stored"
-        assert {type(answer) for answer in await answers} == {errors.Unavailable}
+        assert {type(response) for response in await responses} == {errors.Unavailable}
     finally:
         thawed.set()
     assert await threadpool.run_db(lambda: "back") == "back"
@@ -203,10 +203,10 @@ async def test_work_of_a_cancelled_request_is_not_started() -> None:
 @pytest.mark.spec("OBS-1", "Created, claimed, completed, expired and latency are counted by command; depths are read")
 async def test_metrics(anonymous: Client, producer: Client, worker: Client, stranger: Client) -> None:
     async def scraped() -> str:
-        answer = await anonymous.get("/metrics")
-        assert answer.status == 200
-        assert answer.headers["content-type"].startswith("text/plain")
-        return answer.body.decode()
+        response = await anonymous.get("/metrics")
+        assert response.status == 200
+        assert response.headers["content-type"].startswith("text/plain")
+        return response.body.decode()
 
     before = await scraped()
 
@@ -282,10 +282,10 @@ async def test_number_of_series_is_limited(
 
 
 async def test_signing_keys_are_public(anonymous: Client) -> None:
-    answer = await anonymous.get("/.well-known/jwks.json")
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/jwk-set+json"
-    (key,) = answer.json["keys"]
+    response = await anonymous.get("/.well-known/jwks.json")
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/jwk-set+json"
+    (key,) = response.json["keys"]
     assert key["alg"] == "ES256"
     assert "d" not in key
 
@@ -300,8 +300,8 @@ async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> N
     dead = await claim_task(worker, commands=["B"])
     await worker.post(f"{TASKS}/{dead['id']}/nack")
     await claim_task(worker, commands=["A"])
-    answer = await admin.get(f"{ADMIN}/queues/A")
-    stats = answer.json
+    response = await admin.get(f"{ADMIN}/queues/A")
+    stats = response.json
     assert stats.pop("oldestReadySeconds") >= 0
     assert stats == {
         "command": "A", "ready": 2, "delayed": 1, "inProgress": 1, "dlq": 0, "paused": False,
@@ -317,8 +317,8 @@ async def test_queue_stats(producer: Client, worker: Client, admin: Client) -> N
 async def test_pause_and_resume(producer: Client, worker: Client, admin: Client) -> None:
     await enqueue_task(producer, command="A")
     running = await claim_task(worker)
-    answer = await admin.post(f"{ADMIN}/queues/A/pause")
-    assert (answer.status, answer.json) == (200, {"command": "A", "paused": True})
+    response = await admin.post(f"{ADMIN}/queues/A/pause")
+    assert (response.status, response.json) == (200, {"command": "A", "paused": True})
     waiting = await enqueue_task(producer, command="A")
     assert (await worker.post(f"{TASKS}/claim")).status == 204
     assert (await worker.post(f"{TASKS}/{running['id']}/result", COMPLETED)).status == 200
@@ -355,8 +355,8 @@ async def test_cleanup(producer: Client, worker: Client, admin: Client, tenant: 
     "body", [{"limit": 0}, {"limit": 10_001}, {"before": "2020-01-01T00:00:00"}, {"before": 1}, {"x": 1}]
 )
 async def test_invalid_cleanup_is_refused(admin: Client, body: dict[str, Any]) -> None:
-    answer = await admin.post(f"{ADMIN}/tasks/cleanup", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await admin.post(f"{ADMIN}/tasks/cleanup", body)
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 def test_redis_that_is_down_does_not_prevent_a_migration(monkeypatch: pytest.MonkeyPatch) -> None:

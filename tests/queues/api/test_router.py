@@ -31,11 +31,11 @@ LIMIT = conf().web.body_bytes
 @pytest.mark.parametrize("path", ["/v1/codeq/", "/v1/codeq/nothing", "/v1/codeq/tasks/", "/v1/codeq//tasks",
                                   "/v1/codeq/tasks;a=1", "/v1/codeq/tasks/a/b/c", "/v1/codeq/../admin/"])  # fmt: skip
 async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> None:
-    answer = await anonymous.get(path)
-    assert (answer.status, answer.code) == (404, "not_found")
-    assert answer.json["requestId"] == answer.headers["x-request-id"]
-    assert set(answer.json) == {"type", "title", "status", "code", "error", "detail", "requestId"}
-    assert (answer.json["error"], answer.json["status"]) == ("not_found", 404)
+    response = await anonymous.get(path)
+    assert (response.status, response.code) == (404, "not_found")
+    assert response.json["requestId"] == response.headers["x-request-id"]
+    assert set(response.json) == {"type", "title", "status", "code", "error", "detail", "requestId"}
+    assert (response.json["error"], response.json["status"]) == ("not_found", 404)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ async def test_an_unknown_path_is_a_problem(anonymous: Client, path: str) -> Non
 )
 async def test_other_method_gets_the_allowed_ones(anonymous: Client, path: str, allowed: str) -> None:
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "get", "BREW"):
-        answer = await anonymous.request(method, path)
-        assert (answer.status, answer.code) == (405, "method_not_allowed")
-        assert answer.headers["allow"] == allowed
+        response = await anonymous.request(method, path)
+        assert (response.status, response.code) == (405, "method_not_allowed")
+        assert response.headers["allow"] == allowed
     options = await anonymous.request("OPTIONS", path)
     assert (options.status, options.body, options.headers["allow"]) == (204, b"", allowed)
 
@@ -70,7 +70,7 @@ async def test_head_is_get_without_the_body(producer: Client) -> None:
 @pytest.mark.parametrize("sent", ["abc", "A-1_b.2", "x" * 128])
 async def test_request_id_is_returned(anonymous: Client, producer: Client, sent: str) -> None:
     headers = {"X-Request-Id": sent}
-    for answer in (
+    for response in (
         await producer.post(TASKS, {"command": "A", "payload": 1}, headers=headers),
         await producer.post(TASKS, {}, headers=headers),
         await anonymous.get(f"{TASKS}/x", headers=headers),
@@ -79,7 +79,7 @@ async def test_request_id_is_returned(anonymous: Client, producer: Client, sent:
         await anonymous.get("/nothing-in-the-console", headers=headers),
         await anonymous.get("/healthz", headers=headers),
     ):
-        assert answer.headers["x-request-id"] == sent
+        assert response.headers["x-request-id"] == sent
 
 
 @pytest.mark.spec("AUT-4", "A missing id, or one that could forge a log line, is replaced")
@@ -103,10 +103,10 @@ async def test_log_line_has_the_request_id(
     monkeypatch.setattr(selectors, "task", fail)
     caplog.handler.addFilter(request_id.RequestIdFilter())
     with caplog.at_level(logging.INFO):
-        answer = await producer.get(f"{TASKS}/x", headers={"X-Request-Id": "the-id"})
-    assert (answer.status, answer.code) == (500, "error")
-    assert b"canary" not in answer.body
-    assert answer.json["detail"].startswith("An unexpected error occurred.")
+        response = await producer.get(f"{TASKS}/x", headers={"X-Request-Id": "the-id"})
+    assert (response.status, response.code) == (500, "error")
+    assert b"canary" not in response.body
+    assert response.json["detail"].startswith("An unexpected error occurred.")
     records = [record for record in caplog.records if record.name == "codeq.web"]
     assert [record.request_id for record in records] == ["the-id"]  # type: ignore[attr-defined]
 
@@ -132,8 +132,8 @@ async def test_large_header_causes_a_short_log_line(anonymous: Client, monkeypat
     log_stream = io.StringIO()
     handler = next(log_handler for log_handler in logging.getLogger().handlers if log_handler.get_name() == "stderr")
     monkeypatch.setattr(handler, "stream", log_stream)
-    answer = await anonymous.get("/admin/login/", headers={"Host": "evil" * 10_000})
-    assert answer.status == 400
+    response = await anonymous.get("/admin/login/", headers={"Host": "evil" * 10_000})
+    assert response.status == 400
     assert "evil" in log_stream.getvalue()
     assert len(log_stream.getvalue()) < 1000
     assert "ERROR" not in log_stream.getvalue()
@@ -155,23 +155,23 @@ OTHER_TYPES = [
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
 async def test_another_content_type_is_refused(producer: Client, kind: str) -> None:
-    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
-    assert (answer.status, answer.code) == (415, "unsupported_media_type")
+    response = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
+    assert (response.status, response.code) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON", "application/json; charset=utf-8",
                                   'application/json;charset="UTF-8"', "application/json ; charset=utf-8"])  # fmt: skip
 async def test_content_type_of_json_may_be_written_in_several_ways(producer: Client, kind: str) -> None:
-    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
-    assert answer.status == 202
+    response = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Type": kind})
+    assert response.status == 202
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "chunked"])
 async def test_compressed_body_is_refused_unread(producer: Client, encoding: str) -> None:
     exchange = producer.start("POST", TASKS, b"\x1f\x8b" + b"x" * 100, headers={"Content-Encoding": encoding})
-    answer = await exchange.answer()
-    assert answer is not None
-    assert (answer.status, answer.code) == (415, "unsupported_media_type")
+    response = await exchange.response()
+    assert response is not None
+    assert (response.status, response.code) == (415, "unsupported_media_type")
 
 
 CHUNK = b" " * 65_536
@@ -185,11 +185,11 @@ async def test_too_large_body_is_read_no_further(producer: Client, announced: st
     if announced == "nothing":
         headers["Transfer-Encoding"] = "chunked"
     exchange = producer.start("POST", TASKS, chunks=chunks, headers=headers)
-    answer = await exchange.answer()
-    assert answer is not None
-    assert (answer.status, answer.code) == (413, "payload_too_large")
+    response = await exchange.response()
+    assert response is not None
+    assert (response.status, response.code) == (413, "payload_too_large")
     assert exchange.bytes_read <= LIMIT + 2 * len(CHUNK)
-    assert answer.headers["connection"] == "close"
+    assert response.headers["connection"] == "close"
 
 
 async def test_a_body_of_exactly_the_limit_is_read(producer: Client) -> None:
@@ -202,30 +202,30 @@ async def test_a_body_of_exactly_the_limit_is_read(producer: Client) -> None:
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "9" * 30, "0x10", "²"])
 async def test_invalid_content_length_is_handled(producer: Client, length: str) -> None:
-    answer = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Length": length})
-    assert answer.status == 413
+    response = await producer.post(TASKS, {"command": "A", "payload": 1}, headers={"Content-Length": length})
+    assert response.status == 413
 
 
 async def test_late_body_is_a_timeout(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_handler, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
     exchange = producer.start("POST", TASKS, b'{"command":', never_ends=True)
-    answer = await asyncio.wait_for(exchange.answer(), 15)
-    assert answer is not None
-    assert (answer.status, answer.code) == (408, "request_timeout")
-    assert answer.headers["connection"] == "close"
+    response = await asyncio.wait_for(exchange.response(), 15)
+    assert response is not None
+    assert (response.status, response.code) == (408, "request_timeout")
+    assert response.headers["connection"] == "close"
 
 
 async def test_client_that_disconnects_while_sending_gets_no_response(producer: Client) -> None:
     exchange = producer.start("POST", TASKS, b'{"command":', never_ends=True)
     exchange.disconnect()
-    assert await exchange.answer() is None
+    assert await exchange.response() is None
 
 
 async def test_body_of_an_unauthenticated_request_is_not_read(anonymous: Client) -> None:
-    answer = await anonymous.post(TASKS, b"{" * 1000)
-    assert (answer.status, answer.code) == (401, "unauthenticated")
-    assert answer.headers["www-authenticate"] == "Bearer"
+    response = await anonymous.post(TASKS, b"{" * 1000)
+    assert (response.status, response.code) == (401, "unauthenticated")
+    assert response.headers["www-authenticate"] == "Bearer"
 
 
 async def test_repeated_header_is_joined(producer: Client) -> None:
@@ -248,10 +248,10 @@ async def test_repeated_header_is_joined(producer: Client) -> None:
 
 
 async def test_responses_are_not_cached_or_sniffed(producer: Client) -> None:
-    answer = await producer.post(TASKS, {"command": "A", "payload": 1})
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["content-type"] == "application/json"
+    response = await producer.post(TASKS, {"command": "A", "payload": 1})
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(("serve", "api", "console"), [("all", 401, 200), ("api", 401, 404), ("console", 404, 200)])
@@ -316,12 +316,12 @@ def test_path_is_resolved_once_and_no_id_is_cached() -> None:
 async def test_large_form_is_not_written_to_a_file(anonymous: Client) -> None:
     """Django reads a whole body, of any client, before it resolves the path."""
     parts = [b"a" * 2**20] * (LIMIT // 2**20 + 4)
-    answer = await anonymous.request("POST", "/admin/login/", chunks=parts)
-    assert (answer.status, answer.code) == (413, "payload_too_large")
+    response = await anonymous.request("POST", "/admin/login/", chunks=parts)
+    assert (response.status, response.code) == (413, "payload_too_large")
 
 
 async def test_unfinished_form_times_out(anonymous: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "BODY_SECONDS", 0.05)
     monkeypatch.setattr(http_handler, "DRAIN_SECONDS", 0.05)
-    answer = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], never_ends=True)
-    assert (answer.status, answer.code) == (408, "request_timeout")
+    response = await anonymous.request("POST", "/admin/login/", chunks=[b"a", b"b"], never_ends=True)
+    assert (response.status, response.code) == (408, "request_timeout")

@@ -85,9 +85,9 @@ PAYLOADS = {
 @pytest.mark.parametrize(("sent", "kept"), PAYLOADS.values(), ids=PAYLOADS.keys())
 async def test_payload_is_stored_unchanged(producer: Client, worker: Client, sent: str, kept: str) -> None:
     body = b'{"command":"RENDER","payload": ' + sent.encode() + b" }"
-    answer = await producer.post(TASKS, body)
-    assert answer.status == 202, answer.body
-    assert answer.json["payload"] == kept
+    response = await producer.post(TASKS, body)
+    assert response.status == 202, response.body
+    assert response.json["payload"] == kept
     assert (await worker.post(f"{TASKS}/claim")).json["payload"] == kept
 
 
@@ -138,10 +138,10 @@ async def test_strict_tenant_refuses_a_key_with_another_body(producer: Client, c
 @pytest.mark.spec("IDM-1", "A hundred concurrent identical requests create one task")
 async def test_concurrent_requests_with_one_key_create_one_task(producer: Client) -> None:
     body = {"command": "RENDER", "payload": {}, "idempotencyKey": "race"}
-    answers = await asyncio.gather(*(producer.post(TASKS, body) for _ in range(100)))
-    assert {answer.status for answer in answers} == {202}
-    assert len({answer.json["id"] for answer in answers}) == 1
-    assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
+    responses = await asyncio.gather(*(producer.post(TASKS, body) for _ in range(100)))
+    assert {response.status for response in responses} == {202}
+    assert len({response.json["id"] for response in responses}) == 1
+    assert sum("idempotency-replayed" not in response.headers for response in responses) == 1
 
 
 @pytest.mark.spec("ENQ-3", "The items of a batch are independent, and answered in order")
@@ -154,9 +154,9 @@ async def test_a_batch_of_independent_tasks(producer: Client) -> None:
         b'{"command":"A","payload":1,"idempotencyKey":"k"}',
     )
     body = b'{"tasks":[' + b",".join(items) + b"]}"
-    answer = await producer.post(f"{TASKS}/batch", body)
-    assert answer.status == 200, answer.body
-    first, second, third, fourth, fifth = answer.json["results"]
+    response = await producer.post(f"{TASKS}/batch", body)
+    assert response.status == 200, response.body
+    first, second, third, fourth, fifth = response.json["results"]
     assert (first["task"]["command"], third["task"]["priority"]) == ("A", 4)
     assert (second["error"], second["status"]) == ("invalid_request", 400)
     assert "100 levels" in second["detail"]
@@ -176,16 +176,16 @@ async def test_large_payload_does_not_fail_its_batch(producer: Client, configure
 
 @pytest.mark.parametrize("count", [0, 101])
 async def test_invalid_batch_is_refused(producer: Client, count: int) -> None:
-    answer = await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": 1}] * count})
-    assert (answer.status, answer.code) == (400, "invalid_request")
-    assert "tasks" in answer.json["detail"]
+    response = await producer.post(f"{TASKS}/batch", {"tasks": [{"command": "A", "payload": 1}] * count})
+    assert (response.status, response.code) == (400, "invalid_request")
+    assert "tasks" in response.json["detail"]
 
 
 @pytest.mark.spec("ENQ-4", "The trace context of the request is stored with the task and returned to its worker")
 async def test_trace_context_stays_with_the_task(producer: Client, worker: Client) -> None:
     headers = {"traceparent": TRACE_PARENT, "tracestate": "a=1,b=2"}
-    answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
-    assert (answer.json["traceParent"], answer.json["traceState"]) == (TRACE_PARENT, "a=1,b=2")
+    response = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
+    assert (response.json["traceParent"], response.json["traceState"]) == (TRACE_PARENT, "a=1,b=2")
     claimed = (await worker.post(f"{TASKS}/claim")).json
     assert (claimed["traceParent"], claimed["traceState"]) == (TRACE_PARENT, "a=1,b=2")
 
@@ -205,18 +205,18 @@ async def test_trace_context_stays_with_the_task(producer: Client, worker: Clien
 )
 async def test_malformed_trace_is_ignored(producer: Client, parent: str) -> None:
     headers = {"traceparent": parent, "tracestate": "x" * 10_000}
-    answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
-    assert answer.status == 202
-    assert "traceParent" not in answer.json
-    assert "traceState" not in answer.json
+    response = await producer.post(TASKS, {"command": "RENDER", "payload": {}}, headers=headers)
+    assert response.status == 202
+    assert "traceParent" not in response.json
+    assert "traceState" not in response.json
 
 
 @pytest.mark.spec("TEN-2", "A body can set neither the tenant nor the id of a task")
 @pytest.mark.parametrize("field", ["tenantId", "status", "id", "attempts", "tid", "createdAt", "workerId"])
 async def test_body_cannot_set_internal_fields(producer: Client, field: str) -> None:
-    answer = await producer.post(TASKS, {"command": "RENDER", "payload": {}, field: "x"})
-    assert answer.status == 400
-    assert field in answer.json["detail"]
+    response = await producer.post(TASKS, {"command": "RENDER", "payload": {}, field: "x"})
+    assert response.status == 400
+    assert field in response.json["detail"]
 
 
 @pytest.mark.spec("ACK-5", "A cancelled task ends, is not claimed, and its worker's heartbeat fails")
@@ -240,8 +240,8 @@ async def test_an_ended_task_cannot_be_cancelled(producer: Client, worker: Clien
     task = await enqueue_task(producer)
     await worker.post(f"{TASKS}/claim")
     await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "no"})
-    answer = await producer.delete(f"{TASKS}/{task['id']}")
-    assert (answer.status, answer.code) == (409, "already_ended")
+    response = await producer.delete(f"{TASKS}/{task['id']}")
+    assert (response.status, response.code) == (409, "already_ended")
 
 
 IDS = ["nonsense", "01920F3E-8D5A-7C31-9A54-0B6F3C2D1E10", "01920f3e8d5a7c319a540b6f3c2d1e10", "..%2f..", "%00", "*"]
@@ -249,7 +249,7 @@ IDS = ["nonsense", "01920F3E-8D5A-7C31-9A54-0B6F3C2D1E10", "01920f3e8d5a7c319a54
 
 @pytest.mark.parametrize("task_id", [*IDS, "01920f3e-8d5a-7c31-9a54-0b6f3c2d1e10"])
 async def test_invalid_id_is_not_found(producer: Client, worker: Client, task_id: str) -> None:
-    for answer in (
+    for response in (
         await producer.get(f"{TASKS}/{task_id}"),
         await producer.get(f"{TASKS}/{task_id}/result"),
         await producer.delete(f"{TASKS}/{task_id}"),
@@ -258,7 +258,7 @@ async def test_invalid_id_is_not_found(producer: Client, worker: Client, task_id
         await worker.post(f"{TASKS}/{task_id}/abandon"),
         await worker.post(f"{TASKS}/{task_id}/result", {"status": "FAILED", "error": "x"}),
     ):
-        assert answer.status == 404, answer.body
+        assert response.status == 404, response.body
 
 
 async def test_suspended_tenant_finishes_its_work_and_gets_no_new(

@@ -54,8 +54,8 @@ async def test_with_a_star_and_no_command_every_queue_is_claimed(producer: Clien
         tasks = [{"command": command, "payload": 1} for command in commands[start : start + 75]]
         await producer.post(f"{TASKS}/batch", {"tasks": tasks})
     claimed_commands = set()
-    while (answer := await worker.post(f"{TASKS}/claim/batch")).status == 200:
-        claimed_commands |= {task["command"] for task in answer.json["tasks"]}
+    while (response := await worker.post(f"{TASKS}/claim/batch")).status == 200:
+        claimed_commands |= {task["command"] for task in response.json["tasks"]}
     assert claimed_commands == set(commands)
 
 
@@ -78,9 +78,9 @@ async def test_claims_of_every_queue_rarely_count_them(
 
 @pytest.mark.spec("CLM-3", "204 without a body if there is no task")
 async def test_an_empty_queue_answers_204(worker: Client) -> None:
-    answer = await worker.post(f"{TASKS}/claim", {"commands": ["NOTHING"]})
-    assert (answer.status, answer.body) == (204, b"")
-    assert "content-length" not in answer.headers
+    response = await worker.post(f"{TASKS}/claim", {"commands": ["NOTHING"]})
+    assert (response.status, response.body) == (204, b"")
+    assert "content-length" not in response.headers
     assert (await worker.post(f"{TASKS}/claim/batch", {"count": 3})).status == 204
 
 
@@ -116,9 +116,9 @@ async def test_a_batch_claim_takes_the_best_first(producer: Client, worker: Clie
     ],
 )
 async def test_invalid_claim_is_refused(worker: Client, path: str, fields: dict[str, Any]) -> None:
-    answer = await worker.post(f"{TASKS}/{path}", fields)
-    assert (answer.status, answer.code) == (400, "invalid_request")
-    assert next(iter(fields)) in answer.json["detail"]
+    response = await worker.post(f"{TASKS}/{path}", fields)
+    assert (response.status, response.code) == (400, "invalid_request")
+    assert next(iter(fields)) in response.json["detail"]
 
 
 @pytest.mark.spec("CLM-6", "A heartbeat extends the lease and stores the progress")
@@ -147,8 +147,8 @@ async def test_an_expired_lease_is_refused_everywhere(producer: Client, worker: 
 
     await until_async(over)
     for verb, body in (("heartbeat", {}), ("nack", {}), ("abandon", {}), ("result", COMPLETED)):
-        answer = await worker.post(f"{TASKS}/{task['id']}/{verb}", body | {"leaseToken": lease["leaseToken"]})
-        assert (answer.status, answer.code) == (409, "lease_lost"), verb
+        response = await worker.post(f"{TASKS}/{task['id']}/{verb}", body | {"leaseToken": lease["leaseToken"]})
+        assert (response.status, response.code) == (409, "lease_lost"), verb
 
 
 HOLDER_VERBS = {"heartbeat": {}, "nack": {}, "abandon": {}, "result": COMPLETED}
@@ -210,16 +210,16 @@ async def test_nack_delays_and_then_makes_a_dead_letter(producer: Client, worker
 async def test_a_nacks_delay_is_capped(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/nack", b'{"delaySeconds": 1e300}')
-    assert answer.json == {"status": "requeued", "delaySeconds": 900}
+    response = await worker.post(f"{TASKS}/{task['id']}/nack", b'{"delaySeconds": 1e300}')
+    assert response.json == {"status": "requeued", "delaySeconds": 900}
 
 
 @pytest.mark.spec("RET-3", "An abandoned task is ready at once, last of its priority; the attempt counts")
 async def test_abandoned_task_is_ready_at_once(producer: Client, worker: Client) -> None:
     first, second = await enqueue_task(producer, maxAttempts=2), await enqueue_task(producer)
     assert (await claim_task(worker))["id"] == first["id"]
-    answer = await worker.post(f"{TASKS}/{first['id']}/abandon")
-    assert (answer.status, answer.json) == (200, {"status": "requeued"})
+    response = await worker.post(f"{TASKS}/{first['id']}/abandon")
+    assert (response.status, response.json) == (200, {"status": "requeued"})
     assert (await claim_task(worker))["id"] == second["id"]
     again = await claim_task(worker)
     assert (again["id"], again["attempts"]) == (first["id"], 1)
@@ -246,9 +246,9 @@ async def test_abandoned_task_is_ready_at_once(producer: Client, worker: Client)
 async def test_result_must_match_its_status(producer: Client, worker: Client, body: Any, named: str) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
-    assert (answer.status, answer.code) == (400, "invalid_request")
-    assert named in answer.json["detail"]
+    response = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert (response.status, response.code) == (400, "invalid_request")
+    assert named in response.json["detail"]
     assert (await producer.get(f"{TASKS}/{task['id']}")).json["status"] == "IN_PROGRESS"
 
 
@@ -261,11 +261,11 @@ async def test_repeated_submission_changes_nothing(producer: Client, worker: Cli
     first = await worker.post(path, body)
     spaced = b'{"leaseToken":"%s","result" : { "ok":true },"status":"COMPLETED"}' % lease["leaseToken"].encode()
     for again in (body, spaced, body | {"workerId": "somebody else"}):
-        answer = await worker.post(path, again)
-        assert (answer.status, answer.json) == (200, first.json)
+        response = await worker.post(path, again)
+        assert (response.status, response.json) == (200, first.json)
     for other in (body | {"result": {"ok": False}}, {"status": "FAILED", "error": "x"}):
-        answer = await worker.post(path, other)
-        assert (answer.status, answer.code) == (409, "already_ended")
+        response = await worker.post(path, other)
+        assert (response.status, response.code) == (409, "already_ended")
     assert (await producer.get(path)).json["result"] == first.json
 
 
@@ -273,10 +273,14 @@ async def test_repeated_submission_changes_nothing(producer: Client, worker: Cli
 async def test_failed_task_has_a_result(producer: Client, worker: Client) -> None:
     task = await enqueue_task(producer)
     await claim_task(worker)
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "out of colour"})
-    assert (answer.json["status"], answer.json["error"], answer.json["attempts"]) == ("FAILED", "out of colour", 1)
+    response = await worker.post(f"{TASKS}/{task['id']}/result", {"status": "FAILED", "error": "out of colour"})
+    assert (response.json["status"], response.json["error"], response.json["attempts"]) == (
+        "FAILED",
+        "out of colour",
+        1,
+    )
     read = (await worker.get(f"{TASKS}/{task['id']}/result")).json
-    assert read["result"] == answer.json
+    assert read["result"] == response.json
     assert read["task"]["error"] == "out of colour"
 
 
@@ -284,8 +288,8 @@ async def test_result_is_stored_unchanged(producer: Client, worker: Client) -> N
     task = await enqueue_task(producer)
     await claim_task(worker)
     body = rb'{"status":"COMPLETED","result":{ "n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000" }}'
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", body)
-    assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in answer.body
+    response = await worker.post(f"{TASKS}/{task['id']}/result", body)
+    assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in response.body
     read = await producer.get(f"{TASKS}/{task['id']}/result")
     assert rb'"result":{"n":1.10,"big":9007199254740993,"e":1e400,"s":"\u0000"}' in read.body
 
@@ -295,8 +299,8 @@ async def test_size_of_a_result_is_limited(producer: Client, worker: Client, con
     task = await enqueue_task(producer)
     await claim_task(worker)
     large = {"status": "COMPLETED", "result": {"x": "y" * 100}}
-    answer = await worker.post(f"{TASKS}/{task['id']}/result", large)
-    assert (answer.status, answer.code) == (413, "payload_too_large")
+    response = await worker.post(f"{TASKS}/{task['id']}/result", large)
+    assert (response.status, response.code) == (413, "payload_too_large")
 
 
 @pytest.mark.spec("ACK-6", "The items of a batch of results are independent, and answered in order")
@@ -311,9 +315,9 @@ async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Cl
         {"taskId": mine["id"]} | COMPLETED,
         {"taskId": two["id"], "status": "FAILED", "error": "no"},
     ]
-    answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
-    assert answer.status == 200, answer.body
-    items = answer.json["results"]
+    response = await worker.post(f"{TASKS}/batch/results", {"results": results})
+    assert response.status == 200, response.body
+    items = response.json["results"]
     assert [item["taskId"] for item in items] == [result["taskId"] for result in results]
     assert [item.get("error") for item in items] == [None, "task_not_found", "invalid_request", None, None]
     assert [item.get("status") for item in items] == [None, 404, 400, None, None]
@@ -324,8 +328,8 @@ async def test_a_batch_of_results(producer: Client, stranger: Client, worker: Cl
 
 @pytest.mark.parametrize("results", [[], [{"taskId": "nonsense"} | COMPLETED], [COMPLETED], [{"taskId": "x"}] * 101])
 async def test_invalid_batch_of_results_is_refused(worker: Client, results: list[Any]) -> None:
-    answer = await worker.post(f"{TASKS}/batch/results", {"results": results})
-    assert (answer.status, answer.code) == (400, "invalid_request")
+    response = await worker.post(f"{TASKS}/batch/results", {"results": results})
+    assert (response.status, response.code) == (400, "invalid_request")
 
 
 async def test_exchange_submits_and_claims(producer: Client, worker: Client) -> None:

@@ -3,4 +3,4 @@
 import pytest
 
 # Show the values of failed assertions in these modules, as in test modules.
-pytest.register_assert_rewrite("tests.queues.engine.machine", "tests.queues.engine.world")
+pytest.register_assert_rewrite("tests.queues.engine.machine", "tests.queues.engine.checked_engine")

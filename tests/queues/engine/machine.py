@@ -40,8 +40,8 @@ from queues.engine import (
 from queues.engine import keys as key_builders
 from queues.engine.producer_commands import digest_key
 from tests.fixtures.queues import START_MS
+from tests.queues.engine.checked_engine import OTHER_TID, TID, CheckedEngine, Clock, Location, Snapshot, build_task
 from tests.queues.engine.model import Lease, Model, ModelTask
-from tests.queues.engine.world import OTHER_TID, TID, Clock, Location, Snapshot, World, build_task
 
 RETENTION_MS, DEAD_RETENTION_MS = 600_000, 1_200_000
 OPTIONS = {
@@ -51,13 +51,12 @@ OPTIONS = {
     "backoff": "exponential",
     "backoff_base_ms": 4_000,
     "backoff_cap_ms": 10_000,
-    "retention_ms": RETENTION_MS,
     "dead_retention_ms": DEAD_RETENTION_MS,
     "horizon_ms": 3_600_000,
 }
 # The cases that a run must cover.
 REQUIRED_CASES = {
-    *("enqueued", "delayed", "replayed key", "mismatched key", "too far", "key twice in a batch", "call repeated"),
+    *("enqueued", "delayed", "repeated key", "mismatched key", "too far", "key twice in a batch", "call repeated"),
     *("claimed", "claimed from several queues", "claimed nothing", "skipped a ghost", "expired in a claim"),
     *("heartbeat", "submitted", "submitted again", "nacked", "abandoned"),
     *("cancelled", "cancelled while ready", "cancelled in progress"),
@@ -102,8 +101,8 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.client.flushall()
         self.clock = Clock()
-        self.world = World(self.client, clock=self.clock, runner=self.runner, **OPTIONS)
-        self.engine = self.world.engine
+        self.checked = CheckedEngine(self.client, clock=self.clock, runner=self.runner, **OPTIONS)
+        self.engine = self.checked.engine
         self.model = Model(self.engine.options, RETENTION_MS, DEAD_RETENTION_MS)
         self.leases: list[Lease] = []
 
@@ -134,13 +133,13 @@ class QueueMachine(RuleBasedStateMachine):
                     assert isinstance(answer, errors.InvalidRequest)
                     self.cover("too far")
                     continue
-                task_id, is_replayed, is_mismatch = item
+                task_id, is_repeated, is_mismatch = item
                 assert isinstance(answer, Enqueued)
-                assert (answer.task.id, answer.is_replayed, answer.is_mismatch) == item
+                assert (answer.task.id, answer.is_repeated, answer.is_mismatch) == item
                 self._assert_task_equals(answer.task, self.model.tasks[task_id])
                 self.cover("enqueued")
                 self.cover("delayed", answer.task.location is Location.DELAYED_ZSET)
-                self.cover("replayed key", is_replayed)
+                self.cover("repeated key", is_repeated)
                 self.cover("mismatched key", is_mismatch)
                 key = new_task.idempotency_key
                 self.cover(
@@ -523,7 +522,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def redis_equals_the_model(self) -> None:
-        snapshot = self.world.check()
+        snapshot = self.checked.check()
         self.cover("step")
         live = {model_task.id: model_task for model_task in self.model.tasks.values() if model_task.place != "deleted"}
         assert snapshot.tasks.keys() == live.keys()

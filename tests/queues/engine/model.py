@@ -93,7 +93,7 @@ class Model:
     # Producers
 
     def enqueue(self, tid: str, tasks: Sequence[NewTask], ids: Sequence[str], now: int) -> list[Any]:
-        """Return (id, is_replayed, is_mismatch) or an error class for each task."""
+        """Return (id, is_repeated, is_mismatch) or an error class for each task."""
         outcomes: list[Any] = [None] * len(tasks)
         repeats: dict[str, int] = {}
         order = []

@@ -9,7 +9,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from queues.engine import keys, maintenance_commands, producer_commands, worker_commands
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task
 
 BASE_MS, CAP_MS = 1_000, 60_000
 
@@ -20,31 +20,33 @@ def client(valkey: Valkey) -> Iterator[redis.Redis]:
         yield client
 
 
-def make_world(client: redis.Redis, policy: str) -> World:
-    return World(client, clock=Clock(), partitions=1, backoff=policy, backoff_base_ms=BASE_MS, backoff_cap_ms=CAP_MS)
+def make_checked_engine(client: redis.Redis, policy: str) -> CheckedEngine:
+    return CheckedEngine(
+        client, clock=Clock(), partitions=1, backoff=policy, backoff_base_ms=BASE_MS, backoff_cap_ms=CAP_MS
+    )
 
 
-def measure_delays(world: World, failures: int, tasks: int = 1) -> list[list[int]]:
+def measure_delays(checked: CheckedEngine, failures: int, tasks: int = 1) -> list[list[int]]:
     """Return the delays after the n-th failure of each task, as one list per n."""
     producer_commands.enqueue(
-        world.engine, TID, "acme", [build_task(max_attempts=100)] * tasks, retention_ms=DAY_MS
+        checked.engine, TID, "acme", [build_task(max_attempts=100)] * tasks, retention_ms=DAY_MS
     ).run_sync()
     delays_by_failure = []
     for _ in range(failures):
-        maintenance_commands.promote(world.engine, TID, "send", 1000).run_sync()
-        claimed = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=tasks).run_sync().tasks
+        maintenance_commands.promote(checked.engine, TID, "send", 1000).run_sync()
+        claimed = worker_commands.claim(checked.engine, TID, ["send"], "w1", lease_ms=1, limit=tasks).run_sync().tasks
         assert len(claimed) == tasks
         delays_by_failure.append(
             [
                 worker_commands.nack(
-                    world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
+                    checked.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
                 )
                 .run_sync()
                 .delay_ms
                 for task in claimed
             ]
         )
-        world.engine.clock.advance(CAP_MS / 1000)  # type: ignore[union-attr]
+        checked.engine.clock.advance(CAP_MS / 1000)  # type: ignore[union-attr]
     return delays_by_failure
 
 
@@ -58,7 +60,7 @@ def measure_delays(world: World, failures: int, tasks: int = 1) -> list[list[int
     ],
 )
 def test_policy_without_jitter_has_exact_delays(client: redis.Redis, policy: str, expected: list[int]) -> None:
-    assert [delay for [delay] in measure_delays(make_world(client, policy), 9)] == expected
+    assert [delay for [delay] in measure_delays(make_checked_engine(client, policy), 9)] == expected
 
 
 @pytest.mark.spec("RET-1", "Jitter is random within its bounds, for each task anew")
@@ -67,7 +69,7 @@ def test_policy_without_jitter_has_exact_delays(client: redis.Redis, policy: str
 )
 def test_jitter_spreads_over_its_bounds(client: redis.Redis, policy: str, min_share: float) -> None:
     tasks = 200
-    for n, values in enumerate(measure_delays(make_world(client, policy), 8, tasks)):
+    for n, values in enumerate(measure_delays(make_checked_engine(client, policy), 8, tasks)):
         full = min(BASE_MS * 2**n, CAP_MS)
         assert min_share * full <= min(values)
         assert max(values) < full
@@ -83,17 +85,17 @@ def test_jitter_spreads_over_its_bounds(client: redis.Redis, policy: str, min_sh
 @pytest.mark.spec("RET-1", "Tasks whose leases end in one reaping do not come back all at once")
 @pytest.mark.parametrize("by", ["reap", "claim"])
 def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
-    world = make_world(client, "exp_full_jitter")
+    checked = make_checked_engine(client, "exp_full_jitter")
     scores_by_run = []
     for _ in range(2):
         client.flushall()
-        producer_commands.enqueue(world.engine, TID, "acme", [build_task()] * 100, retention_ms=DAY_MS).run_sync()
-        worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=100).run_sync()
-        world.engine.clock.advance(0.001)  # type: ignore[union-attr]
+        producer_commands.enqueue(checked.engine, TID, "acme", [build_task()] * 100, retention_ms=DAY_MS).run_sync()
+        worker_commands.claim(checked.engine, TID, ["send"], "w1", lease_ms=1, limit=100).run_sync()
+        checked.engine.clock.advance(0.001)  # type: ignore[union-attr]
         if by == "reap":
-            maintenance_commands.reap(world.engine, TID, "send").run_sync()
+            maintenance_commands.reap(checked.engine, TID, "send").run_sync()
         else:
-            worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=1, limit=1).run_sync()
+            worker_commands.claim(checked.engine, TID, ["send"], "w1", lease_ms=1, limit=1).run_sync()
         delayed = client.zrange(keys.of_queue("codeq:{0}:", TID, "send").delayed, 0, -1, withscores=True)
         scores_by_run.append([int(score) for _, score in delayed])
     for scores in scores_by_run:
@@ -103,20 +105,20 @@ def test_expired_leases_come_back_spread(client: redis.Redis, by: str) -> None:
 
 @pytest.mark.spec("RET-1", "A queue's own policy wins over the installation's")
 def test_queue_policy_wins_over_the_default(client: redis.Redis) -> None:
-    world = make_world(client, "exponential")
+    checked = make_checked_engine(client, "exponential")
     client.hset(keys.of_tenant("codeq:{0}:", TID).policies, "send", "linear 7 20")
-    assert [delay for [delay] in measure_delays(world, 4)] == [7, 14, 20, 20]
+    assert [delay for [delay] in measure_delays(checked, 4)] == [7, 14, 20, 20]
 
 
 @pytest.mark.spec("RET-1", "Thousands of failures do not overflow the delay")
 def test_delay_after_thousands_of_attempts_is_the_cap(client: redis.Redis) -> None:
-    world = make_world(client, "exponential")
+    checked = make_checked_engine(client, "exponential")
     producer_commands.enqueue(
-        world.engine, TID, "acme", [build_task(max_attempts=5_000)], retention_ms=DAY_MS
+        checked.engine, TID, "acme", [build_task(max_attempts=5_000)], retention_ms=DAY_MS
     ).run_sync()
-    [task] = worker_commands.claim(world.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks
+    [task] = worker_commands.claim(checked.engine, TID, ["send"], "w1", lease_ms=DAY_MS, limit=1).run_sync().tasks
     client.hset(keys.task("codeq:{0}:", task.id), "attempts", 4_000)  # 2^4000 is infinite
     returned = worker_commands.nack(
-        world.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
+        checked.engine, TID, task.id, "w1", token="", delay_ms=None, reason="", dead_retention_ms=1
     ).run_sync()
     assert returned.delay_ms == CAP_MS

@@ -11,7 +11,7 @@ import redis
 
 from codeq_site.devserver.embedded import Valkey
 from core.redis.runners import SyncRunner
-from core.redis.script_call import Command, ScriptCall
+from core.redis.script_call import ScriptCall, ScriptCommand
 from queues.domain import NewResult, NewTask, Spec, Task, TaskStatus
 from queues.engine import (
     admin_commands,
@@ -26,7 +26,7 @@ from queues.engine import (
 from queues.engine.options import Limits
 from ranked import engine as ranked_engine
 from tests.fixtures.queues import START_MS
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task, dump, without_hints
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task, dump, without_hints
 
 HOOK = "local call = redis.call"
 FAILING = (
@@ -40,7 +40,7 @@ class FailingRunner(SyncRunner):
 
     at: int | None = None
 
-    def run_sync(self, commands: Sequence[Command]) -> list[Any]:
+    def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         if self.at is None:
             return super().run_sync(commands)
         assert len(commands) == 1
@@ -56,9 +56,10 @@ class Scene:
     def __init__(self, client: redis.Redis) -> None:
         self.client, self.clock = client, Clock()
         self.runner = FailingRunner(client)
-        self.world = World(client, clock=self.clock, runner=self.runner, partitions=1, backoff="exp_equal_jitter",
-                           horizon_ms=DAY_MS)  # fmt: skip
-        self.engine = self.world.engine
+        self.checked = CheckedEngine(
+            client, clock=self.clock, runner=self.runner, partitions=1, backoff="exp_equal_jitter", horizon_ms=DAY_MS
+        )
+        self.engine = self.checked.engine
         root = keys.of_partition(0).root
         client.hset(keys.of_tenant(root, TID).policies, "mail", "fixed 0 0")
 
@@ -254,8 +255,8 @@ def replay_after_a_bulk_job(scene: Scene) -> ScriptCall[Any]:
     return dead_letter_commands.replay(scene.engine, TID, [scene.dead[0].id])
 
 
-def recall(scene: Scene) -> ScriptCall[Any]:
-    """Recall three replayed tasks; one of them has been claimed since."""
+def undo_replay(scene: Scene) -> ScriptCall[Any]:
+    """Undo the replay of three tasks; one of them has been claimed since."""
     ids = [task.id for task in scene.dead]
     dead_letter_commands.replay_for(scene.engine, TID, ids, "a job").run_sync()
     while ids[0] not in [
@@ -263,18 +264,18 @@ def recall(scene: Scene) -> ScriptCall[Any]:
         for task in worker_commands.claim(scene.engine, TID, ["send"], "w1", lease_ms=60_000, limit=1).run_sync().tasks
     ]:
         pass
-    return dead_letter_commands.recall(
+    return dead_letter_commands.undo_replay(
         scene.engine, TID, [*ids, ids[1], scene.ended[0].id, "unknown"], "a job", dead_retention_ms=DAY_MS
     )
 
 
-def replay_after_a_recall(scene: Scene) -> ScriptCall[Any]:
-    recall(scene).run_sync()
+def replay_after_an_undo(scene: Scene) -> ScriptCall[Any]:
+    undo_replay(scene).run_sync()
     return dead_letter_commands.replay(scene.engine, TID, [task.id for task in scene.dead])
 
 
-def claim_after_a_recall(scene: Scene) -> ScriptCall[Any]:
-    recall(scene).run_sync()
+def claim_after_an_undo(scene: Scene) -> ScriptCall[Any]:
+    undo_replay(scene).run_sync()
     return claim_all(scene)
 
 
@@ -362,9 +363,9 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "replay": replay,
     "replay for a bulk job": replay_for,
     "replay after a bulk job": replay_after_a_bulk_job,
-    "replay after a recall": replay_after_a_recall,
-    "recall": recall,
-    "claim after a recall": claim_after_a_recall,
+    "replay after an undo": replay_after_an_undo,
+    "undo_replay": undo_replay,
+    "claim after an undo": claim_after_an_undo,
     "purge": purge,
     "purge the dead": lambda s: maintenance_commands.purge_dead(
         s.engine, TID, [task.id for task in [*s.dead, *s.ended]]
@@ -404,8 +405,8 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "ranked_requeue": with_ranked_queue(
         lambda s: ranked_engine.requeue(s.engine, TID, "reviews", "held", "h:1", delay_ms=5)
     ),
-    "ranked_release": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "reviews", "held", "h:1")),
-    "ranked_release by force": with_ranked_queue(lambda s: ranked_engine.release(s.engine, TID, "reviews", "held", "")),
+    "ranked_finish": with_ranked_queue(lambda s: ranked_engine.finish(s.engine, TID, "reviews", "held", "h:1")),
+    "ranked_break_lock": with_ranked_queue(lambda s: ranked_engine.break_lock(s.engine, TID, "reviews", "held")),
     "ranked_renew": with_ranked_queue(
         lambda s: ranked_engine.renew(s.engine, TID, "reviews", "held", "h:1", lock_seconds=400)
     ),

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from codeq_site.devserver.embedded import Valkey
+from tests.queues.engine.checked_engine import LONG
 from tests.queues.engine.machine import REQUIRED_CASES, run_machine
-from tests.queues.engine.world import LONG
 
 
 @pytest.mark.timeout(0 if LONG else 900)

@@ -22,7 +22,7 @@ from queues.engine import (
 from queues.engine.options import CHUNK
 from queues.engine.script_header import REQUIRED_SECTIONS, ScriptError
 from queues.engine.script_loader import DIRECTORIES, Script, build
-from tests.queues.engine.world import DAY_MS, TID, Clock, World, build_task
+from tests.queues.engine.checked_engine import DAY_MS, TID, CheckedEngine, Clock, build_task
 
 import_module("ranked.engine")  # adds the scripts of ranked queues
 ALL = script_loader.load_all()
@@ -225,8 +225,8 @@ def test_change_of_one_byte_changes_the_sha() -> None:
 @pytest.mark.spec("CLM-5", "Every operation handles a thousand tasks in one script")
 def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
     with redis.Redis.from_url(valkey.url) as client:
-        world = World(client, clock=Clock(), backoff="fixed")
-        engine = world.engine
+        checked = CheckedEngine(client, clock=Clock(), backoff="fixed")
+        engine = checked.engine
         made = producer_commands.enqueue(
             engine, TID, "acme", [build_task(max_attempts=1)] * CHUNK, retention_ms=DAY_MS
         ).run_sync()
@@ -240,15 +240,15 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
             if isinstance(item, Exception)
         ]
         assert all(maintenance_commands.purge(engine, TID, [task.id for task in claimed]).run_sync())
-        world.check()
+        checked.check()
 
         delayed = [build_task(max_attempts=1, delay_ms=1, idempotency_key=f"key {n}") for n in range(CHUNK)]
         producer_commands.enqueue(engine, TID, "acme", delayed, retention_ms=DAY_MS).run_sync()
         assert all(producer_commands.find_by_idempotency_key(engine, TID, delayed).run_sync())
-        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        checked.engine.clock.advance(1)  # type: ignore[union-attr]
         assert maintenance_commands.promote(engine, TID, "send", CHUNK).run_sync() == (CHUNK, 0)
         claimed = worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync().tasks
-        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        checked.engine.clock.advance(1)  # type: ignore[union-attr]
         assert maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()[:2] == (
             CHUNK,
             CHUNK,
@@ -257,12 +257,12 @@ def test_thousand_tasks_fit_into_one_script(valkey: Valkey) -> None:
         assert not [
             item for item in dead_letter_commands.replay(engine, TID, ids).run_sync() if isinstance(item, Exception)
         ]
-        world.check()
+        checked.check()
         worker_commands.claim(engine, TID, ["send"], "w1", lease_ms=1, limit=CHUNK).run_sync()
-        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        checked.engine.clock.advance(1)  # type: ignore[union-attr]
         maintenance_commands.reap(engine, TID, "send", CHUNK, dead_retention_ms=1).run_sync()
-        world.engine.clock.advance(1)  # type: ignore[union-attr]
+        checked.engine.clock.advance(1)  # type: ignore[union-attr]
         now_ms, expired = maintenance_commands.expired(engine, TID, limit=CHUNK).run_sync()
         assert len(expired) == CHUNK
         assert all(maintenance_commands.purge(engine, TID, expired, before_ms=now_ms).run_sync())
-        assert not world.check().tasks
+        assert not checked.check().tasks

@@ -1,5 +1,5 @@
 -- Adds an entry to the stream that feeds the audit and the webhooks, for each ended attempt, ended task and change of a
--- dead letter (replayed, recalled or deleted).
+-- dead letter (replayed or deleted, or its replay was undone).
 -- `attempt` counts over the whole life of the task, including replays; 0 if the task was not in progress.
 local function record_event(id, queue, attempt, outcome, status, attempts, priority, lease, created, visible, now,
   error_text)

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from console import insights
+from console import charts
 from pipeline.models import Throughput
 from tests.console.work import Login
 from tests.factories import (
@@ -62,7 +62,7 @@ def fill(tid: str, word: str = "render", day: date = DAY) -> None:
 
 
 def get_page(client: Client, **query: Any) -> Any:
-    response = client.get(reverse("insights:page"), query)
+    response = client.get(reverse("charts:page"), query)
     assert response.status_code == 200
     return response
 
@@ -142,7 +142,7 @@ def test_staff_see_the_charts_of_their_tenants_only(login: Login, acme: Queue, z
     client = login(role)
     for query in ({}, {"tenant": acme.tenant.tid}, {"tenant": acme.tenant.tid, "command": CANARY},
                   {"tenant": zeta.tenant.tid}, {"tenant": zeta.tenant.tid, "command": CANARY}):  # fmt: skip
-        response = client.get(reverse("insights:page"), query)
+        response = client.get(reverse("charts:page"), query)
         is_foreign = query.get("tenant") == zeta.tenant.tid
         has_no_role = role is None and query
         assert response.status_code == (404 if is_foreign or has_no_role else 200)
@@ -154,13 +154,13 @@ def test_staff_see_the_charts_of_their_tenants_only(login: Login, acme: Queue, z
         assert CANARY not in text
         if role and query == {}:
             assert "mine: disk" in text
-    assert Client().get(reverse("insights:page")).status_code == 302
+    assert Client().get(reverse("charts:page")).status_code == 302
 
 
 def test_a_tenant_beyond_the_list_is_found_by_its_link(
     root: Client, acme: Queue, zeta: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insights, "MAX_LISTED_TENANTS", 1)
+    monkeypatch.setattr(charts, "MAX_LISTED_TENANTS", 1)
     fill(zeta.tenant.tid)
     page = get_page(root, tenant=zeta.tenant.tid)
     assert [slug for _, slug in page.context["tenants"]] == ["acme", zeta.tenant.slug]
@@ -169,7 +169,7 @@ def test_a_tenant_beyond_the_list_is_found_by_its_link(
 
 @pytest.mark.parametrize("days", ["0", "2", "-1", "x", "²", "99999999999"])
 def test_an_unknown_period_is_not_found(root: Client, acme: Queue, days: str) -> None:
-    assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid, "days": days}).status_code == 404
+    assert root.get(reverse("charts:page"), {"tenant": acme.tenant.tid, "days": days}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_an_unknown_period_is_not_found(root: Client, acme: Queue, days: str) ->
 )
 def test_an_invalid_tenant_or_queue_is_not_found(root: Client, acme: Queue, query: dict[str, str]) -> None:
     fill(acme.tenant.tid)
-    assert root.get(reverse("insights:page"), {"tenant": acme.tenant.tid} | query).status_code == 404
+    assert root.get(reverse("charts:page"), {"tenant": acme.tenant.tid} | query).status_code == 404
 
 
 def test_a_row_from_the_future_does_not_hide_the_present(root: Client, acme: Queue) -> None:
@@ -204,4 +204,4 @@ def test_the_number_of_queries_does_not_grow_with_the_history(root: Client, acme
 
 
 def test_the_sidebar_links_to_the_page(root: Client, acme: Queue) -> None:
-    assert reverse("insights:page") in root.get(reverse("console:overview")).content.decode()
+    assert reverse("charts:page") in root.get(reverse("console:overview")).content.decode()

@@ -29,9 +29,9 @@ CHARTS = (
 )
 
 
-class InsightsPage(ConsolePage):
+class ChartsPage(ConsolePage):
     title = "Charts"
-    template_name = "console/insights.html"
+    template_name = "console/charts.html"
 
     def get_context_data(self, **extra: Any) -> dict[str, Any]:
         query = {name: self.request.GET.get(name, "").strip() for name in ("tenant", "command", "days")}
@@ -49,7 +49,7 @@ class InsightsPage(ConsolePage):
             tenant=tenant,
             spans=list(charts.SPANS),
             span=_parse_days(query["days"]),
-            last_run=charts.find_last_run(),
+            last_publication=charts.find_last_publication(),
             tid=tid,
             **extra,
         )
@@ -63,25 +63,25 @@ def _build_context(tid: str, command: str, span: int) -> dict[str, Any]:
         return {}
     # The period ends with the latest day in the marts, so that the page is not empty while the pipeline is down.
     until = last + dt.timedelta(days=1)
-    days = DateRange(until - dt.timedelta(days=span), until)
-    commands = charts.list_commands(tid, days)
+    period = DateRange(until - dt.timedelta(days=span), until)
+    commands = charts.list_commands(tid, period)
     command = command or (commands[0] if commands else "")
     resolution = "per hour" if charts.SPANS[span] < dt.timedelta(days=1) else "worst hour of each day"
-    groups, is_cut = charts.list_failures(tid, command, days)
+    groups, is_cut = charts.list_failures(tid, command, period)
     return {
         "command": command,
         "commands": commands,
-        "days": days,
+        "period": period,
         "last": last,
         "charts": [
-            {"name": n, "title": title, "unit": unit.format(resolution=resolution)} for n, title, unit in CHARTS
+            {"name": name, "title": title, "note": note.format(resolution=resolution)} for name, title, note in CHARTS
         ],
-        "time_series": msgspec.to_builtins(charts.build_charts(tid, command, days)),
-        "totals": charts.sum_totals(tid, command, days),
+        "time_series": msgspec.to_builtins(charts.build_charts(tid, command, period)),
+        "totals": charts.sum_totals(tid, command, period),
         "groups": [(group, _task_url(tid, group.example)) for group in groups],
         "is_cut": is_cut,
-        "leases": charts.list_lease_advice(tid, days),
-        "endpoints": charts.list_endpoints(tid, days),
+        "leases": charts.list_lease_advice(tid, period),
+        "endpoints": charts.list_endpoints(tid, period),
     }
 
 
@@ -97,5 +97,5 @@ def _task_url(tid: str, task_id: str) -> str:
     return f"{reverse('console:task')}?{urlencode({'tenant': tid, 'id': task_id})}"
 
 
-app_name = "insights"
-urlpatterns = [path("console/insights/", as_admin_view(InsightsPage), name="page")]
+app_name = "charts"
+urlpatterns = [path("console/insights/", as_admin_view(ChartsPage), name="page")]

@@ -200,7 +200,7 @@ def _check_expiry(snapshot: Snapshot) -> None:
     entries = Counter(task_id for _, zset in snapshot.keys_of_kind("expiry") for task_id in zset)
     ended = Counter(task_id for task_id, task in snapshot.tasks.items() if task["status"].decode() in TERMINAL)
     if entries != ended:
-        snapshot.problems.append(f"expiry has {entries - ended} too much and lacks {ended - entries}")
+        snapshot.problems.append(f"expiry has {entries - ended} in excess and lacks {ended - entries}")
     for (tid,), zset in snapshot.keys_of_kind("expiry"):
         snapshot.expiry.update(zset)
         for task_id in zset:
@@ -247,7 +247,7 @@ def _check_events(snapshot: Snapshot) -> None:
             ended += 1
         recorded = sum(entry["attempt"] != "0" for entry in entries)
         if recorded != ended:
-            snapshot.problems.append(f"{task_id} has ended {ended} attempts, but {recorded} entries")
+            snapshot.problems.append(f"{task_id} has {ended} ended attempts, but {recorded} entries")
         if status in TERMINAL and (not entries or entries[-1]["status"] != status):
             snapshot.problems.append(f"{task_id} is {status} and its last entry is {entries[-1:]}")
 
@@ -295,7 +295,7 @@ def _select_counts(stats: QueueStats) -> tuple[Any, ...]:
     return stats.ready, stats.delayed, stats.in_progress, stats.dlq, stats.is_paused, stats.ready_by_priority
 
 
-class World:
+class CheckedEngine:
     """An engine on a real server, with a clock that the test sets and a check of all keys."""
 
     def __init__(
@@ -320,6 +320,18 @@ def build_task(command: str = "send", payload: str = "{}", **fields: Any) -> New
 
 
 __all__ = [
-    "DAY_MS", "LONG", "OTHER_TID", "TID", "Clock", "Location", "Snapshot", "World", "build_task", "check_consistency",
-    "dump", "expected_stats", "read_snapshot", "without_hints",
+    "DAY_MS",
+    "LONG",
+    "OTHER_TID",
+    "TID",
+    "CheckedEngine",
+    "Clock",
+    "Location",
+    "Snapshot",
+    "build_task",
+    "check_consistency",
+    "dump",
+    "expected_stats",
+    "read_snapshot",
+    "without_hints",
 ]  # fmt: skip
