@@ -98,7 +98,8 @@ def run_drain(may_continue: Callable[[], bool], *, seconds: float = RUN_SECONDS,
 def _read_batches(after: dict[int, str], until: float, chunk: int) -> Iterator[Batch]:
     """Read all entries of these partitions, in batches.
 
-    The batches fit in memory with payloads of any size. `after` maps a partition to the id after which its unacknowledged entries are read. The new entries follow.
+    The batches fit in memory with payloads of any size. `after` maps a partition to the id after which its
+    unacknowledged entries are read. The new entries follow.
     """
     while after and time.monotonic() < until:
         share = max(1, chunk // len(after))

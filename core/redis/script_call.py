@@ -95,7 +95,8 @@ def send_in_parts(
 ) -> ScriptCall[list[R]]:
     """Return a call that sends the items in parts, one after the other.
 
-    Its result is the list of the results of all items. Other clients' commands run between the parts. `prepare` returns the call of one part.
+    Its result is the list of the results of all items. `prepare` returns the call of one part. Commands of other
+    clients run between the parts.
     """
     call = prepare(items[:size])
     if len(items) <= size:

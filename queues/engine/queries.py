@@ -95,7 +95,8 @@ def blobs(
 ) -> ScriptCall[list[tuple[bytes | None, bytes | None, bytes | None]]]:
     """Return the spec, the maximum of attempts and the answer of each task.
 
-    They are bytes as Redis stores them, or None. A script reads about BLOB_BYTES at most. If the tasks have more, the rest takes further round trips.
+    They are bytes as Redis stores them, or None. A script reads about BLOB_BYTES at most. If the tasks have more, the
+    rest takes further round trips.
     """
     partition_keys = keys.of_partition(partition)
 
