@@ -88,7 +88,7 @@ class Servers(NamedTuple):
 
 @contextmanager
 def start_servers(valkey_config: Mapping[str, str] = DURABLE, **settings: str) -> Iterator[Servers]:
-    """Start both servers, set the environment to use them, and create the tables."""
+    """Start Valkey and PostgreSQL, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
     valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", valkey_config)
     postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")

@@ -47,10 +47,11 @@ def copy_rows(table: str, columns: Mapping[str, str], rows: Sequence[Sequence[An
 def _insert(table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], on_conflict: str) -> None:
     names = ", ".join(columns)
     with connection.cursor() as cursor:
-        # The table is dropped with the transaction. No state stays in the session, so a connection pooler may be used.
+        # An error drops the table with the transaction. No state stays in the session, so a pooler may be used.
         cursor.execute(f"CREATE TEMP TABLE incoming ON COMMIT DROP AS SELECT {names} FROM {table} WITH NO DATA")  # noqa: S608
         _copy("incoming", columns, rows)
         cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {on_conflict}")  # noqa: S608
+        # A second call in the same transaction creates the table again.
         cursor.execute("DROP TABLE incoming")
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from core.conf import conf
 from core.periodic_lock import PeriodicTaskLock
-from queues import maintenance, metrics, policies
+from queues import maintenance, metrics, policies, work_checks
 from queues.audit import drain as audit_drain
 from queues.audit import stream
 from queues.audit.events import Blobs, StreamEntry
@@ -32,14 +32,14 @@ CHUNK_BYTES = 32 * 2**20
 Batch = list[tuple[StreamEntry, Blobs]]
 
 
-@periodic_task("queues.drain")
+@periodic_task("queues.drain", has_work=work_checks.has_events)
 def drain(lock: PeriodicTaskLock) -> str:
     """Move the entries of the events streams to PostgreSQL, for at most RUN_SECONDS."""
     stored, quarantined = run_drain(lock.renew)
     return f"{stored} stored, {quarantined} in quarantine"
 
 
-@periodic_task("queues.repair")
+@periodic_task("queues.repair", has_work=work_checks.has_due_tasks)
 def repair(lock: PeriodicTaskLock) -> str:
     """Make due tasks ready and end expired leases, in every queue."""
     promoted, expired = maintenance.repair(lock.renew)
@@ -59,7 +59,7 @@ def sample(lock: PeriodicTaskLock) -> str:
     return f"{written} written, {deleted} old samples deleted"
 
 
-@periodic_task("queues.bulk")
+@periodic_task("queues.bulk", has_work=work_checks.has_bulk_jobs)
 def run_bulk_jobs(lock: PeriodicTaskLock) -> str:
     """Continue the bulk jobs that operators have started."""
     return f"{bulk_runner.run(lock.renew)} handled"

@@ -29,7 +29,8 @@ DURABLE = {
     "auto-aof-rewrite-min-size": "256mb",
 }
 # Messages in Celery's broker may be lost: all state is also in the events stream or the database.
-BROKER = {**DURABLE, "appendfsync": "everysec"}
+# The broker has few keys, and needs its timer only once a second.
+BROKER = {**DURABLE, "appendfsync": "everysec", "hz": "1"}
 
 
 class Valkey(EmbeddedServer):
