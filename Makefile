@@ -65,8 +65,17 @@ check: $(VENV)/.dev ## check style, types, import layers, production settings, m
 	@diff -u docs/reference/openapi.yaml $(VENV)/openapi.yaml || { \
 		echo "docs/reference/openapi.yaml differs from the code. Run \`make docs\` and review the changes." >&2; exit 1; }
 
+# BENCH="--systems celery,codeq-http" measures some systems; `python -m bench.beside --help` lists the other options.
 .PHONY: bench
-bench: $(VENV)/.dev ## measure the cost of a task inside Valkey, and the effect of the Bloom filters
+bench: $(VENV)/.dev ## compare codeQ with six other task queues and write docs/reference/performance.md (30 minutes)
+	@$(BIN)/python -m bench.beside $(BENCH)
+
+.PHONY: bench-quick
+bench-quick: $(VENV)/.dev ## print the same comparison from one short round (3 minutes)
+	@$(BIN)/python -m bench.beside --quick $(BENCH)
+
+.PHONY: bench-engine
+bench-engine: $(VENV)/.dev ## measure the cost of a task inside Valkey, and the effect of the Bloom filters
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.filters
 

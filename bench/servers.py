@@ -80,7 +80,7 @@ def start_bench() -> Iterator[Bench]:
 
 @contextmanager
 def start_servers(**settings: str) -> Iterator[None]:
-    """Start both servers, set the environment to use them, and create the tables."""
+    """Start Valkey and PostgreSQL, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
     valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
     postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")

@@ -25,7 +25,7 @@ from codeq_client.tasks import NewTask, Result, Task
 
 T = TypeVar("T")
 BATCH = 100  # tasks in one request
-POLL_SECONDS = 30.0  # longest wait in one request; a longer wait takes several requests
+POLL_SECONDS = 30.0  # longest wait for a result in one request; a longer wait takes several requests
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 BACKOFF_SECONDS = 0.2  # upper bound of the random delay before the first retry; doubles with each retry
 MAX_BACKOFF_SECONDS = 30.0  # limit of that bound; after a longer `Retry-After` the error is raised at once
@@ -190,12 +190,19 @@ class Client:
         return self._end(task, {"status": "FAILED", "error": error})
 
     def nack(self, task: Task, *, reason: str | None = None, delay_seconds: float | None = None) -> None:
-        """Report a failed attempt. The retry follows after `delay_seconds` or the queue's backoff."""
+        """Report a failed attempt.
+
+        The task is retried after `delay_seconds` or the queue's backoff. After its last attempt, it becomes a dead
+        letter.
+        """
         fields = {"reason": reason, "delaySeconds": delay_seconds}
         self._request("POST", f"/tasks/{task.id}/nack", _with_lease(task, fields), response_type=dict[str, Any])
 
     def abandon(self, task: Task) -> None:
-        """Return the task to its queue, where another worker can claim it at once."""
+        """Return the task to its queue, where it can be claimed again at once.
+
+        The attempt counts: after its last attempt, the task becomes a dead letter instead.
+        """
         self._request("POST", f"/tasks/{task.id}/abandon", _with_lease(task, {}), response_type=dict[str, Any])
 
     def _end(self, task: Task, fields: dict[str, Any]) -> Result:

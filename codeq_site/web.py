@@ -50,6 +50,7 @@ def main() -> None:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # the router applies them to the console only
                 # Workers poll repeatedly. A new connection for each request would cost more than the request.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=GRACE_SECONDS,

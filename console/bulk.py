@@ -32,6 +32,7 @@ VERBS: Final = {"replay": "Replay", "delete": "Delete"}
 TITLES: Final = {
     "replay": "Replay of dead letters", "delete": "Deletion of dead letters", "recall": "Undo of a replay",
 }  # fmt: skip
+# State -> colour of its badge, one of the values of `data-tone` in console.css.
 TONES = {
     "running": "main", "watching": "main", "done": "good", "stopped": "bad", "cancelling": "warn", "cancelled": "warn",
     "failed": "bad",

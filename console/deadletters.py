@@ -25,7 +25,7 @@ from tenants.domain import TenantSnapshot
 from tenants.models import Tenant
 from tenants.scoping import Role
 
-# With more tenants, the filter is a text field for the name instead of a list.
+# With more tenants, the filter is a text field for the slug instead of a list.
 MAX_LISTED_TENANTS = 200
 # Parameter -> label, maximum age, minimum age.
 AGES = {
@@ -198,7 +198,10 @@ class DeleteSelected(SelectedDeadLettersAction):
 
 
 def add_outcome_message(request: HttpRequest, verb: str, outcomes: list[errors.CodeqError | None]) -> None:
-    """Report the counts, and the errors of skipped tasks: `12 replayed, 3 skipped: not dead`."""
+    """Add a message with the counts, and with the errors of the skipped tasks.
+
+    It reads `12 replayed, 3 skipped: ` and then each different error once.
+    """
     text = f"{outcomes.count(None)} {verb.lower()}"
     if skipped := [error for error in outcomes if error is not None]:
         text += f", {len(skipped)} skipped: {'; '.join(sorted({str(error) for error in skipped}))}"
@@ -221,8 +224,8 @@ def parse_query(request: HttpRequest, values: Mapping[str, str] | None = None) -
     fields: dict[str, Any] = {name: parameters[name] for name in FILTERS if name in parameters}
     if age := AGES.get(parameters.get("age", "")):
         now = datetime.now(UTC)
-        _, within, before = age
-        fields |= {"diedAfter": now - within} if within else {"diedBefore": now - (before or timedelta())}
+        _, max_age, min_age = age
+        fields |= {"diedAfter": now - max_age} if max_age else {"diedBefore": now - (min_age or timedelta())}
     try:
         letter_filter = msgspec.convert(fields, Filter, strict=False)
     except msgspec.ValidationError as error:

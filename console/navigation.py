@@ -43,8 +43,8 @@ PAGES = (
     ("Dead letters", "console:dead", "skull", ()),
     ("Bulk jobs", "console:bulk", "playlist_play", ()),
 )
-# Pages that appear above a group's tables.
-CHARTS = {"Insights": ("Charts", "charts:page", "insights", ())}
+# Group -> the page that appears above its tables.
+GROUP_PAGES = {"Insights": ("Charts", "charts:page", "insights", ())}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
@@ -58,13 +58,14 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"title": "Live", "items": [_page_item(request, *page) for page in PAGES]}]
     for title, icons in TABLES.items():
         items = [_table_item(request, tables.pop(label), icon) for label, icon in icons.items() if label in tables]
-        if title in CHARTS:
-            items.insert(0, _page_item(request, *CHARTS[title]))
+        if title in GROUP_PAGES:
+            items.insert(0, _page_item(request, *GROUP_PAGES[title]))
         groups.append({"title": title, "separator": True, "items": items})
     others: dict[str, list[dict[str, Any]]] = {}
     for model in tables.values():
         app = model["model"]._meta.app_config.verbose_name
         others.setdefault(app, []).append(_table_item(request, model, "table_chart"))
+    # Insert them before the last group, Platform.
     groups[-1:-1] = [{"title": title, "separator": True, "items": items} for title, items in others.items()]
     return [group for group in groups if group["items"]]
 
@@ -72,6 +73,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 def _page_item(request: HttpRequest, title: str, name: str, icon: str, subpages: tuple[str, ...]) -> dict[str, Any]:
     link = reverse(name)
     path = request.path
+    # The URL of the overview is a prefix of the URLs of all other pages.
     is_subpage = any(part in path for part in subpages) or (name != "console:overview" and path.startswith(link))
     return {"title": title, "icon": icon, "link": link, "active": path == link or is_subpage}
 

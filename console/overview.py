@@ -106,8 +106,8 @@ def read_overview(request: HttpRequest, now: datetime, *, with_rates: bool) -> O
 def run_checks(request: HttpRequest, now: datetime) -> list[DisplayedCheck]:
     """Run the health checks that the user may see."""
     is_superuser = scoping.is_active_superuser(request.user)
-    jobs_url = reverse("admin:queues_periodictaskrun_changelist") if is_superuser else ""
-    checks = [(health_checks.beat(now), jobs_url), (health_checks.audit(), jobs_url)]
+    periodic_tasks_url = reverse("admin:queues_periodictaskrun_changelist") if is_superuser else ""
+    checks = [(health_checks.beat(now), periodic_tasks_url), (health_checks.audit(), periodic_tasks_url)]
     if is_superuser:
         checks.append((health_checks.quarantine(), reverse("admin:queues_quarantine_changelist")))
     checks.append((check_deliveries(request, now), reverse("admin:webhooks_delivery_changelist")))

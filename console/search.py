@@ -93,7 +93,7 @@ class SearchPage(ConsolePage):
 
 
 def find_owner(request: HttpRequest, q: str) -> str | None:
-    """Return the tid of the task with this id.
+    """Return the tid of the tenant that owns the task with this id.
 
     None if `q` is not a task id, no such task exists, or the user may not see its tenant.
     """
@@ -101,6 +101,7 @@ def find_owner(request: HttpRequest, q: str) -> str | None:
         task_id = str(uuid.UUID(q))
     except ValueError:
         return None
+    # UUID also accepts texts that are not task ids, such as one without hyphens.
     if task_id != q.lower():
         return None
     audited = AuditedResult.objects.filter(pk=task_id).values_list("tenant_id", flat=True).first()

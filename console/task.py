@@ -27,6 +27,7 @@ from tenants.domain import TenantSnapshot
 from tenants.scoping import Role
 from webhooks.models import Delivery
 
+# Status or outcome -> colour of its badge, one of the values of `data-tone` in console.css.
 TONES = {
     TaskStatus.COMPLETED: "good", TaskStatus.FAILED: "bad",
     TaskStatus.CANCELLED: "warn", TaskStatus.IN_PROGRESS: "main",

@@ -428,9 +428,9 @@ class Webhooks(Section, frozen=True):
         Meta(
             ge=1,
             le=2000,
-            description="Maximum number of callbacks that may have started in the last 20 ms and have no record in the "
-            "database yet. About this many are sent twice if a worker is killed. A higher value sends faster to quick "
-            "endpoints and repeats more after a crash.",
+            description="Largest number of callbacks that have started within the last 20 ms and are not recorded in "
+            "the database yet; at this number no further one starts. About this many are sent twice if a worker is "
+            "killed. A higher value sends faster to quick endpoints and repeats more after a crash.",
         ),
     ] = 10
     failures_to_pause: Annotated[

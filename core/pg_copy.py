@@ -19,11 +19,12 @@ def copy_rows(table: str, columns: Mapping[str, str], rows: Iterable[Sequence[An
     """
     names = ", ".join(columns)
     with connection.cursor() as cursor, connection.wrap_database_errors:
-        # The table is dropped with the transaction. No state stays in the session, so a connection pooler may be used.
+        # An error drops the table with the transaction. No state stays in the session, so a pooler may be used.
         cursor.execute(f"CREATE TEMP TABLE incoming ON COMMIT DROP AS SELECT {names} FROM {table} WITH NO DATA")  # noqa: S608
         with cursor.copy(f"COPY incoming ({names}) FROM STDIN (FORMAT binary)") as copy:
             copy.set_types(list(columns.values()))
             for row in rows:
                 copy.write_row(row)
         cursor.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming {on_conflict}")  # noqa: S608
+        # A second call in the same transaction creates the table again.
         cursor.execute("DROP TABLE incoming")

@@ -117,7 +117,7 @@ class Remover:
             if self.is_unavailable:
                 break
             try:
-                _delete_directory(str(PurePosixPath(_path(tid, task_id, "x")).parent))
+                _delete_directory(_directory(tid, task_id))
             except storage_errors() as error:
                 self.is_unavailable = True
                 log.warning("artifacts of ended tasks cannot be deleted now: %s", error)
@@ -167,8 +167,12 @@ def _url(task_id: str, digest: str) -> str:
     return f"/v1/codeq/tasks/{task_id}/artifacts/{digest}"
 
 
+def _directory(tid: str, task_id: str) -> str:
+    return str(PurePosixPath(tid, task_id[-2:], task_id))
+
+
 def _path(tid: str, task_id: str, digest: str) -> str:
-    return str(PurePosixPath(tid, task_id[-2:], task_id, digest))
+    return f"{_directory(tid, task_id)}/{digest}"
 
 
 @cache

@@ -1,7 +1,8 @@
 """A Bloom filter that forgets old keys.
 
 It has two generations. At each rotation the older one is dropped, so a key is remembered for at least one rotation
-period and at most two. A generation accepts no more keys than its capacity, so the rate of false positives never rises.
+period, and for less than three: a rotation that is due waits for the next use of the filter. A generation accepts no
+more keys than its capacity, so the rate of false positives never rises.
 """
 
 from __future__ import annotations

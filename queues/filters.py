@@ -47,7 +47,7 @@ class Filters:
         lookup: Callable[[str, Sequence[NewTask]], ScriptCall[list[Enqueued | None]]],
         store: Callable[[Sequence[NewTask]], ScriptCall[list[Enqueued | CodeqError]]],
     ) -> ScriptCall[list[Enqueued | CodeqError]]:
-        """Look up the tasks whose idempotency key may have been used, and store the others."""
+        """Look up the tasks whose idempotency key may have been used, then store the new tasks."""
         keys = {
             position: f"{tid} {task.idempotency_key}" for position, task in enumerate(tasks) if task.idempotency_key
         }

@@ -41,20 +41,20 @@ def beat(now: datetime) -> Check:
 
     A task that has never run is not reported, unless no task has run yet.
     """
-    jobs = {job.name: job for job in PeriodicTaskRun.objects.all()}
-    if not jobs:
+    runs = {run.name: run for run in PeriodicTaskRun.objects.all()}
+    if not runs:
         return Check(name="Beat", is_well=False, message="no periodic task has run yet")
     late = [
         name
-        for name, (_, every) in settings.PERIODIC_TASKS.items()
-        if name in jobs and _is_late(jobs[name], every, now)
+        for name, (_, every_seconds) in settings.PERIODIC_TASKS.items()
+        if name in runs and _is_late(runs[name], every_seconds, now)
     ]
-    failed = [name for name, job in jobs.items() if job.failed_at and job.failed_at == job.ended_at]
+    failed = [name for name, run in runs.items() if run.failed_at and run.failed_at == run.ended_at]
     if late:
         return Check(name="Beat", is_well=False, message=f"late: {', '.join(sorted(late))}")
     if failed:
         return Check(name="Beat", is_well=False, message=f"failing: {', '.join(sorted(failed))}")
-    return Check(name="Beat", is_well=True, message=f"{len(jobs)} periodic tasks on time")
+    return Check(name="Beat", is_well=True, message=f"{len(runs)} periodic tasks on time")
 
 
 def audit() -> Check:
@@ -138,8 +138,8 @@ def _check_durability(persistence: dict[str, Any], config: Any) -> Check:
     return Check(name="Durability", is_well=mode == "always", message=messages.get(mode, f"appendfsync {mode}"))
 
 
-def _is_late(job: PeriodicTaskRun, every_seconds: float, now: datetime) -> bool:
-    return now - job.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), MIN_LATE)
+def _is_late(run: PeriodicTaskRun, every_seconds: float, now: datetime) -> bool:
+    return now - run.ended_at > max(LATE_PERIODS * timedelta(seconds=every_seconds), MIN_LATE)
 
 
 def _bytes(count: int) -> str:

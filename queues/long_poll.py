@@ -79,10 +79,10 @@ class Poll(Protocol):
 class Waiter:
     """A registered request, which is trying or parked."""
 
-    __slots__ = ("created_at", "future", "has_pending_wake_up", "is_disconnected", "is_parked", "names")
+    __slots__ = ("arrival", "future", "has_pending_wake_up", "is_disconnected", "is_parked", "names")
 
-    def __init__(self, created_at: int, names: Sequence[str]) -> None:
-        self.created_at = created_at  # a sequence number: the order of arrival
+    def __init__(self, arrival: int, names: Sequence[str]) -> None:
+        self.arrival = arrival  # 0 for the first waiter of the process, 1 for the second, …
         self.names = names
         self.future: asyncio.Future[None] | None = None
         self.has_pending_wake_up = False  # a wake-up has arrived since the start of the last attempt
@@ -97,7 +97,7 @@ class WaitQueue:
 
     def __init__(self) -> None:
         self.waiters: dict[int, Waiter] = {}
-        # The sorted `created_at` of the parked waiters: finding the first of 2,000 must not take 2,000 steps.
+        # The sorted `arrival` of the parked waiters: finding the first of 2,000 must not take 2,000 steps.
         self.parked: list[int] = []
 
     def first(self) -> Waiter | None:
@@ -107,10 +107,10 @@ class WaitQueue:
         return next(iter(self.waiters.values()), None)
 
     def park(self, waiter: Waiter) -> None:
-        insort(self.parked, waiter.created_at)
+        insort(self.parked, waiter.arrival)
 
     def unpark(self, waiter: Waiter) -> None:
-        del self.parked[bisect_left(self.parked, waiter.created_at)]
+        del self.parked[bisect_left(self.parked, waiter.arrival)]
 
 
 class LongPollRegistry:
@@ -254,12 +254,12 @@ class LongPollRegistry:
 
     def _register(self, waiter: Waiter) -> None:
         for name in waiter.names:
-            self._wait_queues.setdefault(name, WaitQueue()).waiters[waiter.created_at] = waiter
+            self._wait_queues.setdefault(name, WaitQueue()).waiters[waiter.arrival] = waiter
 
     def _unregister(self, waiter: Waiter) -> None:
         for name in waiter.names:
             wait_queue = self._wait_queues[name]
-            del wait_queue.waiters[waiter.created_at]
+            del wait_queue.waiters[waiter.arrival]
             if not wait_queue.waiters:
                 del self._wait_queues[name]
         if waiter.has_pending_wake_up:
@@ -287,7 +287,7 @@ class LongPollRegistry:
         candidates = [self._first(name) for name in (queue, f"{tid}:{ANY_QUEUE}")]
         return min(
             (waiter for waiter in candidates if waiter is not None),
-            key=lambda waiter: (not waiter.is_parked, waiter.created_at),
+            key=lambda waiter: (not waiter.is_parked, waiter.arrival),
             default=None,
         )
 

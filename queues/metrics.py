@@ -107,7 +107,7 @@ def audit(until: float) -> Iterator[GaugeMetricFamily]:
 def beat(until: float) -> Iterator[GaugeMetricFamily]:
     """Seconds for which each periodic task has been due.
 
-    A task is due one period after the start of its last completed run (`PeriodicTaskRun.next_at`). A periodic task that
+    A task is due one period after the start of its last recorded run (`PeriodicTaskRun.next_at`). A periodic task that
     never ran is left out.
     """
     with contextlib.suppress(OperationalError, InterfaceError):
@@ -117,8 +117,8 @@ def beat(until: float) -> Iterator[GaugeMetricFamily]:
             "codeq_beat_late_seconds", "Seconds for which a periodic task has been due.", labels=["name"]
         )
         now = datetime.now(UTC)
-        for job in rows:
-            late.add_metric([job.name], max(0.0, (now - job.next_at).total_seconds()))
+        for run in rows:
+            late.add_metric([run.name], max(0.0, (now - run.next_at).total_seconds()))
         yield late
 
 

@@ -19,8 +19,8 @@ from queues.stats import sampler
 
 log = logging.getLogger(__name__)
 
-# A run stops after this time, and the next one continues. This also limits how long it works without noticing that
-# another run holds the lock.
+# A run stops after this time, and the next one continues. This also limits how long two runs work beside each other if
+# they hold the lock in different partitions (`PeriodicTaskLock.acquire`).
 RUN_SECONDS = 20.0
 CHUNK = 2000  # entries in one transaction
 FETCH = 250  # entries whose blobs are read in one call
@@ -62,7 +62,7 @@ def run_bulk_jobs(lock: PeriodicTaskLock) -> str:
 
 @periodic_task("queues.policies", lock_seconds=60.0)
 def sync_policies(lock: PeriodicTaskLock) -> str:
-    """Write every policy to Redis again, in case Redis was down or empty when it was set."""
+    """Write every policy to Redis again, in case Redis was down or has lost its data."""
     return f"{policies.sync(lock.renew)} written"
 
 

@@ -2,7 +2,8 @@
 
 The row in PostgreSQL is authoritative. Services read default attempts, priorities and retention from the tenant cache,
 which follows a change within about two seconds. Scripts read backoff, consumer limit and dead letter queue from Redis.
-These three are written to Redis with each change, and again every minute by beat, in case Redis was down or empty.
+These three are written to Redis with each change, and again every minute by beat, in case Redis was down or has lost
+its data.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def delete(tenant: TenantSnapshot, command: str) -> None:
 
 
 def write_to_redis(row: QueuePolicy) -> None:
-    """Write the values that scripts read to Redis."""
+    """Write to Redis the values that scripts read there."""
     queues = conf().queues
     has_retry_override = bool(
         row.backoff or row.backoff_base_seconds is not None or row.backoff_cap_seconds is not None

@@ -86,8 +86,12 @@ def claim(
     wait_ms: int = 0,
     token_fingerprint: str = "",
     is_counted: bool = True,
+    further_workers: Sequence[str] = (),
 ) -> ScriptCall[Claimed]:
     """Claim at most `count` ready tasks, the highest priority first. Does not wait.
+
+    With `further_workers`, claim one task for each worker instead: task n is leased to worker n, beginning with
+    `worker`.
 
     `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
     a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
@@ -101,10 +105,11 @@ def claim(
         commands,
         worker,
         lease_ms=int(seconds * 1000),
-        limit=count,
+        limit=len(further_workers) + 1 if further_workers else count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
         limits=_limits("claim", tenant.rates.claim if is_counted else 0, token_fingerprint),
+        further_workers=further_workers,
     )
 
 
@@ -148,9 +153,9 @@ def heartbeat(
 
 
 def submit(
-    tenant: TenantSnapshot, worker: str, results: Sequence[NewResult]
+    tenant: TenantSnapshot, worker: str | None, results: Sequence[NewResult]
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """End tasks with their results.
+    """End tasks with their results. If `worker` is None, each result names its own.
 
     Submitting the same result again changes nothing and returns the stored result.
     """
@@ -190,7 +195,8 @@ def nack(
 ) -> ScriptCall[ReturnOutcome]:
     """Return a task to its queue after a failed attempt.
 
-    It retries after `delay_seconds`, by default after its backoff, or becomes a dead letter if it is out of attempts.
+    The task is retried after `delay_seconds`, by default after its backoff. It becomes a dead letter if it is out of
+    attempts.
     """
     validation.check_id(task_id)
     validation.check_token(tenant, token)

@@ -103,7 +103,7 @@ class RankedQueue:
         return ranked_engine.finish(engine(), self.tid, self.name, _check_task_id(task_id), self.holder).run_sync()
 
     def release_lock(self, task_id: TaskId) -> bool:
-        """Do the same as `finish`, the present name. This name works for one release."""
+        """Do the same as `finish`. This is the former name of `finish`, kept for one release."""
         warnings.warn("RankedQueue.release_lock has a new name: call finish.", DeprecationWarning, stacklevel=2)
         return self.finish(task_id)
 

@@ -73,7 +73,8 @@ class TenantAdmin(TenantScopedAdmin):
 
     def save_model(self, request: HttpRequest, obj: Tenant, form: ModelForm[Tenant], change: bool) -> None:
         if change:
-            # Save only the edited fields, so that the form does not undo a suspension made since it was opened.
+            # Save only the edited fields. Saving all of them would write the status that this request read, and undo a
+            # suspension committed since.
             obj.save(update_fields=[*form.changed_data, "updated_at"])
         else:
             super().save_model(request, obj, form, change)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 POLL_SECONDS = 2.0  # short enough for a suspension to take effect in every process within 5 s
 SWEEP_SECONDS = 60.0  # `_CHANGES` does not find deleted rows, so all cached tenants are read again at this interval
-UNKNOWN_SECONDS = 30.0  # how long an unknown name is not looked up again, unless a row of that name is created
+UNKNOWN_SECONDS = 30.0  # how long an unknown slug is not looked up again, unless a row with it is created
 UNKNOWN_LIMIT = 10_000
 
 # Rows changed by transactions that the last poll could not see. Transaction ids are compared instead of times, because
@@ -67,7 +67,7 @@ Loader = Callable[[list[str]], dict[str, Any]]
 
 
 class TenantCache:
-    """The tenants that this process has looked up, by name."""
+    """The tenants that this process has looked up, by slug."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class TenantCache:
         return None if entry is None else entry.tenant
 
     def find(self, slug: str) -> TenantSnapshot | None:
-        """Return the tenant with this name, or None.
+        """Return the tenant with this slug, or None.
 
         Reads the row if the tenant is not cached, so do not call it on an event loop. Raises Unavailable if
         PostgreSQL is needed and unavailable.
@@ -132,7 +132,7 @@ class TenantCache:
         unknown_until = self._unknown.get(slug)
         if unknown_until is not None and self._clock() < unknown_until:
             return None
-        # No row can have such a name, and PostgreSQL raises an error for NUL and lone surrogates.
+        # No row can have such a slug, and PostgreSQL raises an error for NUL and lone surrogates.
         if len(slug) > 128 or not slug.isascii() or not slug.isprintable():
             return None
         try:

@@ -8,7 +8,10 @@ import msgspec
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rate limits of a tenant, in requests per second by kind of request. 0 means no limit."""
+    """Rate limits of a tenant, per second; 0 means no limit.
+
+    They limit the tasks created, the claims, the admin requests and the callbacks sent.
+    """
 
     create: float = 0
     claim: float = 0
@@ -19,7 +22,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's row as last read, with the installation's defaults for empty limits.
 
-    `tid` is the short random id created with the row. Redis keys contain the `tid` only, never the name.
+    `tid` is the short random id created with the row. Redis keys contain the `tid` only, never the slug.
     """
 
     tid: str

@@ -35,7 +35,7 @@ def is_url(url: str) -> bool:
 
 
 def fetch_json(url: str, *, deadline_seconds: float = DEADLINE_SECONDS, max_bytes: int = MAX_BYTES) -> object:
-    """Return the JSON document at a URL that an operator chose.
+    """Return the JSON document at a URL from the settings or entered by a superuser.
 
     Blocks and runs an event loop of its own, so call it in a thread without one. The server may be in a private
     network. Follows no redirect, accepts no compression, and reads at most `max_bytes` before the deadline. Raises

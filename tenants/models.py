@@ -16,8 +16,8 @@ from core.conf import conf
 from tenants import http_fetch, secret_encryption
 from tenants.auth import jwks
 
-# ASCII only, so that two names that look the same are the same. Slugs are compared exactly. Redis keys never
-# contain them.
+# ASCII only, so that two slugs that look the same are the same. They are compared exactly. Redis keys never contain
+# them.
 SLUG_PATTERN = r"^[A-Za-z0-9_.:@|/+=-]{1,128}\Z"
 
 

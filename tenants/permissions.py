@@ -64,7 +64,7 @@ def HasScope(scope: str) -> type[BasePermission]:  # noqa: N802 - read as the pe
 
 
 def commands_for(caller: Caller, requested: Sequence[str] | None) -> list[str]:
-    """Return the commands to claim: the requested ones, or by default all of the token.
+    """Return the commands to claim: the requested ones, or all that the token allows.
 
     `["*"]` stands for every queue of the tenant and requires a token with `*`. Raises Forbidden for a command that the
     token does not allow.

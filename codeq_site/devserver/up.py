@@ -174,7 +174,7 @@ class Up:
             raise StartError("The settings are not safe for production: fix the problems above.")
 
     def _start_servers(self) -> None:
-        """Start the servers that no URL names, and publish their addresses."""
+        """Start each server whose URL is not set, and publish the addresses."""
         embedded: dict[str, EmbeddedServer] = {}
         if not self.conf.database_url:
             embedded["database_url"] = self.home.postgresql()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from core.http.exchange import Application, Exchange
+from core.http.exchange import WHOLE_RESPONSE, Application, Exchange
 
 log = logging.getLogger("codeq.web")
 
@@ -37,6 +37,7 @@ BAD_REQUEST = (
     b"connection: close\r\n\r\nInvalid HTTP request received.\n"
 )
 ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
+EXTENSIONS: dict[str, dict[str, Any]] = {WHOLE_RESPONSE: {}}
 
 
 class ServerConfig(Protocol):
@@ -259,6 +260,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         scope = {
             "type": "http",
             "asgi": ASGI_VERSION,
+            "extensions": EXTENSIONS,
             "http_version": version,
             "method": parser.get_method().decode("ascii"),
             "scheme": self._scheme,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 R = TypeVar("R")
 S = TypeVar("S")
 # The arguments of EVALSHA: the script's SHA, the number of keys, the keys, the script's arguments.
@@ -33,20 +35,15 @@ class Runner(Protocol):
     def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]: ...
 
 
-class ScriptCall(Generic[R]):
+class ScriptCall(Struct, Generic[R], frozen=True, eq=False):
     """Commands and the function that turns their replies into the result.
 
     The function may return another call instead, because a script bounds the work of one run. That call is sent next.
     """
 
-    __slots__ = ("commands", "read", "runner")
-
-    def __init__(
-        self, runner: Runner, commands: Sequence[ScriptCommand], read: Callable[[list[Any]], R | ScriptCall[R]]
-    ) -> None:
-        self.runner = runner
-        self.commands = commands
-        self.read = read
+    runner: Runner
+    commands: Sequence[ScriptCommand]
+    read: Callable[[list[Any]], R | ScriptCall[R]]
 
     def __await__(self) -> Generator[Any, None, R]:
         call = self

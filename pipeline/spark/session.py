@@ -44,7 +44,7 @@ COMMON_SETTINGS = {
     "spark.sql.redaction.options.regex": "(?i)url|dsn|password|token",
 }
 LOCAL_SETTINGS = {
-    # The default of 200 adds scheduling overhead per task without a benefit on a few cores.
+    # The default of 200 adds scheduling overhead per Spark task without a benefit on a few cores.
     "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
     "spark.driver.memory": "2g",
     # On few cores, a concurrent garbage collector takes a tenth of the CPU time.

@@ -23,7 +23,7 @@ In the code, `root` is the prefix of a partition's keys, `codeq:{p}:`.
     codeq:{p}:woken                            SET     <tid>:<command> with ready tasks again, for worker notifications
     codeq:{p}:events                           STREAM  an entry per ended attempt, ended task or dead letter change
     codeq:{p}:wake                             CHANNEL "ready <queue>", "queue <queue>" for a new one, "ended <id>"
-    codeq:{p}:lock:<job>                       STRING  lock of a periodic task in one partition
+    codeq:{p}:lock:<task>                      STRING  lock of a periodic task in one partition
     codeq:{p}:absent                           -       never exists; see `with_slot_guard` in core/redis/runners.py
     codeq:partitions                           STRING  number of partitions, fixed at the first start
 """
@@ -109,7 +109,7 @@ def ready_lists_in_claim_order(root: str, tid: str, commands: tuple[str, ...]) -
 
 
 def rate_limit(root: str, tid: str, kind: str, token: str = "") -> str:
-    """Return the key of a tenant's rate limit, or of a token. `token` is its fingerprint."""
+    """Return the key of the rate limit of a tenant or a token. `token` is its fingerprint."""
     return f"{root}rate:{tid}:{kind}:{token}" if token else f"{root}rate:{tid}:{kind}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -14,7 +14,7 @@ CHUNK = 1000
 CLAIM_QUEUES = 100
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The settings of an installation.
 
     A queue's policy can override the attempts, the backoff and the retention.
@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # How far ahead a task can be scheduled.
     horizon_ms: int = 366 * 86_400_000
 
-    @property
+    @cached_property
     def default_backoff(self) -> str:
         """The script argument `default_backoff`: "<backoff> <base ms> <cap ms>"."""
         return f"{self.backoff} {self.backoff_base_ms} {self.backoff_cap_ms}"

@@ -1,4 +1,4 @@
-"""Clear names of a model and a field, and clear help texts. The table, the column and the data do not change.
+"""Clearer names of a model and a field, and clearer help texts. The table, the column and the data do not change.
 
 Processes of the former release use the same table and column while they run beside this one.
 """

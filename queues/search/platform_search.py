@@ -136,7 +136,10 @@ def _find_held(tids: Sequence[str], query: TaskQuery) -> tuple[list[PlatformSear
 
 
 def _find_replayed(ended: Sequence[AuditedResult]) -> set[str]:
-    """Return the ids of tasks that are live again because they were replayed."""
+    """Return the ids of tasks that are live again because they were replayed.
+
+    They became dead letters: their outcome, such as EXPIRED, differs from their status FAILED.
+    """
     maybe_replayed = defaultdict[str, list[str]](list)
     for row in ended:
         if row.outcome != row.status and not row.is_dead:

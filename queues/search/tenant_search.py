@@ -236,7 +236,8 @@ def _read_ended(
     keys, following = pagination.read_keys(ended_row_filter((tenant.tid,), query), after, limit)
     rows = {row.pk: row for row in AuditedResult.objects.filter(pk__in=[key.task_id for key in keys])}
     ended = [rows[key.task_id] for key in keys if key.task_id in rows]
-    # A dead letter whose flag was cleared may have been replayed. Then it is among the live tasks.
+    # The outcome of a task that became a dead letter, such as EXPIRED, differs from its status FAILED. If its dead flag
+    # was cleared, it may have been replayed. Then it is among the live tasks.
     replayed = [str(row.pk) for row in ended if row.outcome != row.status and not row.is_dead]
     live = {task.id for task in queries.tasks(engine(), tenant.tid, replayed).run_sync() if task} if replayed else set()
     return [audit_reader.to_task(row, tenant) for row in ended if str(row.pk) not in live], following

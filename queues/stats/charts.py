@@ -112,8 +112,9 @@ def time_series(tid: str, command: str, span: str, now: datetime) -> TimeSeries:
     steps: list[list[QueueSample]] = [[] for _ in range(count)]
     for row in rows:
         if row.at > start:
-            # A step includes its end, not its start.
-            steps[-((start - row.at) // step) - 1].append(row)
+            # The division rounds up, because a step includes its end and not its start.
+            number = -((start - row.at) // step)
+            steps[number - 1].append(row)
 
     def max_depths(name: str) -> list[int]:
         last_depths = _carry_forward([(row.at, getattr(row, name)) for row in rows], start, step, count)

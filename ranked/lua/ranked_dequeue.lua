@@ -8,10 +8,12 @@
 --! FLAGS   allow-oom
 --@ include write, now, ranked
 local now = now_ms()
-local offset, dropped, examined, page = tonumber(skip), 0, 0, 1
+local offset, dropped, examined = tonumber(skip), 0, 0
+local page_size = 1 -- the first entry is rarely locked
 make_due_ready(now, limit)
 while examined < tonumber(limit) do
-  local entries = call('ZRANGEBYSCORE', queue, '-inf', '(' .. format_exact(DELAYED), 'WITHSCORES', 'LIMIT', offset, page)
+  local entries = call('ZRANGEBYSCORE', queue, '-inf', '(' .. format_exact(DELAYED), 'WITHSCORES', 'LIMIT', offset,
+    page_size)
   if #entries == 0 then return { 'EMPTY', 0, dropped } end
   for i = 1, #entries, 2 do
     local id, score = entries[i], entries[i + 1]
@@ -27,6 +29,6 @@ while examined < tonumber(limit) do
       return { 'TAKEN', id, dropped }
     end
   end
-  page = 100
+  page_size = 100
 end
 return { 'MORE', offset, dropped }

@@ -1,1 +1,1 @@
-"""Commands for operators, about tenants and tokens."""
+"""Commands about tenants, secrets, keys and tokens."""

@@ -6,7 +6,7 @@ FORWARDS = """
 CREATE FUNCTION tenants_number_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.changed := pg_current_xact_id()::text::bigint;
-    -- Counted on the locked row, so later is greater whichever transaction began first.
+    -- The row is locked, so a later change gets a greater number, whichever transaction began first.
     NEW.version := CASE TG_OP WHEN 'UPDATE' THEN OLD.version + 1 ELSE 1 END;
     RETURN NEW;
 END $$;

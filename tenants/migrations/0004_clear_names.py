@@ -1,4 +1,4 @@
-"""Clear names of fields, and units in help texts. The columns and the data do not change.
+"""Give fields clearer names, and name the units in help texts. The columns and the data do not change.
 
 Processes of the former release use the same columns while they run beside this one.
 """

@@ -267,7 +267,7 @@ def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: TenantSnap
     assert abs(stream.drained_until_ms(partition) - now_ms()) < 10_000
 
 
-@pytest.mark.spec("BEA-1", "Any text of a worker is stored; characters that PostgreSQL refuses are escaped (B-18)")
+@pytest.mark.spec("BEA-1", "Any text of a worker is stored; characters that PostgreSQL refuses are escaped")
 def test_text_that_postgresql_refuses_is_stored_escaped(tenant: TenantSnapshot) -> None:
     payload = '{"nul":"\\u0000","raw":"\0","lone":"\\ud800","big":1e400,"deep":' + "[" * 6000 + "]" * 6000 + "}"
     results = [b'{"a":"\0"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800","b":1e100000}', b"\xff\xfe"]
@@ -289,7 +289,7 @@ def _database_refuses_worker_13() -> Iterator[None]:
         cursor.execute("ALTER TABLE queues_auditedresult DROP CONSTRAINT IF EXISTS unlucky")
 
 
-@pytest.mark.spec("BEA-1", "An entry that cannot be stored goes to quarantine and does not stop later ones (B-18)")
+@pytest.mark.spec("BEA-1", "An entry that cannot be stored goes to quarantine and does not stop later ones")
 @pytest.mark.usefixtures("_database_refuses_worker_13")
 def test_refused_rows_are_isolated_and_all_others_are_stored(
     tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
@@ -431,9 +431,7 @@ def test_run_whose_lock_expired_does_not_release_the_lock_of_the_next_run(tenant
     assert other.renew()
 
 
-@pytest.mark.spec(
-    "BEA-1", "Results are accepted while PostgreSQL is down; afterwards no row is missing or duplicated (B-17)"
-)
+@pytest.mark.spec("BEA-1", "Results are accepted while PostgreSQL is down; afterwards no row is missing or duplicated")
 def test_outage_of_postgresql_loses_and_duplicates_no_row(
     tenant: TenantSnapshot, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,7 +33,10 @@ class SubscriptionsView(ApiView):
         answers={200: schemas.Subscribed},
     )
     async def post(self, caller: Caller, body: schemas.NewSubscription) -> HttpResponse:
-        """If the worker has a subscription with the same URL, mode and group, renew and update it."""
+        """Create a subscription.
+
+        A subscription of the worker with the same URL, mode and group is renewed and updated instead.
+        """
         row = await threadpool.run_db(
             subscriptions.subscribe,
             caller.tenant,
@@ -95,7 +98,7 @@ class RenewView(ApiView):
         errors=(errors.NotFound,),
     )
     async def post(self, caller: Caller, subscription_id: str, body: schemas.Renewal) -> HttpResponse:
-        """Set its expiry to `ttlSeconds` from now. An expired subscription cannot be renewed."""
+        """Set a subscription to expire `ttlSeconds` from now. An expired one cannot be renewed."""
         row = await threadpool.run_db(
             subscriptions.renew,
             caller.tenant,

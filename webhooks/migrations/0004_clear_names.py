@@ -1,4 +1,4 @@
-"""Clear names of fields. The columns and the data do not change.
+"""Clearer names of fields. The columns and the data do not change.
 
 Processes of the former release use the same columns while they run beside this one.
 """

@@ -36,7 +36,7 @@ const format = {
 };
 
 // Call `refresh` at an interval while the page is visible, and at once when it becomes visible. Calls do not overlap.
-// If `refresh` returns false, the interval ends.
+// If `refresh` returns false, the interval ends. It is then called only when the page becomes visible again.
 function pollWhileVisible(refresh, intervalMs) {
   let timer = setTimeout(tick, intervalMs);
   let isRunning = false;
@@ -96,11 +96,11 @@ const connection = {
 // --- Charts ---
 
 // The colours also differ in lightness, for colour-blind users.
-const SERIES = {
+const SERIES_COLOURS = {
   light: { indigo: "#4f46e5", cyan: "#0891b2", amber: "#d97706", red: "#dc2626", pink: "#db2777", green: "#059669", grey: "#94a3b8" },
   dark: { indigo: "#818cf8", cyan: "#22d3ee", amber: "#fbbf24", red: "#f87171", pink: "#f472b6", green: "#34d399", grey: "#64748b" },
 };
-const BACKGROUND = {
+const FRAME_COLOURS = {
   light: { text: "#64748b", grid: "#e2e8f0", tip: "#0f172a" },
   dark: { text: "#94a3b8", grid: "#1e293b", tip: "#334155" },
 };
@@ -192,7 +192,7 @@ function isMissing(value) {
 function drawChart(canvas, kind, timeSeries) {
   const { type = "line", series, valuesOf, formatValue } = CHARTS[kind];
   const theme = isDark() ? "dark" : "light";
-  const background = BACKGROUND[theme];
+  const frame = FRAME_COLOURS[theme];
   const isBar = type === "bar";
   const stepSize = formatValue === format.duration ? durationStep(series.flatMap(([key]) => valuesOf(timeSeries, key))) : undefined;
   return new Chart(canvas, {
@@ -202,9 +202,9 @@ function drawChart(canvas, kind, timeSeries) {
       datasets: series.map(([key, label, colour]) => ({
         label,
         data: valuesOf(timeSeries, key),
-        borderColor: SERIES[theme][colour],
-        backgroundColor: isBar ? SERIES[theme][colour] : `${SERIES[theme][colour]}22`,
-        hoverBackgroundColor: SERIES[theme][colour],
+        borderColor: SERIES_COLOURS[theme][colour],
+        backgroundColor: isBar ? SERIES_COLOURS[theme][colour] : `${SERIES_COLOURS[theme][colour]}22`,
+        hoverBackgroundColor: SERIES_COLOURS[theme][colour],
         borderWidth: isBar ? 0 : 1.75,
         // Missing values are gaps in the line. A single value between two gaps needs a point to be visible.
         pointRadius: ({ dataset, dataIndex: index }) => (isMissing(dataset.data[index - 1]) && isMissing(dataset.data[index + 1]) ? 2.5 : 0),
@@ -221,21 +221,21 @@ function drawChart(canvas, kind, timeSeries) {
         x: {
           stacked: isBar,
           grid: { display: false },
-          border: { color: background.grid },
-          ticks: { color: background.text, maxRotation: 0, autoSkipPadding: 24, font: { size: 11 } },
+          border: { color: frame.grid },
+          ticks: { color: frame.text, maxRotation: 0, autoSkipPadding: 24, font: { size: 11 } },
         },
         y: {
           stacked: isBar,
           beginAtZero: true,
           border: { display: false },
-          grid: { color: background.grid },
-          ticks: { color: background.text, maxTicksLimit: 5, stepSize, font: { size: 11 }, callback: (value) => formatValue(value) },
+          grid: { color: frame.grid },
+          ticks: { color: frame.text, maxTicksLimit: 5, stepSize, font: { size: 11 }, callback: (value) => formatValue(value) },
         },
       },
       plugins: {
-        legend: { position: "bottom", labels: { color: background.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
+        legend: { position: "bottom", labels: { color: frame.text, boxWidth: 10, boxHeight: 10, padding: 14, font: { size: 11 } } },
         tooltip: {
-          backgroundColor: background.tip,
+          backgroundColor: frame.tip,
           callbacks: { label: (item) => ` ${item.dataset.label}: ${formatValue(item.raw)}` },
         },
       },
@@ -265,7 +265,7 @@ document.addEventListener("alpine:init", () => {
       { key: "oldest_seconds", name: "Oldest ready", number: true },
       { key: "arrivals", name: "Enqueued / s", number: true },
       { key: "endings", name: "Ended / s", number: true },
-      { key: "failures", name: "Failure rate", number: true },
+      { key: "failureShare", name: "Failure rate", number: true },
     ],
 
     init() {
@@ -291,9 +291,9 @@ document.addEventListener("alpine:init", () => {
       this.isPartial = overview.is_partial;
       this.rows = overview.queues.map((queue) => {
         const key = `${queue.tid}:${queue.command}`;
-        const [arrivals, endings, failures, spark] = this.rates[key] ?? [0, 0, null, []];
+        const [arrivals, endings, failureShare, spark] = this.rates[key] ?? [0, 0, null, []];
         const query = new URLSearchParams({ tenant: queue.tid, command: queue.command });
-        return { ...queue, key, url: `${queueUrl}?${query}`, deadUrl: `${deadUrl}?${query}`, arrivals, endings, failures, spark };
+        return { ...queue, key, url: `${queueUrl}?${query}`, deadUrl: `${deadUrl}?${query}`, arrivals, endings, failureShare, spark };
       });
     },
 
@@ -525,11 +525,11 @@ document.addEventListener("alpine:init", () => {
       }, PROGRESS_REFRESH_MS);
     },
 
-    part(name) {
+    partPercent(name) {
       return this.job.total ? (100 * this.job[name]) / this.job.total : 0;
     },
 
-    progressTotal() {
+    progressHeadline() {
       if (this.job.is_over) return format.count(this.job.processed);
       return this.job.total === null ? "Counting" : `${Math.floor(this.job.total ? (100 * this.job.processed) / this.job.total : 0)} %`;
     },

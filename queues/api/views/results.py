@@ -13,7 +13,7 @@ from core.errors import CodeqError
 from core.http.api_view import ApiView, json_response
 from core.http.handler import ApiRequest
 from core.http.operation import Operation
-from queues import artifacts, domain, selectors, services
+from queues import artifacts, domain, merging, selectors, services
 from queues.api import claim_request, conversion
 from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
@@ -140,7 +140,7 @@ class ExchangeView(ApiView):
     async def post(self, caller: Caller, body: wire.NewExchange) -> HttpResponse:
         """Submit results, then claim tasks.
 
-        A suspended tenant can submit results, but gets no new task. Without results, the answer is 403.
+        A suspended tenant can submit results, but gets no new task. If it submits none, the answer is 403.
         """
         # Checked before a result is stored: a refused claim must not leave half a request done.
         commands_for(caller, body.commands)
@@ -209,7 +209,11 @@ async def submit(
         except CodeqError as error:
             refused[position] = error
     # If Redis does not answer, the results may have been stored: the artifacts stay for the worker's next try.
-    items = merge_in_order(refused, await services.submit(caller.tenant, caller.subject, new) if new else [])
+    if len(new) == 1:
+        answers = [await merging.submit(caller.tenant, caller.subject, new[0])]
+    else:
+        answers = await services.submit(caller.tenant, caller.subject, new) if new else []
+    items = merge_in_order(refused, answers)
     for position, (task_id, new_artifacts, new_paths) in inline.items():
         if isinstance(items[position], CodeqError):
             await threadpool.run_storage(artifacts.discard, new_paths)

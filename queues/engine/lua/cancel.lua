@@ -1,7 +1,8 @@
 --! cancel: cancel a task that has not ended; a worker that holds it is informed by its next heartbeat.
 --! KEYS    ghosts events expiry
 --! ARGV    root tid id retention_ms clock
---! RETURNS OK | SAME | NOT_FOUND | ENDED, with the task
+--! RETURNS OK task… | SAME task… | NOT_FOUND | ENDED;
+--! RETURNS SAME: the task was cancelled before
 --! EFFECTS task -> CANCELLED; delayed -1 or inprog -1; an id in a ready list stays as a ghost and is counted; events +1
 --! COST    O(log n); no search for the id in the ready list, whose cost would be the length of the list
 --! FLAGS   allow-oom

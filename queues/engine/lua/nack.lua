@@ -2,15 +2,15 @@
 --! KEYS    due waiting woken events expiry
 --! ARGV    root tid id worker token delay_ms reason seed default_backoff dead_retention_ms clock
 --! RETURNS PENDING | FAILED delay_ms | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED
---! EFFECTS inprog -1; delayed +1 or (attempts = max) dlq +1, expiry +1, or ready +1 in the dead letter
---! EFFECTS queue of the policy; attempts +1; events +1
+--! EFFECTS inprog -1; attempts +1; events +1; delayed +1, or without attempts left:
+--! EFFECTS dlq +1 and expiry +1, or ready +1 in the dead letter queue of the policy
 --! COST    O(log n)
 --! FLAGS   allow-oom
 --@ include keys, write, now, due, wake, lease, events, end_attempt, check_lease
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
-local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+local refusal, deadline = check_lease(id, queue, status, lease, worker, token, now)
 if refusal then return { refusal } end
 math.randomseed(tonumber(seed))
 -- All checks are done; only writes follow.

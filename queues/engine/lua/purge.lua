@@ -1,7 +1,7 @@
 --! purge: delete ended tasks with their answers, index entries and idempotency mappings; other tasks are kept.
 --! KEYS    events expiry
 --! ARGV    root tid before_ms only_dead clock {id}*
---! RETURNS {1 | 0 | -1}*    1: deleted; 0: not ended, not expired, or not dead with only_dead; -1: not found
+--! RETURNS {1 | 0 | -1}*    1: deleted; 0: not ended, not expired, or not dead although only_dead is 1; -1: not found
 --! EFFECTS task and mapping deleted; expiry -n, dlq -n; events +1 for each dead letter; expiry -1 for a missing task;
 --! EFFECTS before_ms '': every ended task, also before its retention has expired
 --! COST    O(n · log expiry)

@@ -7,7 +7,7 @@
 --! COST    O(min(length of the ready list, MAX_SCANNED))
 --! FLAGS   no-writes
 --@ include keys, now
--- The most ids that are searched for the task, so that a page of the console does not delay other clients.
+-- The most ids that the search for the task reads, so that a page of the console does not delay other clients.
 local MAX_SCANNED = 10000
 local task = call('HMGET', task_key(id), 'queue', 'priority', 'status')
 local queue, priority, status = task[1], tonumber(task[2]), task[3]

@@ -47,8 +47,8 @@ for _, item in ipairs(accepted) do
   entries[#entries + 1], entries[#entries + 2] = dead_since, id
   if expires then expiries[#expiries + 1], expiries[#expiries + 2] = expires, id end
   list[priority] = list[priority] or {}
-  -- The id of an undone replay is still in the list. With a second id, the task could be claimed during the delay of a
-  -- later retry.
+  -- The id of an undone replay is still in the ready list, so it is not pushed again. Otherwise the list would have it
+  -- once more after a claim has taken it, and the task could be claimed during the delay of its next retry.
   if is_ghost then
     call('HDEL', key, 'ghost')
     counter_add(ghosts, command_of(queue) .. ':' .. priority, -1)

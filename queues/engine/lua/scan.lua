@@ -7,7 +7,7 @@
 --! FLAGS   no-writes
 --@ include keys
 local _ = queues -- routes the call to the tenant's slot
--- The most ids among which the last id is searched, from the left end, where new ids are pushed.
+-- The most ids that the search for the last id reads, from the left end, where new ids are pushed.
 local MAX_SCANNED = 10000
 local key = queue_key(tid .. ':' .. command, index)
 local is_list = string.sub(index, 1, 6) == 'ready:'

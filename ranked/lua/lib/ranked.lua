@@ -32,8 +32,8 @@ local function make_due_ready(now, limit)
     local entries = call('ZRANGEBYSCORE', queue, format_exact(band), upper, 'WITHSCORES', 'LIMIT', 0, limit)
     for i = 1, #entries, 2 do
       local id, score = entries[i], entries[i + 1]
-      local rank, lock_ms = rank_of_hidden(band, score), -2
-      if band == HELD then lock_ms = call('PTTL', lock_key(id)) end
+      local rank = rank_of_hidden(band, score)
+      local lock_ms = band == HELD and call('PTTL', lock_key(id)) or -2 -- -2: no lock, as PTTL reports it
       if lock_ms == -2 then
         zset_move(queue, id, score, next_score(rank, math.floor((score - band) / 101)))
       else -- the lock expires in this millisecond, or was changed by hand
