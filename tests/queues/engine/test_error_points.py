@@ -423,6 +423,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "peek": lambda s: queries.peek(s.engine, TID, "send", 3),
     "find_tenant": lambda s: queries.find_tenant(s.engine, s.ready[0].id),
     "list_queues": lambda s: queries.list_queues(s.engine, TID),
+    "read_blobs": lambda s: queries.blobs(s.engine, 0, [s.ready[0].id, s.held[2].id]),
     "scan": lambda s: queries.scan(s.engine, TID, "send", "inprog"),
     "queue_position": lambda s: queries.queue_position(s.engine, TID, s.ready[2].id),
     "ranked_enqueue": with_ranked_queue(
@@ -451,6 +452,7 @@ CHANGE_NOTHING = {
     "due_queues",
     "stats",
     "list_queues",
+    "read_blobs",
     "peek",
     "queue_position",
     "find_tenant",
