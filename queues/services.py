@@ -99,6 +99,7 @@ def claim(
     if tenant.is_suspended:
         raise errors.TenantSuspended
     seconds = conf().queues.lease_seconds if lease_seconds is None else lease_seconds
+    is_limited = is_counted and tenant.rates.claim > 0
     return worker_commands.claim(
         engine(),
         tenant.tid,
@@ -108,7 +109,7 @@ def claim(
         limit=len(further_workers) + 1 if further_workers else count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
-        limits=_limits("claim", tenant.rates.claim if is_counted else 0, token_fingerprint),
+        limits=_limits("claim", tenant.rates.claim, token_fingerprint) if is_limited else NO_LIMITS,
         further_workers=further_workers,
     )
 
