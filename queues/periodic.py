@@ -31,7 +31,8 @@ def periodic_task(
     """Register a function as a Celery task that runs under a lock.
 
     The function receives the lock and returns a summary of its work. An outage of a server is logged in one line.
-    Celery beat calls `has_work` before it sends the task, and omits the run if the check returns False.
+    Celery beat calls `has_work` before it sends the task, and omits the run if the check returns False. It still sends
+    the task every IDLE_SECONDS (`codeq_site/beat.py`).
     """
     if has_work is not None:
         work_checks[name] = has_work

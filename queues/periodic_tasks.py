@@ -22,8 +22,8 @@ from queues.stats import sampler
 
 log = logging.getLogger(__name__)
 
-# A run stops after this time, and the next one continues. This also limits how long two runs work beside each other if
-# they hold the lock in different partitions (`PeriodicTaskLock.acquire`).
+# A run of the drain stops after this time, and the next one continues. This also limits how long two runs work beside
+# each other if they hold the lock in different partitions (`PeriodicTaskLock.acquire`).
 RUN_SECONDS = 20.0
 CHUNK = 4000  # entries in one transaction
 FETCH = 250  # entries whose blobs are read in one call

@@ -23,7 +23,8 @@ from queues.engine import keys, queries
 
 GROUP = "audit"
 CONSUMER = "drain"
-# The most entries of one round trip. It bounds how long one command blocks Redis.
+# The most entries that one round trip reads, and that one command acknowledges. It bounds how long a command blocks
+# Redis.
 MAX_ENTRIES = 250
 # Select the entries to read: those that no process has read, or those that were read and not acknowledged.
 NEW = ">"

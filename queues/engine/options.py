@@ -22,7 +22,7 @@ CLAIM_QUEUES = 100
 class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The settings of an installation.
 
-    A queue's policy can override the attempts, the backoff and the retention.
+    A queue's policy can override the attempts and the backoff, a tenant the retention of dead letters.
     """
 
     partitions: int = 16
