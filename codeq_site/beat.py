@@ -35,9 +35,9 @@ class Scheduler(PersistentScheduler):
         super().__init__(*args, **kwargs)
 
     def adjust(self, n: int, drift: float = 0.0) -> float:
-        """Return the time until an entry is due.
+        """Return the time until an entry is due, without Celery's default drift.
 
-        Celery wakes up 10 ms earlier and then polls a hundred times per second.
+        With that drift, beat would wake up 10 ms early and then poll a hundred times per second.
         """
         return super().adjust(n, drift)
 

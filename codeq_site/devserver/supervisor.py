@@ -207,7 +207,7 @@ class Supervisor:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the sockets for signals, in a process that outlives its supervisor."""
+        """Close the sockets for signals, in a process that continues without this supervisor."""
         signal.set_wakeup_fd(-1)
         self._wakeup_reader.close()
         self._wakeup_writer.close()

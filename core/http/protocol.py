@@ -21,7 +21,7 @@ log = logging.getLogger("codeq.web")
 
 # The largest request head, and the largest trailers. A token and a trace context take 1 KB.
 HEAD_BYTES = 64 * 2**10
-# The time for a request head to arrive, from its first byte.
+# The time for a request head to arrive, from its first byte; for the first head, from the start of the connection.
 HEAD_SECONDS = 20.0
 # The limit of pipelined requests on one connection. One read may contain about 500 requests with a token.
 MAX_PIPELINED = 1000
