@@ -145,7 +145,7 @@ def measure_replay(count: int) -> None:
     before = results.get()
     worker.join()
     job = bulk_jobs.start(failing_tenant, "replay", Filter(command="send"), actor="bench")
-    worker = start_worker(count / 8_000)
+    worker = start_worker(count / 8_000)  # about as long as the replay takes
     time.sleep(1)  # the worker needs this time to start
     started = time.perf_counter()
     while bulk_runner.run(lambda: True, seconds=600):

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import redis
 
 from codeq_site.devserver.embedded import DURABLE, PostgreSQL, Valkey
@@ -78,11 +79,18 @@ def start_bench() -> Iterator[Bench]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+class Servers(NamedTuple):
+    """The processes of the benchmark's servers."""
+
+    valkey: psutil.Process
+    postgresql: psutil.Process
+
+
 @contextmanager
-def start_servers(**settings: str) -> Iterator[None]:
-    """Start both servers, set the environment to use them, and create the tables."""
+def start_servers(valkey_config: Mapping[str, str] = DURABLE, **settings: str) -> Iterator[Servers]:
+    """Start Valkey and PostgreSQL, set the environment to use them, and create the tables."""
     directory = Path(tempfile.mkdtemp(prefix="codeq-b"))
-    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", DURABLE)
+    valkey = Valkey(directory / "valkey", directory / "valkey.log", directory / "v.sock", valkey_config)
     postgresql = PostgreSQL(directory / "postgresql", directory / "postgresql.log", directory / "p")
     os.environ.update(
         REDIS_URL=valkey.url, DATABASE_URL=postgresql.url, CODEQ_HOME=str(directory),
@@ -97,7 +105,9 @@ def start_servers(**settings: str) -> Iterator[None]:
 
         django.setup()
         call_command("migrate", verbosity=0, skip_checks=True)
-        yield
+        assert valkey.process
+        assert postgresql.process
+        yield Servers(psutil.Process(valkey.process.pid), psutil.Process(postgresql.process.pid))
         from tenants.cache import tenant_cache
 
         tenant_cache.stop()

@@ -54,12 +54,13 @@ def open_deliveries(tid: str, url: str, count: int, age: timedelta = timedelta()
     from core import url_check
     from webhooks.models import Delivery
 
-    now, target = datetime.now(UTC) - age, url_check.parse(url)
+    created_at, target = datetime.now(UTC) - age, url_check.parse(url)
     body = '{"status":"COMPLETED","result":"' + "x" * 500 + '"}'
     Delivery.objects.bulk_create(
         Delivery(
             tenant_id=tid, task_id=uuid.uuid4(), command="send", url=url, address=target.endpoint_url,
-            host=target.host_and_port, body=body, status=Delivery.Status.PENDING, due_at=now, created_at=now,
+            host=target.host_and_port, body=body, status=Delivery.Status.PENDING, due_at=created_at,
+            created_at=created_at,
         )
         for _ in range(count)
     )  # fmt: skip

@@ -7,6 +7,7 @@ lost or repeated message changes nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 
@@ -55,6 +56,7 @@ def configure() -> None:
         timezone="UTC",
         worker_hijack_root_logger=False,
         worker_prefetch_multiplier=1,
+        beat_scheduler="codeq_site.beat:Scheduler",
         broker_connection_retry_on_startup=True,
         # A worker with Spark takes the runs of the pipeline with `--queues=pipeline`. A worker without that option
         # takes messages from both queues.
@@ -105,7 +107,17 @@ def _check_broker(url: str) -> None:
             )
 
 
+def freeze_imported_objects(**_: object) -> None:
+    """Exclude the objects that the imports created from garbage collection.
+
+    A collection writes to each object. The pool's processes would then copy the memory that they share with this one.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 for start_signal in (worker_init, beat_init):
     start_signal.connect(check_redis, weak=False)
+worker_init.connect(freeze_imported_objects, weak=False)
 app.on_configure.connect(lambda **_: configure(), weak=False)
 app.autodiscover_tasks(["queues", "ranked", "webhooks", "pipeline"], related_name="periodic_tasks")

@@ -31,7 +31,7 @@ ALIASES = {
     "CODEQ_SERVE": "web.serve",
     "CODEQ_PARTITIONS": "queues.partitions",
 }
-# Prefixes of variables that are read by the tests and the Makefile, not by the service.
+# Prefixes of variables for tests and benchmarks. The service does not read them.
 IGNORED_PREFIXES = ("CODEQ_TEST_", "CODEQ_BENCH_")
 EMBEDDED_FILE = "embedded.json"
 

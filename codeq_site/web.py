@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import sys
+from types import FrameType
 
 import django
 import redis
@@ -49,6 +50,7 @@ def main() -> None:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # the router applies them to the console only
                 # Workers poll repeatedly. A new connection for each request would cost more than the request.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=GRACE_SECONDS,
@@ -63,7 +65,27 @@ def main() -> None:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server. When it stops, it ends long polls and accepts queued connections."""
+    """uvicorn's server. When it stops, it ends long polls and accepts queued connections.
+
+    While it is idle it wakes up once a second, for the `Date` header, instead of ten times.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._exit_requested = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._exit_requested.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._exit_requested.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         from queues import long_poll

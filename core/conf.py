@@ -151,8 +151,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Largest number of tasks or results in one batch request. A larger batch costs less per item "
-            "and occupies Redis for longer at a time.",
+            description="Largest number of tasks or results in one batch request, and of tasks that an exchange may "
+            "take. A larger batch costs less per item and occupies Redis for longer at a time.",
         ),
     ] = 100
     claim_batch: Annotated[
@@ -160,8 +160,8 @@ class Queues(Section, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Largest number of tasks that one claim may take. A higher limit saves requests and lets one "
-            "worker take more tasks away from the others.",
+            description="Largest number of tasks that one claim may take, except in an exchange. A higher limit saves "
+            "requests and lets one worker take more tasks away from the others.",
         ),
     ] = 10
     repair_limit: Annotated[
@@ -428,9 +428,9 @@ class Webhooks(Section, frozen=True):
         Meta(
             ge=1,
             le=2000,
-            description="Maximum number of callbacks that may have started in the last 20 ms and have no record in the "
-            "database yet. About this many are sent twice if a worker is killed. A higher value sends faster to quick "
-            "endpoints and repeats more after a crash.",
+            description="Largest number of callbacks that have started within the last 20 ms and are not recorded in "
+            "the database yet; at this number no further one starts. About this many are sent twice if a worker is "
+            "killed. A higher value sends faster to quick endpoints and repeats more after a crash.",
         ),
     ] = 10
     failures_to_pause: Annotated[

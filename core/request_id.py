@@ -14,22 +14,20 @@ _current: ContextVar[str] = ContextVar("codeq_request_id", default="-")
 _is_safe = re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch
 
 
-def choose(header: bytes | None) -> str:
-    """Return the id of a request: that of its header if it is safe, else a new one."""
-    if header is not None:
-        text = header.decode("latin-1")
-        if _is_safe(text):
-            return text
-    return str(uuid_utils.uuid4().hex)
+def assign(header: bytes | None) -> str:
+    """Return the id of a request: that of its header if it is safe, else a new one.
+
+    Also set it for the log lines of this asyncio task and of the tasks that it starts.
+    """
+    request_id = "" if header is None else header.decode("latin-1")
+    if not _is_safe(request_id):
+        request_id = uuid_utils.uuid4().hex
+    _current.set(request_id)
+    return request_id
 
 
 def current() -> str:
     return _current.get()
-
-
-def set_current(request_id: str) -> None:
-    """Set the id for the log lines of this asyncio task and of the tasks that it starts."""
-    _current.set(request_id)
 
 
 class RequestIdFilter(logging.Filter):

@@ -21,7 +21,8 @@ R = TypeVar("R")
 POOL_THREADS = 4
 # Queries have shorter limits of their own, but a frozen PostgreSQL or network does not enforce them.
 DB_TIMEOUT_SECONDS = 15.0
-# Longer than it takes to store an artifact in a distant bucket. Then the request fails, but its thread keeps waiting.
+# Longer than it takes to store an artifact in a distant bucket. After this time the request fails, but its thread keeps
+# waiting.
 STORAGE_TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 64 * 2**10
 _pools: dict[str, ThreadPoolExecutor] = {}

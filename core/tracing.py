@@ -104,7 +104,7 @@ def _traced_requests(active_tracer: Tracer, router: Router) -> Application:
         ) as current:
 
             async def send_and_record(message: Message) -> None:
-                if message["type"] == "http.response.start":
+                if "status" in message:  # the start of a response, or a whole one
                     current.set_attribute("http.response.status_code", message["status"])
                     if message["status"] >= 500:
                         current.set_status(Status(StatusCode.ERROR))

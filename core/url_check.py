@@ -1,8 +1,8 @@
 """Check of the URLs that codeQ calls, against server-side request forgery (SSRF).
 
-Tenants choose the URLs of webhooks, so a URL is checked twice: `check_url` checks its text when it is registered, and
-`check_resolved` checks the addresses that its host name resolves to before each call. Operators choose the URLs of key
-sets, which may be in a private network: `check_operator_addresses` refuses only addresses in ALWAYS_BLOCKED.
+Tenants choose the URLs of webhooks, so a URL is checked twice: `check_url` checks its text when the API receives it,
+and `check_resolved` checks the addresses that its host name resolves to before each call. Operators choose the URLs of
+key sets, which may be in a private network: `check_operator_addresses` refuses only addresses in ALWAYS_BLOCKED.
 """
 
 from __future__ import annotations

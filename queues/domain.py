@@ -133,7 +133,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     """A result to store.
 
-    `result` and `artifacts` (a list of stored artifacts) are compact JSON, or None.
+    `result` and `artifacts` (a list of stored artifacts) are compact JSON, or None. `worker` is set if the results of
+    a call are of several workers.
     """
 
     task_id: str
@@ -142,6 +143,7 @@ class NewResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     artifacts: bytes | None = None
     lease_token: str | None = None
+    worker: str | None = None
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,12 +16,12 @@ from queues import artifacts, services
 from queues.audit import stream
 from queues.current_engine import engine
 from queues.engine import keys, maintenance_commands
+from queues.engine.options import PART
 from tenants.cache import tenant_cache
 
 log = logging.getLogger(__name__)
 
 MayContinue = Callable[[], bool]
-LIMIT = 250  # tasks in one script, which blocks Redis while it runs
 # Tasks of one tenant that stay because their artifacts cannot be deleted yet. Each pass reads all of them again.
 MAX_POSTPONED = 5_000
 
@@ -35,11 +35,11 @@ def repair(may_continue: MayContinue) -> tuple[int, int]:
     for partition in reachable_partitions():
         # The queue that has been due longest comes first. A queue with nothing left to do leaves the list.
         for tid, command in maintenance_commands.due_queues(engine(), partition).run_sync():
-            moved = reaped = LIMIT
-            while (moved == LIMIT or reaped == LIMIT) and may_continue():
-                moved = maintenance_commands.promote(engine(), tid, command, LIMIT).run_sync()[0]
+            moved = reaped = PART
+            while (moved == PART or reaped == PART) and may_continue():
+                moved = maintenance_commands.promote(engine(), tid, command, PART).run_sync()[0]
                 reaped = maintenance_commands.reap(
-                    engine(), tid, command, LIMIT, dead_retention_ms=_dead_retention_ms(tid)
+                    engine(), tid, command, PART, dead_retention_ms=_dead_retention_ms(tid)
                 ).run_sync()[0]
                 promoted += moved
                 expired += reaped

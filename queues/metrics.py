@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -22,7 +23,7 @@ from core.redis.connections import client, reachable_partitions
 from queues import selectors
 from queues.audit import stream
 from queues.audit.events import Event
-from queues.domain import Outcome
+from queues.domain import TERMINAL, Outcome
 from queues.engine import keys
 from queues.models import PeriodicTaskRun, Quarantine
 
@@ -47,14 +48,19 @@ def ended(events: Iterable[Event]) -> None:
 
     They are counted here because only the stream has every ended attempt exactly once.
     """
+    latencies_ms: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for event in events:
-        command = metrics.label(event.command)
-        if event.outcome == Outcome.EXPIRED:
-            _lease_expired.labels(command).inc()
-        if event.is_terminal:
-            _completed.labels(command, event.status).inc()
-        if event.outcome in (Outcome.COMPLETED, Outcome.FAILED):
-            _latency.labels(command, event.status).observe(max(0, event.ended_ms - event.created_ms) / 1000)
+        latencies_ms[event.command, event.outcome, event.status].append(event.ended_ms - event.created_ms)
+    for (name, outcome, status), latencies in latencies_ms.items():
+        command = metrics.label(name)
+        if outcome == Outcome.EXPIRED:
+            _lease_expired.labels(command).inc(len(latencies))
+        if status in TERMINAL:
+            _completed.labels(command, status).inc(len(latencies))
+        if outcome in (Outcome.COMPLETED, Outcome.FAILED):
+            observe = _latency.labels(command, status).observe
+            for latency_ms in latencies:
+                observe(max(0, latency_ms) / 1000)
 
 
 @metrics.at_scrape

@@ -21,15 +21,21 @@ log = logging.getLogger(__name__)
 # The errors of a server that is down or restarting. Any other error is a bug and goes to Celery unchanged.
 OUTAGE_ERRORS = (redis.exceptions.RedisError, OperationalError, InterfaceError, CodeqError)
 SKIPPED = "skipped: another run holds the lock"
+# Name of the Celery task -> whether it may have work. Beat sends tasks without a check whenever they are due.
+work_checks: dict[str, Callable[[], bool]] = {}
 
 
 def periodic_task(
-    name: str, *, lock_seconds: float = 10.0
+    name: str, *, lock_seconds: float = 10.0, has_work: Callable[[], bool] | None = None
 ) -> Callable[[Callable[[PeriodicTaskLock], str]], Callable[[], str]]:
     """Register a function as a Celery task that runs under a lock.
 
     The function receives the lock and returns a summary of its work. An outage of a server is logged in one line.
+    Celery beat calls `has_work` before it sends the task, and omits the run if the check returns False. It still sends
+    the task every IDLE_SECONDS (`codeq_site/beat.py`).
     """
+    if has_work is not None:
+        work_checks[name] = has_work
 
     def decorate(function: Callable[[PeriodicTaskLock], str]) -> Callable[[], str]:
         def task() -> str:

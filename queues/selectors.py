@@ -19,8 +19,8 @@ from queues.engine import queries
 from queues.filters import filters
 from tenants.domain import TenantSnapshot
 
-# Counting this many queues takes Redis about two milliseconds.
-QUEUES_AT_ONCE = 100
+# Counting this many queues takes Redis about a millisecond.
+QUEUES_AT_ONCE = 50
 
 
 def task(tenant: TenantSnapshot, task_id: str) -> ScriptCall[Task]:
@@ -67,15 +67,18 @@ def queues(tenant: TenantSnapshot) -> ScriptCall[list[QueueStats]]:
 
 
 def list_queues(tenant: TenantSnapshot) -> ScriptCall[list[str]]:
-    """Return the names of the tenant's queues."""
+    """Return the names of the tenant's queues, sorted.
+
+    It takes a round trip for about every 1,000 queues.
+    """
     return queries.list_queues(engine(), tenant.tid)
 
 
 def queues_of(tids: Sequence[str]) -> ScriptCall[dict[str, list[QueueStats]]]:
     """Count the tasks of every queue of some tenants.
 
-    The queues of a tenant are sorted by name. It takes a round trip for the names and one for about every 100 queues,
-    since a tenant may have any number of them: one script that counts 20,000 queues would block Redis for half
+    The queues of a tenant are sorted by name. It takes the round trips of `list_queues` and one for about every 50
+    queues, since a tenant may have any number of them: one script that counts 20,000 queues would block Redis for half
     a second.
     """
 

@@ -86,8 +86,12 @@ def claim(
     wait_ms: int = 0,
     token_fingerprint: str = "",
     is_counted: bool = True,
+    further_workers: Sequence[str] = (),
 ) -> ScriptCall[Claimed]:
     """Claim at most `count` ready tasks, the highest priority first. Does not wait.
+
+    With `further_workers`, claim one task for each worker instead: task n is leased to worker n, beginning with
+    `worker`.
 
     `wait_ms` is how long the caller will wait for a wake-up if there is no task (`queues.long_poll`). An attempt after
     a wake-up belongs to the same request, so the rate limit does not count it (`is_counted`).
@@ -95,16 +99,18 @@ def claim(
     if tenant.is_suspended:
         raise errors.TenantSuspended
     seconds = conf().queues.lease_seconds if lease_seconds is None else lease_seconds
+    is_limited = is_counted and tenant.rates.claim > 0
     return worker_commands.claim(
         engine(),
         tenant.tid,
         commands,
         worker,
         lease_ms=int(seconds * 1000),
-        limit=count,
+        limit=len(further_workers) + 1 if further_workers else count,
         wait_ms=wait_ms,
         dead_retention_ms=tenant.dead_retention_ms,
-        limits=_limits("claim", tenant.rates.claim if is_counted else 0, token_fingerprint),
+        limits=_limits("claim", tenant.rates.claim, token_fingerprint) if is_limited else NO_LIMITS,
+        further_workers=further_workers,
     )
 
 
@@ -148,9 +154,9 @@ def heartbeat(
 
 
 def submit(
-    tenant: TenantSnapshot, worker: str, results: Sequence[NewResult]
+    tenant: TenantSnapshot, worker: str | None, results: Sequence[NewResult]
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """End tasks with their results.
+    """End tasks with their results. If `worker` is None, each result names its own.
 
     Submitting the same result again changes nothing and returns the stored result.
     """

@@ -131,6 +131,11 @@ class RankedQueue:
         return ranked_engine.size(engine(), self.tid, self.name).run_sync()
 
 
+def has_waiting_entries() -> bool:
+    """Whether the table has entries that Redis does not have yet."""
+    return RankedEntry.objects.exists()
+
+
 def sweep(may_continue: Callable[[], bool]) -> int:
     """Move the entries of the table to Redis, oldest first. Return their number.
 

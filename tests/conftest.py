@@ -216,7 +216,7 @@ def postgres_server() -> Iterator[Callable[..., PostgreSQL]]:
 TOGETHER = {
     "tests/codeq_site/test_up.py": "up",
     "tests/codeq_site/test_readme.py": "up",
-    "tests/codeq_site/test_canaries.py": "up",
+    "tests/codeq_site/test_logs_without_secrets.py": "up",
     "tests/pipeline/": "spark",
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",
@@ -237,7 +237,7 @@ LONGEST_FIRST = (
     "tests/browser/",
     "tests/codeq_site/test_up.py",
     "tests/codeq_site/test_readme.py",
-    "tests/codeq_site/test_canaries.py",
+    "tests/codeq_site/test_logs_without_secrets.py",
     "tests/queues/engine/test_model.py",
     "tests/codeq_site/test_docs_production.py",
     "tests/concurrency/",

@@ -6,14 +6,14 @@ import asyncio
 
 from core.periodic_lock import PeriodicTaskLock
 from queues.periodic import periodic_task
-from webhooks import notifications, services, subscriptions
+from webhooks import notifications, services, subscriptions, work_checks
 from webhooks.sender import Sender, utc_now
 
 # A run starts new deliveries for this long. Then the next run may begin while the last attempts of this one finish.
 RUN_SECONDS = 20.0
 
 
-@periodic_task("webhooks.deliver")
+@periodic_task("webhooks.deliver", has_work=work_checks.has_deliveries)
 def deliver(lock: PeriodicTaskLock) -> str:
     """Send the callbacks that are due."""
     sender = Sender()
@@ -21,7 +21,7 @@ def deliver(lock: PeriodicTaskLock) -> str:
     return f"{sender.delivered} delivered, {sender.failed} failed"
 
 
-@periodic_task("webhooks.notify", lock_seconds=30.0)
+@periodic_task("webhooks.notify", lock_seconds=30.0, has_work=work_checks.has_notifications)
 def notify(lock: PeriodicTaskLock) -> str:
     """Notify workers of queues that have work again."""
     delivered, attempted = notifications.notify()

@@ -77,7 +77,10 @@ class Comparison:
                     self._measure(round_number, system, installed[system.key])
 
     def finish(self) -> None:
-        """Forget the stored measurements, unless a system failed: the next run measures it again."""
+        """Forget the stored measurements.
+
+        If a system failed, keep them: the next run then measures only that system again.
+        """
         if self.unfinished is not None and not self.results["failures"]:
             self.unfinished.unlink(missing_ok=True)
 
@@ -146,7 +149,7 @@ def _source_digest() -> str:
 
 
 def _flat(figures: dict[str, dict[str, float]]) -> list[tuple[str, float]]:
-    return [(f"{operation} {field}", value) for operation, of in figures.items() for field, value in of.items()]
+    return [(f"{operation} {field}", value) for operation, values in figures.items() for field, value in values.items()]
 
 
 @contextmanager
@@ -168,7 +171,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description="Compare codeQ with other task queues.")
     parser.add_argument("--quick", action="store_true", help="one short round, printed")
     parser.add_argument("--systems", help="keys of systems, separated by commas (default: all)")
-    parser.add_argument("--write", action="store_true", help="write the results and the page even after a quick run")
+    parser.add_argument(
+        "--write", action="store_true", help="write the results and the page even after a quick or partial run"
+    )
     parser.add_argument("--fresh", action="store_true", help="do not continue an interrupted run")
     parser.add_argument("--cache", type=Path, default=ROOT / ".venv" / "bench", help="directory of the environments")
     arguments = parser.parse_args()

@@ -109,7 +109,8 @@ class _Measurement:
     def _measure_work(self) -> Figures:
         """Measure the rate at which the workers end the waiting tasks, after the first few.
 
-        The rate ends with the last count above zero: at zero, the workers may have been idle for a moment.
+        The rate is taken up to the last count above zero, because at zero the workers may have been idle for a moment.
+        The processor time includes the tasks after that count.
         """
         waiting = self._count()
         if waiting <= WARM_UP_TASKS:
@@ -117,26 +118,28 @@ class _Measurement:
         with self._workers() as workers:
             pids = [*self.store.pids(), *workers.pids()]
             deadline = time.monotonic() + START_SECONDS
-            while (first := self._count()) > waiting - WARM_UP_TASKS:
+            while (count_at_start := self._count()) > waiting - WARM_UP_TASKS:
                 workers.check()
                 if time.monotonic() > deadline:
                     raise MeasurementError("no task was worked off", last_line(self.log))
                 time.sleep(POLL_SECONDS)
             started, before = time.perf_counter(), cpu_seconds(pids)
-            left, ended = first, started
-            while left and ended - started < self.sizes.seconds:
+            count_at_end, ended = count_at_start, started
+            while count_at_end and ended - started < self.sizes.seconds:
                 time.sleep(POLL_SECONDS)
                 workers.check()
-                last, now = self._count(), time.perf_counter()
-                if last or ended == started:
-                    left, ended = last, now
-                if not last:
+                count, now = self._count(), time.perf_counter()
+                if count or ended == started:
+                    count_at_end, ended = count, now
+                if not count:
                     break
             used = cpu_seconds(pids) - before
-        if first == left:
+        if count_at_start == count_at_end:
             raise MeasurementError("the workers stopped", last_line(self.log))
-        done = first - last
-        return {"per_second": (first - left) / (ended - started), "cpu_us": used / done * 1e6}
+        return {
+            "per_second": (count_at_start - count_at_end) / (ended - started),
+            "cpu_us": used / (count_at_start - count) * 1e6,
+        }
 
     def _measure_latency(self) -> Figures:
         """Measure the time from enqueuing a task to the start of its handler, in idle workers."""

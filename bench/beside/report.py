@@ -90,7 +90,7 @@ def build_section(results: Results) -> str:
         "",
         "A task has a payload of about 150 bytes, and its handler does nothing. All stores are durable: Valkey with "
         "`appendfsync always`, and the same binary and allocator for all; PostgreSQL with `fsync` and "
-        "`synchronous_commit`. Each measurement starts with an empty store.",
+        "`synchronous_commit`. In each round, each system starts with an empty store.",
         "",
         f"- *enqueue*: one thread, for {results['sizes']['seconds']:g} s; one call after the other, or calls with 100 "
         "tasks each if the library has such a call.",
@@ -99,8 +99,8 @@ def build_section(results: Results) -> str:
         "- *CPU*: of all processes together, producer or workers, store and service, per task.",
         "",
         "The rows differ in kind: codeQ is a service, with authentication, tenants and an audit in PostgreSQL behind "
-        "HTTP, and its processes are counted (the audit is written in the background: its part "
-        "within the measured time). The others are libraries whose processes connect to the store directly.",
+        "HTTP, and all its processes are counted (it writes the audit in the background; only what it writes "
+        "within the measured time is counted). The others are libraries whose processes connect to the store directly.",
         "",
         "| | work /s | CPU µs | enqueue one by one /s | CPU µs | in batches /s | CPU µs | delay p50 ms | p99 ms |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -141,7 +141,8 @@ def replace_section(text: str, section: str) -> str:
     return f"{before}{START}\n{section}\n{END}{after}"
 
 
-# A card of its own, so that the text is readable on any page; the colours follow the reader's theme.
+# A picture has its own background (`card`), so that the text is readable on any page. The colours follow the reader's
+# theme.
 STYLE = """
   .card { fill: #ffffff; stroke: #d0d7de } .bar { fill: #8c959f } .codeq { fill: #0969da }
   text { font: 12px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600 } .spread { stroke: #1f2328 }

@@ -18,6 +18,8 @@ from codeq_site.devserver.embedded.files import private_directory, socket_direct
 from codeq_site.devserver.supervisor import StartError
 from codeq_site.env import EMBEDDED_FILE
 
+# A service that was forked from the supervisor has the supervisor's command line.
+SERVICE_COMMANDS = ("codeq_site.devserver.up", "codeq_site.web", "celery -A codeq_site")
 LOG_BYTES = 10 * 2**20
 
 
@@ -54,6 +56,10 @@ class DataDirectory:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
+    def release(self) -> None:
+        """Close the lock's file in a child that this process has forked."""
+        os.close(self._lock)
+
     def end_leftovers(self) -> None:
         """End the web and Celery processes that a killed supervisor left.
 
@@ -64,8 +70,8 @@ class DataDirectory:
         for process in psutil.process_iter(["cmdline"]):
             with contextlib.suppress(psutil.Error):
                 command_line = " ".join(process.info["cmdline"] or ())
-                is_codeq = "codeq_site.web" in command_line or "celery -A codeq_site" in command_line
-                if is_codeq and process.environ().get("CODEQ_HOME") == str(self.path):
+                is_codeq = any(words in command_line for words in SERVICE_COMMANDS)
+                if is_codeq and process.pid != os.getpid() and process.environ().get("CODEQ_HOME") == str(self.path):
                     process.terminate()
                     leftovers.append(process)
         _, still_running = psutil.wait_procs(leftovers, timeout=5)

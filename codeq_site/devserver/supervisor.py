@@ -22,6 +22,7 @@ BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 # A program that ran this long has recovered: its next restart uses the first delay again.
 STABLE_SECONDS = 60.0
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -60,19 +61,16 @@ def spawn(
     """
     parent = os.getpid()
 
-    def die_with_parent() -> None:
+    def prepare_child() -> None:
         # Popen calls this after setuid, which is necessary: a change of user clears the death signal.
-        if _libc is not None:
-            _libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-            if os.getppid() != parent:  # the parent died between fork and prctl
-                os._exit(1)
+        die_with(parent, death_signal)
 
     sink: int | None = None
     if log is not None:
         sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns about fork in a process with threads. It is safe: `die_with_parent` takes no lock.
+            # Python 3.12 warns about fork in a process with threads. It is safe: `prepare_child` takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(
                 list(argv),
@@ -82,7 +80,7 @@ def spawn(
                 env=dict(env) if env is not None else None,
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=prepare_child,
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
@@ -92,7 +90,36 @@ def spawn(
             os.close(sink)
 
 
-def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def die_with(parent: int, number: int) -> None:
+    """Let Linux send this signal to this process when its parent dies.
+
+    End this process if the parent has died already.
+    """
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # the parent died between fork and prctl
+            os._exit(1)
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that `ps -e` and `top` print, on Linux. It is cut to 15 characters."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that the supervisor uses."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+def signal_group(process: Process, number: int) -> None:
     """Send a signal to a program and all its children, if they still run."""
     try:
         os.killpg(process.pid, number)
@@ -111,7 +138,7 @@ class Program(Protocol):
     def stop_signal(self) -> int: ...
     @property
     def log(self) -> Path | None: ...
-    def launch(self) -> subprocess.Popen[bytes]: ...
+    def launch(self) -> Process: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +169,7 @@ class Child:
     """A program and its current process."""
 
     program: Program
-    process: subprocess.Popen[bytes]
+    process: Process
     started_at: float
     crashes: int = 0
     restart_at: float | None = None
@@ -180,7 +207,7 @@ class Supervisor:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the sockets for signals, in a process that outlives its supervisor."""
+        """Close the sockets for signals, in a process that continues without this supervisor."""
         signal.set_wakeup_fd(-1)
         self._wakeup_reader.close()
         self._wakeup_writer.close()
@@ -209,13 +236,15 @@ class Supervisor:
                 raise StartError(explain())
             self.pause(0.02)
 
-    def run(self, program: Program) -> tuple[int, bytes]:
+    def run(self, program: CommandLineProgram) -> tuple[int, bytes]:
         """Run a program to its end. Return its exit code, and its output if that is a pipe."""
-        child = self.start(program)
-        while child.process.poll() is None:
+        process = program.launch()
+        child = Child(program, process, time.monotonic())
+        self.children.append(child)
+        while process.poll() is None:
             self.pause(0.5)
         self.children.remove(child)
-        return child.process.returncode, child.process.stdout.read() if child.process.stdout else b""
+        return process.returncode, process.stdout.read() if process.stdout else b""
 
     def watch(self) -> None:
         """Restart children that end, until a stop is requested."""

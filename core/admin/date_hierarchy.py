@@ -20,7 +20,7 @@ class IndexedDateHierarchyQuerySet(QuerySet[M, M]):
     def datetimes(self, field_name: str, kind: Any, order: str = "ASC", tzinfo: Any = None) -> Any:
         ends = self.aggregate(first=Min(field_name), last=Max(field_name))
         starts: list[datetime] = []
-        # Each step is longer than one period and shorter than two.
+        # Each step leads from the start of a period into the next period.
         step = {"year": timedelta(days=370), "month": timedelta(days=32)}.get(kind, timedelta(days=1))
         start = ends["first"] and _start_of(ends["first"], kind)
         while start is not None and start <= ends["last"]:

@@ -16,6 +16,9 @@ SERVER_ERROR = (
 )
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 DISCONNECT = {"type": "http.disconnect"}
+# An ASGI extension: one message with the status, the header lines (bytes) without Content-Length, and the whole body.
+# The application must not put a line break into a header.
+WHOLE_RESPONSE = "codeq.response"
 
 Message = Mapping[str, Any]
 Application = Callable[[dict[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
@@ -133,6 +136,17 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def take_body(self) -> bytes | None:
+        """Return the body if all of it has arrived, else None.
+
+        The application need not wait for such a body.
+        """
+        body = self._body
+        if body is None or not self.is_body_received or self.is_disconnected or self._awaits_continue:
+            return None
+        self._body = None
+        return bytes(body)
+
     async def receive(self) -> Message:
         """Return the next part of the body, or `http.disconnect`.
 
@@ -167,6 +181,10 @@ class Exchange:
             return
         if self.is_complete:
             raise RuntimeError("The response is complete already.")
+        if message["type"] == WHOLE_RESPONSE:
+            connection.transport.write(self._build_whole(message))
+            self._end()
+            return
         if self._head is None:
             if message["type"] != "http.response.start":
                 raise RuntimeError(f"Expected http.response.start, not {message['type']}.")
@@ -192,11 +210,28 @@ class Exchange:
                 raise RuntimeError("The body does not have the length of its Content-Length.")
         connection.transport.write(b"".join(parts))
         if is_last:
-            self.is_complete = True
-            self._wake()
-            if not self.is_keep_alive:
-                connection.transport.close()
-            connection.end_exchange()
+            self._end()
+
+    def _end(self) -> None:
+        self.is_complete = True
+        self._wake()
+        if not self.is_keep_alive:
+            self.transport.close()
+        self._connection.end_exchange()
+
+    def _build_whole(self, message: Message) -> bytes:
+        """Return the bytes of a response that is one message.
+
+        Its headers need no check, and its body ends after Content-Length bytes.
+        """
+        status: int = message["status"]
+        body: bytes = message["body"]
+        headers: bytes = message["headers"]
+        length = b"" if status == 204 else b"content-length: %d\r\n" % len(body)
+        end = b"\r\n" if self.is_keep_alive else b"connection: close\r\n\r\n"
+        if self.scope["method"] == "HEAD":
+            body = b""
+        return b"".join((STATUS_LINES[status], self._connection.default_head(), headers, length, end, body))
 
     def _build_head(self, start: Message, body_bytes: int | None) -> bytes:
         """Return the status line and the headers.

@@ -8,11 +8,9 @@ connections, so its views use the database only through `core.threadpool`, which
 from __future__ import annotations
 
 import asyncio
-import functools
 import io
 import re
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from django.core.exceptions import RequestAborted
@@ -23,6 +21,7 @@ from django.urls import ResolverMatch, get_resolver
 
 from core import errors, problem_details, request_id
 from core.conf import conf
+from core.http.exchange import WHOLE_RESPONSE, Exchange
 
 Scope = Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -38,7 +37,11 @@ DRAIN_BYTES = 64 * 2**10
 DRAIN_SECONDS = 2.0
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 NO_STORE = (b"cache-control", b"no-store")
-JSON = (b"content-type", b"application/json")
+# The headers of most responses as lines, for a request id.
+JSON_HEADERS = (
+    b"content-type: application/json\r\nx-content-type-options: nosniff\r\ncache-control: no-store\r\n"
+    b"x-request-id: %b\r\n"
+)
 
 
 class ApiRequest(ASGIRequest):
@@ -65,6 +68,8 @@ class ApiRequest(ASGIRequest):
                 raw_headers[name] = raw_headers[name] + b"," + value if name in raw_headers else value
         self.raw_headers = raw_headers
         self._receive = receive
+        # The object that has the request and its connection: an `Exchange`, or that of another server.
+        self._exchange: Any = getattr(receive, "__self__", None)
         length = raw_headers.get(b"content-length", b"0")
         self.content_length = int(length) if length.isdigit() and len(length) < 16 else 1 << 60
         self.is_body_read = self.content_length == 0 and b"transfer-encoding" not in raw_headers
@@ -94,33 +99,22 @@ class ApiRequest(ASGIRequest):
             raise errors.UnsupportedMediaType
         if self.content_length > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
-        # A timeout costs half as much as a whole request, and nearly every body has arrived already. So start the
-        # coroutine without a timeout, and add one only if the coroutine has to wait.
-        receiving = self._receive_chunk()
-        try:
-            awaited = receiving.send(None)
-        except StopIteration as finished:
-            body: bytes = finished.value
+        exchange = self._exchange
+        body = exchange.take_body() if isinstance(exchange, Exchange) else None
+        if body is not None:
+            self.is_body_read, self.received_bytes = True, len(body)
         else:
-            body = await self._with_timeout(_resume(receiving, awaited))
-        if not self.is_body_read and self.received_bytes <= limit:
-            body = await self._with_timeout(self._receive_rest(body, limit))
+            chunks: list[bytes] = []
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    while not self.is_body_read and self.received_bytes <= limit:
+                        chunks.append(await self._receive_chunk())
+            except TimeoutError as error:
+                raise errors.RequestTimeout from error
+            body = b"".join(chunks)
         if self.received_bytes > limit:
             raise errors.PayloadTooLarge(f"The body is larger than {limit} bytes.")
         return body
-
-    async def _with_timeout(self, receiving: Awaitable[bytes]) -> bytes:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await receiving
-        except TimeoutError as error:
-            raise errors.RequestTimeout from error
-
-    async def _receive_rest(self, first: bytes, limit: int) -> bytes:
-        chunks = [first]
-        while not self.is_body_read and self.received_bytes <= limit:
-            chunks.append(await self._receive_chunk())
-        return b"".join(chunks)
 
     async def _receive_chunk(self) -> bytes:
         message = await self._receive()
@@ -152,7 +146,7 @@ class ApiRequest(ASGIRequest):
         True one loop iteration before `wait_for_disconnect` returns. Always False on servers that do not expose their
         transport as uvicorn does.
         """
-        transport = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        transport = getattr(self._exchange, "transport", None)
         return transport is not None and bool(transport.is_closing())
 
     async def wait_for_disconnect(self) -> None:
@@ -170,23 +164,6 @@ class ApiResponse(HttpResponse):
         self.content = body
 
     content = b""  # a plain attribute; in HttpResponse it is a property that joins chunks
-
-
-@types.coroutine
-def _resume(coroutine: Coroutine[Any, Any, bytes], awaited: Any) -> Generator[Any, Any, bytes]:
-    """Await the rest of a coroutine that was started by `send(None)`, which returned `awaited`."""
-    while True:
-        try:
-            sent = yield awaited
-        except BaseException as error:  # noqa: BLE001 - thrown into the coroutine, even a cancellation
-            step = functools.partial(coroutine.throw, error)
-        else:
-            step = functools.partial(coroutine.send, sent)
-        try:
-            awaited = step()
-        except StopIteration as done:
-            body: bytes = done.value
-            return body
 
 
 class ApiHandler(ASGIHandler):
@@ -208,8 +185,7 @@ class ApiHandler(ASGIHandler):
     ) -> None:
         """Respond to one request with its view, or with `error` if it is given."""
         request = ApiRequest(scope, receive)
-        request.id = request_id.choose(request.raw_headers.get(request_id.HEADER))
-        request_id.set_current(request.id)
+        request.id = request_id.assign(request.raw_headers.get(request_id.HEADER))
         try:
             try:
                 if error is not None:
@@ -258,13 +234,15 @@ class ApiHandler(ASGIHandler):
             return
         assert isinstance(response, HttpResponse)
         body = response.content
-        if type(response) is ApiResponse and len(response.headers) == 1:
-            headers = [JSON, NOSNIFF, NO_STORE]
-        else:
-            headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.headers.items()]
-            headers.append(NOSNIFF)
-            if "Cache-Control" not in response.headers:
-                headers.append(NO_STORE)
+        is_plain = type(response) is ApiResponse and len(response.headers) == 1 and request.is_body_read
+        if is_plain and WHOLE_RESPONSE in request.scope.get("extensions", ()):
+            lines = JSON_HEADERS % request.id.encode()
+            await send({"type": WHOLE_RESPONSE, "status": response.status_code, "headers": lines, "body": body})
+            return
+        headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in response.headers.items()]
+        headers.append(NOSNIFF)
+        if "Cache-Control" not in response.headers:
+            headers.append(NO_STORE)
         headers.append((request_id.HEADER, request.id.encode()))
         if response.status_code != 204:
             headers.append((b"content-length", b"%d" % len(body)))

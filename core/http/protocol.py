@@ -15,13 +15,13 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from core.http.exchange import Application, Exchange
+from core.http.exchange import WHOLE_RESPONSE, Application, Exchange
 
 log = logging.getLogger("codeq.web")
 
 # The largest request head, and the largest trailers. A token and a trace context take 1 KB.
 HEAD_BYTES = 64 * 2**10
-# The time for a request head to arrive, from its first byte.
+# The time for a request head to arrive, from its first byte; for the first head, from the start of the connection.
 HEAD_SECONDS = 20.0
 # When the process stops, an idle connection is closed after this time. Until then it serves one more request: a proxy
 # may be sending one, and does not repeat a POST whose connection is closed.
@@ -40,6 +40,7 @@ BAD_REQUEST = (
     b"connection: close\r\n\r\nInvalid HTTP request received.\n"
 )
 ASGI_VERSION = {"version": "3.0", "spec_version": "2.3"}
+EXTENSIONS: dict[str, dict[str, Any]] = {WHOLE_RESPONSE: {}}
 
 
 class ServerConfig(Protocol):
@@ -268,6 +269,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         scope = {
             "type": "http",
             "asgi": ASGI_VERSION,
+            "extensions": EXTENSIONS,
             "http_version": version,
             "method": parser.get_method().decode("ascii"),
             "scheme": self._scheme,

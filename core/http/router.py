@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIHandler
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import get_resolver
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from core import errors, metrics, request_id
 from core.conf import conf
@@ -87,7 +89,9 @@ class Router:
         # Import the views now instead of during the first request.
         _ = get_resolver().url_patterns
         self.api = ApiHandler()
-        self.console = ConsoleHandler()
+        # Only the console reads the client's address and scheme, for its audit and its redirects.
+        console: Any = ConsoleHandler()
+        self.console: Any = ProxyHeadersMiddleware(console, os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"))
         self.serves_api = conf().web.serve != "console"
         self.serves_console = conf().web.serve != "api"
 
@@ -110,8 +114,7 @@ class Router:
 
     async def _serve_console(self, scope: Scope, receive: Receive, send: Send) -> None:
         header = next((value for name, value in scope["headers"] if name == request_id.HEADER), None)
-        chosen_id = request_id.choose(header)
-        request_id.set_current(chosen_id)
+        chosen_id = request_id.assign(header)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -51,13 +51,6 @@ def missing_scripts(answers: Sequence[Any]) -> list[int]:
     return [index for index, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
 
 
-def has_error(answers: Sequence[Any]) -> bool:
-    for answer in answers:  # noqa: SIM110 - for one answer, which is the usual case, `any` costs a generator
-        if isinstance(answer, Exception):
-            return True
-    return False
-
-
 def raise_errors(answers: list[Any]) -> list[Any]:
     """Return the answers, or raise the translated form of the first error among them."""
     for answer in answers:
@@ -133,7 +126,8 @@ class AsyncRunner:
     async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         try:
             answers = await self._send([("EVALSHA", *bound) for _, bound in commands])
-            if not has_error(answers):
+            failed = [answer for answer in answers if isinstance(answer, Exception)]
+            if not failed:
                 return answers
             for index in missing_scripts(answers):
                 script, bound = commands[index]

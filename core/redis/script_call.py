@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from msgspec import Struct
 
 R = TypeVar("R")
 S = TypeVar("S")
+T = TypeVar("T")
 # The arguments of EVALSHA: the script's SHA, the number of keys, the keys, the script's arguments.
 BoundArguments = tuple[Any, ...]
 
@@ -33,20 +36,15 @@ class Runner(Protocol):
     def run_sync(self, commands: Sequence[ScriptCommand]) -> list[Any]: ...
 
 
-class ScriptCall(Generic[R]):
+class ScriptCall(Struct, Generic[R], frozen=True, eq=False):
     """Commands and the function that turns their replies into the result.
 
     The function may return another call instead, because a script bounds the work of one run. That call is sent next.
     """
 
-    __slots__ = ("commands", "read", "runner")
-
-    def __init__(
-        self, runner: Runner, commands: Sequence[ScriptCommand], read: Callable[[list[Any]], R | ScriptCall[R]]
-    ) -> None:
-        self.runner = runner
-        self.commands = commands
-        self.read = read
+    runner: Runner
+    commands: Sequence[ScriptCommand]
+    read: Callable[[list[Any]], R | ScriptCall[R]]
 
     def __await__(self) -> Generator[Any, None, R]:
         call = self
@@ -89,19 +87,43 @@ class ScriptCall(Generic[R]):
         return ScriptCall(self.runner, self.commands, read)
 
 
+def send_in_parts(
+    items: Sequence[T], size: int, prepare: Callable[[Sequence[T]], ScriptCall[list[R]]]
+) -> ScriptCall[list[R]]:
+    """Return a call that sends the items in parts, one after the other.
+
+    Its result is the list of the results of all items. `prepare` returns the call of one part. Commands of other
+    clients run between the parts.
+    """
+    call = prepare(items[:size])
+    if len(items) <= size:
+        return call
+    return call.and_then(
+        lambda results: send_in_parts(items[size:], size, prepare).and_then(lambda others: results + others)
+    )
+
+
 def merge_calls(runner: Runner, calls: Sequence[ScriptCall[R]]) -> ScriptCall[list[R]]:
     """Return one call that sends all of the calls in one round trip.
 
-    Its result is the list of their results, in order. No `read` function of these calls may return another call.
+    Its result is the list of their results, in order. The further calls of unfinished ones are sent together, too.
     """
 
-    def read(replies: list[Any]) -> list[R]:
-        results, start = [], 0
+    def read(replies: list[Any]) -> list[R] | ScriptCall[list[R]]:
+        results: list[R | ScriptCall[R]] = []
+        start = 0
         for call in calls:
-            result = call.read(replies[start : start + len(call.commands)])
-            assert not isinstance(result, ScriptCall)
-            results.append(result)
+            results.append(call.read(replies[start : start + len(call.commands)]))
             start += len(call.commands)
-        return results
+        unfinished = [index for index, result in enumerate(results) if isinstance(result, ScriptCall)]
+        if not unfinished:
+            return cast("list[R]", results)
+
+        def fill(finished: list[R]) -> list[R]:
+            for index, result in zip(unfinished, finished, strict=True):
+                results[index] = result
+            return cast("list[R]", results)
+
+        return merge_calls(runner, [cast("ScriptCall[R]", results[index]) for index in unfinished]).and_then(fill)
 
     return ScriptCall(runner, [command for call in calls for command in call.commands], read)

@@ -31,7 +31,7 @@ TYPES: dict[str, DataType] = {
     "date": DateType(),
     "time": TimestampType(),
 }
-# For each type of a contract, the types in a file that can be read as it without loss.
+# Type of a contract -> types of a file's column that can be read as that type without loss.
 LOSSLESS_SOURCES = {"long": ("bigint", "int", "smallint", "tinyint"), "int": ("int", "smallint", "tinyint")}
 
 OUTCOMES = ("COMPLETED", "FAILED", "NACKED", "ABANDONED", "EXPIRED", "CANCELLED")

@@ -44,7 +44,7 @@ COMMON_SETTINGS = {
     "spark.sql.redaction.options.regex": "(?i)url|dsn|password|token",
 }
 LOCAL_SETTINGS = {
-    # The default of 200 adds scheduling overhead per task without a benefit on a few cores.
+    # The default of 200 adds scheduling overhead per Spark task without a benefit on a few cores.
     "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 2)),
     "spark.driver.memory": "2g",
     # On few cores, a concurrent garbage collector takes a tenth of the CPU time.
@@ -70,8 +70,7 @@ def start(master: str | None = None, *, name: str = "codeq", conf: dict[str, str
     """Return this process's session, started if necessary.
 
     `conf` overrides the settings of this module. The default of `master` is SPARK_MASTER, or this machine if that is
-    not set. Besides codeq_site/env.py, only this module and `java` read the environment, because they must run without
-    Django's settings.
+    not set. This module and `java` read the environment themselves, because they must run without Django's settings.
     """
     master = master or os.environ.get("SPARK_MASTER") or "local[*]"
     os.environ["JAVA_HOME"] = str(java.find_home())

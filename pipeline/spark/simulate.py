@@ -1,9 +1,9 @@
 """Simulate real history with other workers, priorities, leases or backoff.
 
-Each tenant is a separate queue. Like the engine, a free worker takes the task with the highest priority and, among
-those, the oldest. A simulated attempt takes as long as the recorded one. If the simulated lease is shorter than the
-run, the task becomes visible again when the lease expires, and the worker's run is wasted. An attempt whose worker was
-lost ends when the simulated lease expires.
+Each tenant has its own workers, which take the tasks of all its queues. As in the engine, a free worker takes the task
+with the highest priority and, among those, the oldest. A simulated attempt takes as long as the recorded one. If the
+simulated lease is shorter than the run, the task becomes visible again when the lease expires, and the worker's run is
+wasted. An attempt whose worker was lost ends when the simulated lease expires.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def check_files(
 
 
 def distribute(frame: DataFrame, table: schemas.TableContract, rows: Mapping[str, int]) -> DataFrame:
-    """Repartition the frame so that one task holds the rows of a partition of this table.
+    """Repartition the frame so that one Spark task holds the rows of a partition of this table.
 
     `rows` is the approximate number of rows of each partition. A large partition is divided into several files:
     `FILE_COLUMN` is the number of the file that a row is written to.

@@ -56,7 +56,7 @@ def read(
 
 
 def split_ids(lowest: int, highest: int) -> list[tuple[int, int]]:
-    """Split the ids, both ends included, into ranges. A task reads one range."""
+    """Split the ids, both ends included, into ranges. A Spark task reads one range."""
     return [
         (first, min(first + ROWS_PER_PARTITION - 1, highest))
         for first in range(lowest, highest + 1, ROWS_PER_PARTITION)
@@ -78,7 +78,7 @@ class AuditSource(DataSource):
 
 
 class AuditReader(DataSourceReader):
-    """Read one range of ids per task with COPY.
+    """Read one range of ids per Spark task with COPY.
 
     Arrow parses the CSV, so no Python object is created per row.
     """

@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import RequestAborted
 
 from core.http.handler import ApiRequest
-from core.redis.script_call import ScriptCall
-from queues import long_poll, metrics, selectors, services, validation
+from queues import long_poll, merging, metrics, selectors, services, validation
 from queues.api.schemas.leases import NewClaim
 from queues.domain import Claimed, Task
 from queues.engine.options import CLAIM_QUEUES
@@ -54,16 +54,22 @@ async def wait_for(poll: long_poll.Poll, seconds: float) -> None:
 class ClaimRequest:
     """One claim, attempted once or, as a long poll, whenever one of its queues may have a task."""
 
-    __slots__ = ("_body", "_caller", "_commands", "_count", "_is_counted", "_request", "claimed")
+    __slots__ = ("_caller", "_claim", "_commands", "_is_counted", "_request", "claimed")
 
     def __init__(self, request: ApiRequest, caller: Caller, body: NewClaim, count: int) -> None:
         self._request = request
         self._caller = caller
-        self._body = body
-        self._count = count
         self._commands = commands_for(caller, body.commands)
         if not body.commands:
             _check_commands_of_token(self._commands)
+        self._claim = partial(
+            merging.claim,
+            caller.tenant,
+            worker=caller.subject,
+            lease_seconds=body.lease_seconds,
+            count=count,
+            token_fingerprint=caller.fingerprint,
+        )
         # The rate limit counts a request once, regardless of the number of attempts.
         self._is_counted = True
         self.claimed = Claimed(tasks=[], now_ms=0)
@@ -82,7 +88,8 @@ class ClaimRequest:
         if self._commands == [ANY_COMMAND]:
             self.claimed = await self._claim_from_every_queue(wait_ms)
         else:
-            self.claimed = await self._claim_from(self._commands, wait_ms)
+            is_counted, self._is_counted = self._is_counted, False
+            self.claimed = await self._claim(self._commands, wait_ms=wait_ms, is_counted=is_counted)
         for task in self.claimed.tasks:
             metrics.claimed.add(task.spec.command)
         return bool(self.claimed.tasks)
@@ -97,20 +104,6 @@ class ClaimRequest:
     async def wait_for_disconnect(self) -> None:
         await self._request.wait_for_disconnect()
 
-    def _claim_from(self, commands: Sequence[str], wait_ms: int) -> ScriptCall[Claimed]:
-        call = services.claim(
-            self._caller.tenant,
-            commands,
-            self._caller.subject,
-            lease_seconds=self._body.lease_seconds,
-            count=self._count,
-            wait_ms=wait_ms,
-            token_fingerprint=self._caller.fingerprint,
-            is_counted=self._is_counted,
-        )
-        self._is_counted = False
-        return call
-
     async def _claim_from_every_queue(self, wait_ms: int) -> Claimed:
         """Claim from the queues with cached names, then from all queues of the tenant, in chunks."""
         tenant = self._caller.tenant
@@ -118,19 +111,20 @@ class ClaimRequest:
         if self._is_counted and tenant.rates.claim:
             await services.admit(tenant, "claim", tenant.rates.claim, token_fingerprint=self._caller.fingerprint)
         self._is_counted = False
+        claim = partial(self._claim, wait_ms=wait_ms, is_counted=False)
         cached = _queue_names.get(tenant)
         soonest = Claimed(tasks=[], now_ms=0)
         if cached:
             # One claim covers at most CLAIM_QUEUES queues, because more would block Redis too long. If the tenant has
             # more, the fullest come first in `cached`.
-            soonest = await self._claim_from(cached[:CLAIM_QUEUES], wait_ms)
+            soonest = await claim(cached[:CLAIM_QUEUES])
             if soonest.tasks:
                 return soonest
         names = await _queue_names.read(tenant)
         if names and set(names) <= set(cached) and len(cached) <= CLAIM_QUEUES:
             return soonest
         for start in range(0, len(names), CLAIM_QUEUES):
-            claimed = await self._claim_from(names[start : start + CLAIM_QUEUES], wait_ms)
+            claimed = await claim(names[start : start + CLAIM_QUEUES])
             if claimed.tasks:
                 return claimed
             if claimed.next_due_ms and (not soonest.next_due_ms or claimed.next_due_ms < soonest.next_due_ms):

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from django.db import DatabaseError, connection, transaction
 
 from core import pg_copy
+from core.pg_copy import timestamp
 from queues.audit import events
-from queues.audit.events import AuditRecord, Blobs, DeadLetterChange, Event, StreamEntry
+from queues.audit.events import AuditRecord, Blobs, DeadLetterChange, Event, StreamEntry, storable_text
 from queues.failure_ids import failure_id
 from queues.models import Quarantine
 
 log = logging.getLogger(__name__)
 _decode_raw = msgspec.msgpack.Decoder(tuple[dict[bytes, bytes], Blobs]).decode
 
-# Columns and their types, in the order of the values in `_attempt_row` and `_result_row`.
+# Columns and the types of their values, in the order of the values in `_attempt_row` and `_result_row`.
 ATTEMPT_COLUMNS = {
-    "task_id": "uuid", "number": "int4", "tenant_id": "text", "command": "text", "priority": "int2",
-    "created_at": "timestamptz", "visible_at": "timestamptz", "claimed_at": "timestamptz",
-    "ended_at": "timestamptz", "outcome": "text", "status": "text", "worker": "text", "error": "text",
+    "task_id": pg_copy.UUID_BYTES, "number": "int4", "tenant_id": "text", "command": "text", "priority": "int2",
+    "created_at": pg_copy.TIMESTAMP, "visible_at": pg_copy.TIMESTAMP, "claimed_at": pg_copy.TIMESTAMP,
+    "ended_at": pg_copy.TIMESTAMP, "outcome": "text", "status": "text", "worker": "text", "error": "text",
     "payload_bytes": "int8", "result_bytes": "int8",
 }  # fmt: skip
 RESULT_COLUMNS = {
-    "task_id": "uuid", "tenant_id": "text", "command": "text", "priority": "int2", "payload": "text",
+    "task_id": pg_copy.UUID_BYTES, "tenant_id": "text", "command": "text", "priority": "int2", "payload": "text",
     "status": "text", "outcome": "text", "is_dead": "bool", "error": "text", "result": "text",
     "artifacts": "text", "attempts": "int4", "deliveries": "int4", "max_attempts": "int4", "worker": "text",
-    "webhook": "text", "trace_parent": "text", "trace_state": "text", "created_at": "timestamptz",
-    "claimed_at": "timestamptz", "ended_at": "timestamptz", "position": "int8", "fingerprint": "int8",
+    "webhook": "text", "trace_parent": "text", "trace_state": "text", "created_at": pg_copy.TIMESTAMP,
+    "claimed_at": pg_copy.TIMESTAMP, "ended_at": pg_copy.TIMESTAMP, "position": "int8", "fingerprint": "int8",
 }  # fmt: skip
 KEEP_EXISTING = "ON CONFLICT (task_id, number) DO NOTHING"
 # Keep the ending with the highest position, regardless of the order in which drains write.
@@ -74,7 +74,7 @@ def store(batch: Sequence[tuple[StreamEntry, Blobs]]) -> StoreResult:
 
 def quarantine(entry: StreamEntry, blobs: Blobs, reason: str) -> None:
     raw = msgspec.msgpack.encode((dict(entry.fields), blobs))
-    row = Quarantine(partition=entry.partition, stream_id=entry.stream_id, reason=events.storable_text(reason), raw=raw)
+    row = Quarantine(partition=entry.partition, stream_id=entry.stream_id, reason=storable_text(reason), raw=raw)
     Quarantine.objects.bulk_create([row], ignore_conflicts=True)
     log.error("audit: entry %s of partition %s is in quarantine", entry.stream_id, entry.partition)
 
@@ -123,12 +123,12 @@ def _set_idle_timeout() -> None:
 
 
 def _write(batch: Sequence[AuditRecord]) -> None:
-    attempts = (record for record in batch if record.event.attempt)
-    pg_copy.copy_rows("queues_attempt", ATTEMPT_COLUMNS, map(_attempt_row, attempts), KEEP_EXISTING)
+    attempts = [_attempt_row(record) for record in batch if record.event.attempt]
+    pg_copy.copy_rows("queues_attempt", ATTEMPT_COLUMNS, attempts, KEEP_EXISTING)
     ended_tasks = [record for record in batch if record.event.is_terminal]
-    if ended_tasks:
-        last_endings = {record.event.task_id: record for record in ended_tasks}
-        pg_copy.copy_rows("queues_auditedresult", RESULT_COLUMNS, map(_result_row, last_endings.values()), KEEP_LAST)
+    last_endings = {record.event.task_bytes: record for record in ended_tasks}
+    results = [_result_row(record) for record in last_endings.values()]
+    pg_copy.copy_rows("queues_auditedresult", RESULT_COLUMNS, results, KEEP_LAST)
     if changes := [record.event for record in batch if record.event.is_dead_letter_change]:
         _update_dead_flags(changes)
     if ended_tasks:
@@ -156,31 +156,29 @@ def _update_dead_flags(changes: Sequence[Event]) -> None:
 
 
 def _attempt_row(record: AuditRecord) -> tuple[Any, ...]:
-    event = record.event
+    event, payload = record.event, record.payload
+    payload_bytes = len(payload) if payload.isascii() else len(payload.encode())
     return (
-        event.task_id, event.attempt, event.tid, event.command, event.priority, _time(event.created_ms),
-        _time(event.visible_ms), _time(event.claimed_ms), _time(event.ended_ms), event.outcome, event.status,
-        event.worker, event.error, len(record.payload.encode()), len(record.answer.result or b""),
+        event.task_bytes, event.attempt, event.tid, event.command, event.priority, timestamp(event.created_ms),
+        timestamp(event.visible_ms), timestamp(event.claimed_ms) if event.claimed_ms else None,
+        timestamp(event.ended_ms), event.outcome, event.status, event.worker, event.error, payload_bytes,
+        len(record.answer.result or b""),
     )  # fmt: skip
 
 
 def _result_row(record: AuditRecord) -> tuple[Any, ...]:
-    event, spec = record.event, record.spec
+    event, spec, is_dead = record.event, record.spec, record.event.is_dead
     webhook, trace_parent, trace_state = (
         (spec.webhook or "", spec.trace_parent or "", spec.trace_state or "") if spec else ("", "", "")
     )
     return (
-        event.task_id, event.tid, event.command, event.priority, record.payload, event.status, event.outcome,
-        event.is_dead, record.error, record.result, record.artifacts,
-        event.attempts, event.attempt, record.max_attempts, event.worker, events.storable_text(webhook),
-        events.storable_text(trace_parent), events.storable_text(trace_state), _time(event.created_ms),
-        _time(event.claimed_ms), _time(event.ended_ms), event.position,
-        failure_id(event.command, record.error) if event.is_dead else None,
+        event.task_bytes, event.tid, event.command, event.priority, record.payload, event.status, event.outcome,
+        is_dead, record.error, record.result, record.artifacts,
+        event.attempts, event.attempt, record.max_attempts, event.worker, storable_text(webhook),
+        storable_text(trace_parent), storable_text(trace_state), timestamp(event.created_ms),
+        timestamp(event.claimed_ms) if event.claimed_ms else None, timestamp(event.ended_ms), event.position,
+        failure_id(event.command, record.error) if is_dead else None,
     )  # fmt: skip
-
-
-def _time(ms: int | None) -> datetime | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def is_row_error(error: DatabaseError) -> bool:

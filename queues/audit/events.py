@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -47,7 +48,7 @@ class StreamEntry(NamedTuple):
     fields: Mapping[bytes, bytes]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of an attempt, of a task, or of both; or a change of a dead letter.
 
     Times are Unix milliseconds of Redis' clock.
@@ -55,7 +56,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     stream_id: str
-    task_id: UUID
+    task_bytes: bytes  # the task's UUID as 16 bytes: PostgreSQL needs only these
     tid: str
     command: str
     attempt: int  # counted over the whole life of the task; 0: no attempt ended
@@ -69,6 +70,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     claimed_ms: int | None
     ended_ms: int
     error: str
+
+    @property
+    def task_id(self) -> UUID:
+        return UUID(bytes=self.task_bytes)
 
     @property
     def is_terminal(self) -> bool:
@@ -102,7 +107,7 @@ class Blobs(NamedTuple):
     answer: bytes | None = None
 
 
-class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An event with the producer's spec of the task and the worker's answer."""
 
     event: Event
@@ -136,19 +141,19 @@ def parse(entry: StreamEntry) -> Event:
     """
     fields = entry.fields
     try:
-        tid, _, command = storable_text(fields[b"queue"]).partition(":")
-        event = Event(
+        tid, command = _split_queue(fields[b"queue"])
+        return Event(
             partition=entry.partition,
             stream_id=entry.stream_id,
-            task_id=UUID(fields[b"id"].decode()),
+            task_bytes=_uuid_bytes(fields[b"id"]),
             tid=tid,
             command=command,
             attempt=_number(fields[b"attempt"], MAX_INTEGER),
-            outcome=storable_text(fields[b"outcome"]),
-            status=storable_text(fields[b"status"]),
+            outcome=_repeated_text(fields[b"outcome"]),
+            status=_repeated_text(fields[b"status"]),
             attempts=_number(fields[b"attempts"], MAX_INTEGER),
             priority=_number(fields[b"priority"], MAX_SMALL_INTEGER),
-            worker=storable_text(fields.get(b"worker", b"")),
+            worker=_repeated_text(fields.get(b"worker", b"")),
             created_ms=_number(fields[b"created"], MAX_MS),
             visible_ms=_number(fields[b"visible"], MAX_MS),
             claimed_ms=_number(fields[b"claimed"], MAX_MS) or None,
@@ -159,9 +164,6 @@ def parse(entry: StreamEntry) -> Event:
         raise UnreadableError(f"no field {error}") from error
     except ValueError as error:
         raise UnreadableError(str(error)) from error
-    if not tid or not command:
-        raise UnreadableError("no queue")
-    return event
 
 
 def read(entry: StreamEntry, blobs: Blobs) -> AuditRecord:
@@ -192,11 +194,35 @@ def storable_text(raw: bytes | str) -> str:
     return raw.replace("\0", "\\u0000") if "\0" in raw else raw
 
 
+# Most values occur in many entries: queues, workers, and the times of tasks that were sent in one batch.
+_repeated_text = lru_cache(maxsize=10_000)(storable_text)
+
+
+@lru_cache(maxsize=10_000)
+def _split_queue(raw: bytes) -> tuple[str, str]:
+    tid, _, command = storable_text(raw).partition(":")
+    if not tid or not command:
+        raise UnreadableError("no queue")
+    return tid, command
+
+
+@lru_cache(maxsize=10_000)
 def _number(raw: bytes, maximum: int) -> int:
-    number = int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
+    try:
+        # Lua writes some numbers as floats.
+        number = int(float(raw)) if b"." in raw or b"e" in raw else int(raw)
+    except OverflowError as error:
+        raise UnreadableError(f"out of range: {raw!r}") from error
     if not 0 <= number <= maximum:
         raise UnreadableError(f"out of range: {number}")
     return number
+
+
+def _uuid_bytes(raw: bytes) -> bytes:
+    uuid = bytes.fromhex(raw.decode().replace("-", ""))
+    if len(uuid) != 16:
+        raise UnreadableError("the id is not a UUID")
+    return uuid
 
 
 Handler = Callable[[Sequence[AuditRecord]], None]

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from core.redis import connections
+from core.redis.script_call import merge_calls
 from queues.audit.events import Blobs, StreamEntry
-from queues.engine import keys
+from queues.current_engine import engine
+from queues.engine import keys, queries
 
 GROUP = "audit"
 CONSUMER = "drain"
-# The most entries of one round trip. It bounds how long one command blocks Redis.
+# The most entries that one round trip reads, and that one command acknowledges. It bounds how long a command blocks
+# Redis.
 MAX_ENTRIES = 250
 # Select the entries to read: those that no process has read, or those that were read and not acknowledged.
 NEW = ">"
@@ -64,8 +69,8 @@ def lag() -> int:
 def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
     """Return up to `count` entries of each partition.
 
-    `after` maps a partition to NEW or UNACKNOWLEDGED. Reading 2,000 entries with one command would block Redis for 10
-    ms, so each round trip reads MAX_ENTRIES.
+    `after` maps a partition to NEW, to UNACKNOWLEDGED, or to the id after which unacknowledged entries are read.
+    Reading 2,000 entries with one command would block Redis for 10 ms, so each round trip reads MAX_ENTRIES.
     """
     starts = dict(after)
     entries: dict[int, list[StreamEntry]] = {partition: [] for partition in after}
@@ -91,14 +96,16 @@ def read(after: Mapping[int, str], count: int) -> list[StreamEntry]:
 
 
 def read_blobs(entries: Sequence[StreamEntry]) -> list[Blobs]:
-    """Return the data that Redis has of the entries' tasks, in one round trip."""
-    with connections.client().pipeline(transaction=False) as pipe:
-        for entry in entries:
-            # For an invalid id, Redis returns no data. `events.parse` raises the error later.
-            root = keys.of_partition(entry.partition).root
-            task_id = entry.fields.get(b"id", b"").decode("ascii", "replace")
-            pipe.hmget(keys.task(root, task_id), "spec", "max", "answer")
-        return [Blobs(*fields) for fields in pipe.execute()]
+    """Return the data that Redis has of the entries' tasks.
+
+    It takes one round trip, or more if the data is large.
+    """
+    # For an invalid id, Redis returns no data. `events.parse` raises the error later.
+    calls = [
+        queries.blobs(engine(), partition, [entry.fields.get(b"id", b"") for entry in part])
+        for partition, part in groupby(entries, key=attrgetter("partition"))
+    ]
+    return [Blobs(*fields) for part in merge_calls(engine().runner, calls).run_sync() for fields in part]
 
 
 def acknowledge(entries: Iterable[StreamEntry]) -> None:
@@ -108,10 +115,11 @@ def acknowledge(entries: Iterable[StreamEntry]) -> None:
         ids.setdefault(entry.partition, []).append(entry.stream_id)
     if not ids:
         return
-    client = connections.client()
-    for partition, stored in ids.items():
-        for start in range(0, len(stored), MAX_ENTRIES):
-            client.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
+    with connections.client().pipeline(transaction=False) as pipe:
+        for partition, stored in ids.items():
+            for start in range(0, len(stored), MAX_ENTRIES):
+                pipe.xack(_key(partition), GROUP, *stored[start : start + MAX_ENTRIES])
+        pipe.execute()
     _trim(list(ids))
 
 

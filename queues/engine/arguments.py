@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 
+# Returns a seed for a script's jitter. Redis seeds every script with the same number.
+random_seed = partial(random.getrandbits, 31)
 # For commands on queues without a policy of their own.
 NO_OVERRIDES: Mapping[str, int] = {}
 
@@ -19,8 +22,3 @@ def encode_retention(retention_ms: int, retentions_ms: Mapping[str, int]) -> str
     return "".join(
         [f"{retention_ms}", *(f" {command}={milliseconds}" for command, milliseconds in retentions_ms.items())]
     )
-
-
-def random_seed() -> int:
-    """Return a seed for a script's jitter. Redis seeds every script with the same number."""
-    return random.getrandbits(31)

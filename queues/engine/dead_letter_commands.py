@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from core import errors
-from core.redis.script_call import ScriptCall
+from core.redis.script_call import ScriptCall, send_in_parts
 from queues.domain import Spec, Task
 from queues.engine import replies
 from queues.engine.engine import Engine
+from queues.engine.options import PART, PART_WITH_REPLY
 
 R = TypeVar("R")
 
@@ -23,13 +24,14 @@ def replay(
     spec of a task.
     """
     encoded_specs = [replies.encode_spec(spec) if spec else b"" for spec in specs] or [b""] * len(task_ids)
-    return _replay(
-        engine,
-        tid,
-        task_ids,
-        encoded_specs,
-        "",
-        lambda reply: [replies.decode_error(item[0]) or replies.decode_task(item[1:]) for item in reply],
+
+    def decode(reply: Any) -> list[Task | errors.CodeqError]:
+        return [replies.decode_error(item[0]) or replies.decode_task(item[1:]) for item in reply]
+
+    return send_in_parts(
+        list(zip(task_ids, encoded_specs, strict=True)),
+        PART_WITH_REPLY,
+        lambda part: _replay(engine, tid, part, "", decode),
     )
 
 
@@ -40,7 +42,9 @@ def replay_for(
 
     A job replays a task once, so it can repeat a call whose reply was lost.
     """
-    return _replay(engine, tid, task_ids, [b""] * len(task_ids), job, _decode_errors)
+    return send_in_parts(
+        [(task_id, b"") for task_id in task_ids], PART, lambda part: _replay(engine, tid, part, job, _decode_errors)
+    )
 
 
 def undo_replay(
@@ -52,26 +56,29 @@ def undo_replay(
     job did not replay.
     """
     tenant, partition = engine.tenant_keys(tid), engine.partition_keys(tid)
-    return engine.prepare(
-        "undo_replay",
-        _decode_errors,
-        ghosts=tenant.ghosts,
-        events=partition.events,
-        expiry=tenant.expiry,
-        root=partition.root,
-        tid=tid,
-        job=job,
-        dead_retention_ms=dead_retention_ms,
-        clock=engine.clock_argument(),
-        args=task_ids,
-    )
+
+    def prepare(part: Sequence[str]) -> ScriptCall[list[errors.CodeqError | None]]:
+        return engine.prepare(
+            "undo_replay",
+            _decode_errors,
+            ghosts=tenant.ghosts,
+            events=partition.events,
+            expiry=tenant.expiry,
+            root=partition.root,
+            tid=tid,
+            job=job,
+            dead_retention_ms=dead_retention_ms,
+            clock=engine.clock_argument(),
+            args=part,
+        )
+
+    return send_in_parts(task_ids, PART, prepare)
 
 
 def _replay(
     engine: Engine,
     tid: str,
-    task_ids: Sequence[str],
-    encoded_specs: Sequence[bytes],
+    tasks: Sequence[tuple[str, bytes]],
     job: str,
     decode: Callable[[Any], list[R]],
 ) -> ScriptCall[list[R]]:
@@ -88,7 +95,7 @@ def _replay(
         tid=tid,
         job=job,
         clock=engine.clock_argument(),
-        args=[arg for pair in zip(task_ids, encoded_specs, strict=True) for arg in pair],
+        args=[arg for task in tasks for arg in task],
     )
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from core import errors
-from core.redis.script_call import ScriptCall
+from core.redis.script_call import ScriptCall, send_in_parts
 from queues.engine import keys
 from queues.engine.arguments import random_seed
 from queues.engine.engine import Engine
-from queues.engine.options import CHUNK
+from queues.engine.options import CHUNK, PART
 
 R = TypeVar("R")
 
 
-def promote(engine: Engine, tid: str, command: str, limit: int = 250) -> ScriptCall[tuple[int, int]]:
+def promote(engine: Engine, tid: str, command: str, limit: int = PART) -> ScriptCall[tuple[int, int]]:
     """Make the due tasks of a queue ready. Return their number, and when the next task is due.
 
     A task is due when its delay or its lease ends. The time is 0 if the queue has neither delayed nor leased tasks.
@@ -35,7 +35,7 @@ def promote(engine: Engine, tid: str, command: str, limit: int = 250) -> ScriptC
 
 
 def reap(
-    engine: Engine, tid: str, command: str, limit: int = 250, *, dead_retention_ms: int | None = None
+    engine: Engine, tid: str, command: str, limit: int = PART, *, dead_retention_ms: int | None = None
 ) -> ScriptCall[tuple[int, int, int]]:
     """End the attempts in a queue that have an expired lease.
 
@@ -122,15 +122,19 @@ def _purge(
     only_dead: int = 0,
 ) -> ScriptCall[list[R]]:
     partition = engine.partition_keys(tid)
-    return engine.prepare(
-        "purge",
-        decode,
-        events=partition.events,
-        expiry=engine.tenant_keys(tid).expiry,
-        root=partition.root,
-        tid=tid,
-        before_ms="" if before_ms is None else before_ms,
-        only_dead=only_dead,
-        clock=engine.clock_argument(),
-        args=task_ids,
-    )
+
+    def prepare(part: Sequence[str]) -> ScriptCall[list[R]]:
+        return engine.prepare(
+            "purge",
+            decode,
+            events=partition.events,
+            expiry=engine.tenant_keys(tid).expiry,
+            root=partition.root,
+            tid=tid,
+            before_ms="" if before_ms is None else before_ms,
+            only_dead=only_dead,
+            clock=engine.clock_argument(),
+            args=part,
+        )
+
+    return send_in_parts(task_ids, PART, prepare)

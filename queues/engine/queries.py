@@ -15,6 +15,9 @@ from queues.engine import keys, replies, script_loader
 from queues.engine.engine import Engine
 from queues.engine.options import CHUNK
 
+# The data of tasks that one script reads. Reading a mebibyte occupies Redis for less than a millisecond.
+BLOB_BYTES = 2**20
+
 
 def task(
     engine: Engine, tid: str, task_id: str, *, watch: bool = False
@@ -87,6 +90,32 @@ def queue_position(engine: Engine, tid: str, task_id: str) -> ScriptCall[QueuePo
     )
 
 
+def blobs(
+    engine: Engine, partition: int, task_ids: Sequence[str | bytes]
+) -> ScriptCall[list[tuple[bytes | None, bytes | None, bytes | None]]]:
+    """Return the spec, the maximum of attempts and the answer of each task.
+
+    They are bytes as Redis stores them, or None. A script reads about BLOB_BYTES at most. If the tasks have more, the
+    rest takes further round trips.
+    """
+    partition_keys = keys.of_partition(partition)
+
+    def decode(reply: list[Any]) -> Any:
+        read = list(zip(reply[::3], reply[1::3], reply[2::3], strict=True))
+        if len(read) == len(task_ids):
+            return read
+        return blobs(engine, partition, task_ids[len(read) :]).and_then(lambda others: read + others)
+
+    return engine.prepare(
+        "read_blobs",
+        list,
+        events=partition_keys.events,
+        root=partition_keys.root,
+        max_bytes=BLOB_BYTES,
+        args=task_ids,
+    ).and_then(decode)
+
+
 def find_tenant(engine: Engine, task_id: str, partitions: Iterable[int] | None = None) -> ScriptCall[str | None]:
     """Return the tid of the tenant that has a live task, or None.
 
@@ -129,13 +158,21 @@ def stats(engine: Engine, tid: str, commands: Sequence[str] = ()) -> ScriptCall[
 
 
 def list_queues(engine: Engine, tid: str) -> ScriptCall[list[str]]:
-    """Return the names of the tenant's queues, sorted."""
-    return engine.prepare(
-        "list_queues",
-        lambda reply: sorted(name.decode() for name in reply),
-        queues=engine.tenant_keys(tid).queues,
-        tid=tid,
-    )
+    """Return the names of the tenant's queues, sorted.
+
+    It takes a round trip for about every CHUNK queues.
+    """
+    return _list_queues(engine, tid, b"0").and_then(lambda names: sorted(name.decode() for name in names))
+
+
+def _list_queues(engine: Engine, tid: str, cursor: bytes) -> ScriptCall[set[bytes]]:
+    def decode(reply: tuple[bytes, list[bytes]]) -> set[bytes] | ScriptCall[set[bytes]]:
+        following, names_and_states = reply
+        names = set(names_and_states[::2])
+        return names if following == b"0" else _list_queues(engine, tid, following).and_then(names.union)
+
+    queues = engine.tenant_keys(tid).queues
+    return engine.prepare("list_queues", tuple, queues=queues, tid=tid, cursor=cursor, limit=CHUNK).and_then(decode)
 
 
 def peek(engine: Engine, tid: str, command: str, limit: int) -> ScriptCall[QueuePeek]:

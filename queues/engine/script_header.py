@@ -3,6 +3,7 @@
     --! claim: summary in one line
     --! KEYS    due queues {ready[10] delayed inprog}*      names become locals; `name[n]` is a table; `{…}*` repeats
     --! ARGV    worker lease_ms {command}*
+    --! SHARED  …                                           optional: the words of a call for several workers
     --! FLAGS   allow-oom                                   optional: the flags of `#!lua`
     --! RETURNS …   --! EFFECTS …   --! COST …              for the reader; required
     --@ include write, now                                  files of lua/lib, each once, in this order

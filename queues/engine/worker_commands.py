@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -32,8 +33,12 @@ def claim(
     dead_retention_ms: int | None = None,
     limits: Limits = NO_LIMITS,
     repair_limit: int | None = None,
+    further_workers: Sequence[str] = (),
 ) -> ScriptCall[Claimed]:
     """Lease up to `limit` ready tasks of at most CLAIM_QUEUES queues.
+
+    With `further_workers`, task n of the answer is leased to worker n, beginning with `worker`, and `limit` is the
+    number of workers. Each has a lease token of its own.
 
     Raise TooMany if a rate limit is reached. The claim first makes due tasks ready and ends attempts with an expired
     lease, at most `repair_limit` of each. If it finds no task, the next task that becomes ready in these queues within
@@ -42,6 +47,9 @@ def claim(
     partition = engine.partition_keys(tid)
     root, tenant = partition.root, keys.of_tenant(partition.root, tid)
     lease_token = secrets.token_hex(16)
+    leases: Iterable[tuple[str, str]] = repeat((worker, lease_token))
+    if further_workers:
+        leases = [(worker, lease_token), *((further, secrets.token_hex(16)) for further in further_workers)]
     script = script_loader.load("claim")
     bound = script.bind(
         due=partition.due,
@@ -53,8 +61,8 @@ def claim(
         expiry=tenant.expiry,
         root=root,
         tid=tid,
-        worker=worker,
-        token=lease_token,
+        worker="" if further_workers else worker,
+        token="" if further_workers else lease_token,
         lease_ms=lease_ms,
         limit=limit,
         repair_limit=engine.options.repair_limit if repair_limit is None else repair_limit,
@@ -65,7 +73,7 @@ def claim(
         clock=engine.clock_argument(),
         limits=limits.encode(root, tid),
         keys=keys.ready_lists_in_claim_order(root, tid, tuple(commands)),
-        args=commands,
+        args=[*commands, *(f"{token} {holder}" for holder, token in leases)] if further_workers else commands,
     )
 
     def decode(script_replies: list[Any]) -> Claimed | ScriptCall[Claimed]:
@@ -73,25 +81,31 @@ def claim(
         if reply[0] == b"LIMITED":
             raise errors.TooMany(retry_after_seconds=reply[1] / 1000)
         now_ms, _, next_due_ms, expired, dead, has_more = reply[:CLAIM_VALUES]
-        if has_more:  # all ids that the claim read are of ended tasks, and there may be more ids
+        tasks = _decode_claimed_tasks(reply, leases)
+        if has_more:  # the claim read many ids of ended tasks before a worker had a task, and there may be more ids
+            next_worker, *further = [worker, *further_workers][len(tasks) :]
             next_claim = claim(
                 engine,
                 tid,
                 commands,
-                worker,
+                next_worker,
                 lease_ms=lease_ms,
-                limit=limit,
+                limit=limit - len(tasks),
                 wait_ms=wait_ms,
                 dead_retention_ms=dead_retention_ms,
                 repair_limit=0,  # the first claim has already done the repairs
+                further_workers=further,
             )
             return next_claim.and_then(
                 lambda claimed: msgspec.structs.replace(
-                    claimed, expired=claimed.expired + expired, dead=claimed.dead + dead
+                    claimed,
+                    tasks=tasks + claimed.tasks,
+                    expired=claimed.expired + expired,
+                    dead=claimed.dead + dead,
                 )
             )
         return Claimed(
-            tasks=_decode_claimed_tasks(reply, worker, lease_token),
+            tasks=tasks,
             now_ms=now_ms,
             next_due_ms=int(next_due_ms) or None,
             expired=expired,
@@ -126,13 +140,13 @@ def heartbeat(
 def submit(
     engine: Engine,
     tid: str,
-    worker: str,
+    worker: str | None,
     results: Sequence[NewResult],
     *,
     retention_ms: int,
     retentions_ms: Mapping[str, int] = NO_OVERRIDES,
 ) -> ScriptCall[list[Result | errors.CodeqError]]:
-    """Store the results of leased tasks.
+    """Store the results of leased tasks. If `worker` is None, each result names its own.
 
     Return the result or the error of each task, in the order of `results`. Submitting the same result again returns the
     stored one. `retentions_ms` maps commands to the retentions that their queues' policies set.
@@ -141,11 +155,13 @@ def submit(
     for new in results:
         answer = replies.encode_answer(StoredResult(result=new.result, error=new.error, artifacts=new.artifacts))
         args += (new.task_id, new.status.value, new.lease_token or "", answer, new.error or "")
+        if worker is None:
+            args.append(new.worker)
 
     def decode(reply: list[Any]) -> list[Result | errors.CodeqError]:
         items = zip(results, reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [
-            replies.decode_error(word) or _build_result(new, worker, completed_ms, attempts)
+            replies.decode_error(word) or _build_result(new, worker or new.worker or "", completed_ms, attempts)
             for new, word, completed_ms, attempts in items
         ]
 
@@ -156,7 +172,7 @@ def submit(
         expiry=engine.tenant_keys(tid).expiry,
         root=engine.root(tid),
         tid=tid,
-        worker=worker,
+        worker=worker or "",
         retention_ms=encode_retention(retention_ms, retentions_ms),
         clock=engine.clock_argument(),
         args=args,
@@ -227,10 +243,11 @@ def _release_arguments(engine: Engine, tid: str) -> dict[str, Any]:
     }
 
 
-def _decode_claimed_tasks(reply: Sequence[Any], worker: str, lease_token: str) -> list[Task]:
+def _decode_claimed_tasks(reply: Sequence[Any], leases: Iterable[tuple[str, str]]) -> list[Task]:
+    """Return the tasks of a claim. `leases` has the worker and the lease token of each."""
     now_ms, deadline_ms = reply[0], reply[1]
     tasks = []
-    for start in range(CLAIM_VALUES, len(reply), TASK_VALUES):
+    for start, (worker, lease_token) in zip(range(CLAIM_VALUES, len(reply), TASK_VALUES), leases, strict=False):
         task_id, spec, priority, max_attempts, attempts, created, visible, error = reply[start : start + TASK_VALUES]
         tasks.append(
             Task(

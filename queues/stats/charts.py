@@ -48,7 +48,7 @@ class SampledMinute(NamedTuple):
 
 
 def queue_rates(tids: Iterable[str], now: datetime) -> dict[QueueKey, QueueRates]:
-    """Return the rates of each queue of these tenants that has samples in the last hour."""
+    """Return the rates of each queue of these tenants that has samples in the last 90 minutes."""
     rows = (
         QueueSample.objects.filter(tenant_id__in=list(tids), at__gt=now - HOUR - UNCHANGED_INTERVAL, at__lte=now)
         .order_by("at")

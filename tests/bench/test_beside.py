@@ -48,7 +48,7 @@ def make_results(**changes: object) -> report.Results:
     measurements = []
     for number in (1, 2, 3):
         for system in SYSTEMS:
-            own = {name: {k: v * number for k, v in of.items()} for name, of in figures.items()}
+            own = {name: {k: v * number for k, v in values.items()} for name, values in figures.items()}
             own = {name: own[name] for name in system.operations}
             measurements.append({"round": number, "system": system.key, "load": 1.0 + number, "figures": own})
     results = {
@@ -79,7 +79,7 @@ def list_queue(tmp_path: Path) -> System:
 
 @pytest.fixture
 def started() -> Callable[[], list[psutil.Process]]:
-    """A function that returns the child processes that run since the start of the test."""
+    """A function that returns the child processes that the test has started and that still run."""
     former = set(psutil.Process().children())
     return lambda: [child for child in psutil.Process().children() if child not in former]
 
@@ -264,13 +264,11 @@ def test_a_system_that_cannot_be_installed_does_not_stop_the_others(
 
 
 def test_an_interrupted_run_is_continued(list_queue: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
+    outcomes = iter(["measured", "interrupted", "measured"])
 
     def measure_or_interrupt(*arguments: object) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-        if len(done) == 1:
-            done.append(0)
+        if next(outcomes) == "interrupted":
             raise KeyboardInterrupt
-        done.append(len(done))
         return {ENQUEUE: {"per_second": 5.0}}, {"redis": "1"}
 
     monkeypatch.setattr(command, "measure_once", measure_or_interrupt)

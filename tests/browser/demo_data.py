@@ -26,15 +26,15 @@ ERRORS = {
 
 
 class QueueProfile(NamedTuple):
-    """The tasks of a queue now, and its rates and durations in the past."""
+    """A queue: its tasks now, its rate per minute and its mean durations in the past."""
 
     waiting: int
     delayed: int
     dead: int
     per_minute: int
-    failing: float
-    wait: float
-    run: float
+    failed_share: float
+    wait_seconds: float
+    run_seconds: float
 
 
 QUEUES = {
@@ -241,7 +241,7 @@ def _create_samples(tid: str, command: str, profile: QueueProfile) -> None:
     for minutes_ago in range(HOURS * 60, 0, -1):
         wave = 1 + 0.5 * math.sin(minutes_ago / 47) + 0.25 * math.sin(minutes_ago / 229) + 0.2 * random.random()
         ended = int(profile.per_minute * wave)
-        unsuccessful = int(ended * profile.failing * (0.5 + random.random()))
+        unsuccessful = int(ended * profile.failed_share * (0.5 + random.random()))
         rows.append(
             QueueSample(
                 tenant_id=tid,
@@ -257,8 +257,8 @@ def _create_samples(tid: str, command: str, profile: QueueProfile) -> None:
                 died=unsuccessful // 5,
                 returned=unsuccessful - unsuccessful // 4 - unsuccessful // 5,
                 cancelled=random.randint(0, 2),
-                waits=_histogram(profile.wait * wave, ended),
-                runs=_histogram(profile.run, ended),
+                waits=_histogram(profile.wait_seconds * wave, ended),
+                runs=_histogram(profile.run_seconds, ended),
             )
         )
     QueueSample.objects.bulk_create(rows, batch_size=2000, ignore_conflicts=True)

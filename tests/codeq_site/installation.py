@@ -98,16 +98,16 @@ class Installation:
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def child(self, words: str) -> psutil.Process:
-        """Wait for the direct child whose command line contains these words.
+    def child(self, *names: str) -> psutil.Process:
+        """Wait for the direct child with one of these names in its name or its command line.
 
-        Valkey sets its command line after it has started.
+        Valkey and forked services set them after they have started.
         """
 
         def matching() -> list[psutil.Process]:
             assert self.process is not None
             alive = psutil.Process(self.process.pid).children()
-            return [child for child in alive if words in " ".join(command_line(child))]
+            return [child for child in alive if any(name in command_line(child) for name in names)]
 
         (child,) = until(matching)
         return child
@@ -156,11 +156,12 @@ class Installation:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def command_line(process: psutil.Process) -> list[str]:
+def command_line(process: psutil.Process) -> str:
+    """Return the name and the command line of a process, or "" if it has ended."""
     try:
-        return process.cmdline()
+        return " ".join([process.name(), *process.cmdline()])
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+        return ""
 
 
 def clean_environment(changes: Mapping[str, str]) -> dict[str, str]:

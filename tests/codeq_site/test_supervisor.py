@@ -94,7 +94,7 @@ def test_failed_restart_is_retried(supervisor: Supervisor, messages: list[str], 
 def test_processes_of_a_crashed_child_are_stopped(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start(shell("sleep 600 & echo $!; exec sleep 600", tmp_path / "log"))
     grandchild = psutil.Process(int(until(lambda: (tmp_path / "log").read_text().strip())))
-    child.process.kill()
+    child.process.send_signal(signal.SIGKILL)
     until(lambda: ended(child))
     supervisor.restart_ended(child.started_at)
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)

@@ -108,7 +108,7 @@ def test_either_a_result_or_the_reaper_wins(valkey: Valkey, checked: CheckedEngi
         _race_with_expiry(
             valkey,
             checked,
-            lambda w, task: submit(w.engine, build_result(task)),
+            lambda checked, task: submit(checked.engine, build_result(task)),
             lambda result: isinstance(result, Result),
             seed,
         )
@@ -119,9 +119,9 @@ def test_either_a_result_or_the_reaper_wins(valkey: Valkey, checked: CheckedEngi
 
 @pytest.mark.spec("CLM-7", "If a heartbeat arrives when its lease expires, the lease is either extended or expired")
 def test_either_a_heartbeat_or_the_reaper_wins(valkey: Valkey, checked: CheckedEngine) -> None:
-    def send_heartbeat(w: CheckedEngine, task: Task) -> ScriptCall[Any]:
+    def send_heartbeat(checked: CheckedEngine, task: Task) -> ScriptCall[Any]:
         return worker_commands.heartbeat(
-            w.engine, TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress=""
+            checked.engine, TID, task.id, "w1", extend_ms=LEASE_MS, token=task.lease_token or "", progress=""
         )
 
     won = Counter(
@@ -146,19 +146,19 @@ def _race_with_expiry(
     task = claim_one(checked)
     dice = [random.Random(3 * seed + n) for n in range(3)]
 
-    def worker(w: CheckedEngine) -> bool:
+    def worker(checked: CheckedEngine) -> bool:
         wait_randomly(dice[0])
-        result = result_or_error(action(w, task))
+        result = result_or_error(action(checked, task))
         assert has_won(result) or isinstance(result, errors.LeaseLost)
         return has_won(result)
 
-    def reaper(w: CheckedEngine) -> int:
+    def reaper(checked: CheckedEngine) -> int:
         wait_randomly(dice[1])
-        return maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()[0]
+        return maintenance_commands.reap(checked.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync()[0]
 
-    def claimer(w: CheckedEngine) -> int:
+    def claimer(checked: CheckedEngine) -> int:
         wait_randomly(dice[2])
-        return worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
+        return worker_commands.claim(checked.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1).run_sync().expired
 
     clocks = [lambda: DEADLINE_MS - 1, lambda: DEADLINE_MS, lambda: DEADLINE_MS]
     has_worker_won, reaped, repaired = run_together(valkey.url, [worker, reaper, claimer], clocks=clocks, **OPTIONS)
@@ -211,7 +211,7 @@ def test_fifty_identical_results_count_as_one(valkey: Valkey, checked: CheckedEn
     task = claim_one(checked)
     results = run_together(
         valkey.url,
-        [lambda w: submit(w.engine, build_result(task)).run_sync()] * 50,
+        [lambda checked: submit(checked.engine, build_result(task)).run_sync()] * 50,
         clocks=[lambda: DEADLINE_MS - 1] * 50,
         **OPTIONS,
     )
@@ -228,7 +228,7 @@ def test_dead_letter_is_replayed_once(valkey: Valkey, checked: CheckedEngine) ->
     ).run_sync()
     results = run_together(
         valkey.url,
-        [lambda w: dead_letter_commands.replay(w.engine, TID, [task.id]).run_sync()[0]] * 50,
+        [lambda checked: dead_letter_commands.replay(checked.engine, TID, [task.id]).run_sync()[0]] * 50,
         clocks=[Clock()] * 50,
         **OPTIONS,
     )
@@ -243,16 +243,18 @@ def test_task_with_an_expired_lease_is_returned_once(valkey: Valkey, checked: Ch
     producer_commands.enqueue(checked.engine, TID, "acme", [build_task()] * task_count, retention_ms=DAY_MS).run_sync()
     worker_commands.claim(checked.engine, TID, ["send"], "w1", lease_ms=LEASE_MS, limit=task_count).run_sync()
 
-    def reap_all(w: CheckedEngine) -> int:
+    def reap_all(checked: CheckedEngine) -> int:
         total = 0
-        while (result := maintenance_commands.reap(w.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync())[0]:
+        while (
+            result := maintenance_commands.reap(checked.engine, TID, "send", 37, dead_retention_ms=DAY_MS).run_sync()
+        )[0]:
             total += result[0]
         return total
 
-    def claim_all(w: CheckedEngine) -> int:
+    def claim_all(checked: CheckedEngine) -> int:
         total = 0
         while (
-            expired := worker_commands.claim(w.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1)
+            expired := worker_commands.claim(checked.engine, TID, ["send"], "w2", lease_ms=LEASE_MS, limit=1)
             .run_sync()
             .expired
         ):
@@ -274,9 +276,9 @@ def test_due_tasks_are_promoted_once(valkey: Valkey, checked: CheckedEngine) -> 
         checked.engine, TID, "acme", [build_task(delay_ms=1 + n % 7) for n in range(task_count)], retention_ms=DAY_MS
     ).run_sync()
 
-    def promote_all(w: CheckedEngine) -> int:
+    def promote_all(checked: CheckedEngine) -> int:
         total = 0
-        while moved := maintenance_commands.promote(w.engine, TID, "send", 41).run_sync()[0]:
+        while moved := maintenance_commands.promote(checked.engine, TID, "send", 41).run_sync()[0]:
             total += moved
         return total
 

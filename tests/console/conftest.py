@@ -25,7 +25,7 @@ def acme(db: None) -> Queue:
 def zeta(db: None) -> Queue:
     """A queue of another tenant.
 
-    Its names contain a canary, which staff of acme may not see on any page.
+    Its names contain CANARY, which staff of acme may not see on any page.
     """
     return create_queue("kanarie-zeta", "kanarie.send")
 

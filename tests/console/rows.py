@@ -14,6 +14,7 @@ from tenants.models import Tenant
 from tests.factories import UserFactory, factory_of
 from tests.fixtures.queues import Queue
 
+# A word in every row of the other tenant. A page that shows it shows data of that tenant.
 CANARY = "kanarie"
 ALL: list[type[Model]] = sorted(admin.site._registry, key=lambda model: model._meta.label)
 SUPERUSER_REQUEST = RequestFactory().get("/")

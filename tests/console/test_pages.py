@@ -122,22 +122,22 @@ def test_a_check_links_only_to_pages_that_the_user_may_open(root: Client, login:
         assert {client.get(path).status_code for path in links.values()} == {200}
 
 
-def create_beat_job(name: str, ended_at: datetime, **fields: Any) -> None:
+def create_periodic_task_run(name: str, ended_at: datetime, **fields: Any) -> None:
     _, every = PERIODIC_TASKS[name]
     PeriodicTaskRunFactory(name=name, every_seconds=every, ended_at=ended_at, **fields)
 
 
-def test_beat_is_healthy_while_its_jobs_run_on_time() -> None:
+def test_beat_is_healthy_while_periodic_tasks_run_on_time() -> None:
     assert not health_checks.beat(NOW).is_well
-    create_beat_job("drain", NOW - timedelta(seconds=25))
-    create_beat_job("cleanup", NOW - timedelta(seconds=170))
+    create_periodic_task_run("drain", NOW - timedelta(seconds=25))
+    create_periodic_task_run("cleanup", NOW - timedelta(seconds=170))
     assert health_checks.beat(NOW).is_well
     assert health_checks.beat(NOW + timedelta(seconds=6)).message == "late: drain"
     assert health_checks.beat(NOW + timedelta(seconds=60)).message == "late: cleanup, drain"
 
 
-def test_beat_is_unhealthy_while_a_job_fails() -> None:
-    create_beat_job("drain", NOW, failed_at=NOW, failures=1)
+def test_beat_is_unhealthy_while_a_periodic_task_fails() -> None:
+    create_periodic_task_run("drain", NOW, failed_at=NOW, failures=1)
     assert health_checks.beat(NOW).message == "failing: drain"
 
 

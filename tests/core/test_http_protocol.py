@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from codeq_site import sockets
 from core.http import protocol
+from core.http.exchange import WHOLE_RESPONSE
 from core.http.protocol import HEAD_BYTES, MAX_PIPELINED, BoundedHttpProtocol
 
 GET = b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -47,6 +48,13 @@ class Served:
             return
         await self.is_released.wait()
         self.most_waiting = max(self.most_waiting, *(len(connection.pipeline) for connection in self.connections))
+        if scope["path"] == "/whole":
+            await send({"type": WHOLE_RESPONSE, "status": 200, "headers": b"x-one: 1\r\n", "body": b"all of it"})
+            return
+        if scope["path"] == "/parts":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-one", b"1")]})
+            await send({"type": "http.response.body", "body": b"all of it"})
+            return
         names = sorted(name.decode() for name, _ in scope["headers"])
         answer = json.dumps({"method": scope["method"], "body": body.decode(), "names": names}).encode()
         start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(answer))]}
@@ -214,6 +222,15 @@ async def test_protocol_upgrade_offer_is_ignored(served: Served, length: str, in
     assert "host" in parse_body(answer)["names"]
     twice = await served.talk(request + request + GET, seconds=0.2)
     assert twice.count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("end", [b"HTTP/1.1\r\n\r\n", b"HTTP/1.1\r\nConnection: close\r\n\r\n", b"HTTP/1.0\r\n\r\n"])
+async def test_response_in_one_message_is_framed_like_one_in_two(served: Served, method: str, end: bytes) -> None:
+    whole = await served.talk(b"%b /whole %b" % (method.encode(), end), seconds=0.2)
+    parts = await served.talk(b"%b /parts %b" % (method.encode(), end), seconds=0.2)
+    assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert whole == parts
 
 
 async def test_connect_method_is_refused(served: Served) -> None:

@@ -18,7 +18,7 @@ from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "the-right-one-of-the-tests"
-THROTTLED = pytest.mark.spec("AUT-3", "Attempts to log in are limited by name and address: 429 with Retry-After (E-17)")
+THROTTLED = pytest.mark.spec("AUT-3", "Attempts to log in are limited by name and address: 429 with Retry-After")
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ class PeriodicWork:
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec(
-    "BEA-1", "Two beats, one stopped and one frozen, and a worker frozen past its locks: each effect happens once (B-8)"
+    "BEA-1", "Two beats, one stopped and one frozen, and a worker frozen past its locks: each effect happens once"
 )
 def test_each_effect_happens_once_with_stopped_and_frozen_beats_and_workers(
     deployment: Deployment, tenant: TenantSnapshot, receiver: Receiver
@@ -206,7 +206,7 @@ def is_waiting_for_table() -> bool:
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("BEA-1", "Without beat, claims alone make due tasks available; a beat that returns catches up (B-7)")
+@pytest.mark.spec("BEA-1", "Without beat, claims alone make due tasks available; a beat that returns catches up")
 def test_claims_work_without_beat_and_a_returning_beat_catches_up(
     deployment: Deployment, tenant: TenantSnapshot
 ) -> None:

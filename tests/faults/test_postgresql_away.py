@@ -76,7 +76,7 @@ def compute_median_rate(records: Sequence[RequestRecord]) -> float:
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec(
-    "BEA-1", "PostgreSQL unavailable under load: no request fails or waits, no row is missing or duplicated (B-17)"
+    "BEA-1", "PostgreSQL unavailable under load: no request fails or waits, no row is missing or duplicated"
 )
 @pytest.mark.parametrize("interrupt", [freeze_server, stop_server], ids=["frozen", "stopped"])
 def test_api_is_not_affected_while_postgresql_is_unavailable(

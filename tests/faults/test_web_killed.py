@@ -56,7 +56,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.mark.real_time
 @pytest.mark.timeout(0 if LONG else 300)
-@pytest.mark.spec("QUE-5", "Web processes killed during requests: no task is lost, created twice or ended twice (B-4)")
+@pytest.mark.spec("QUE-5", "Web processes killed during requests: no task is lost, created twice or ended twice")
 def test_web_processes_killed_during_requests_lose_and_duplicate_nothing(deployment: Deployment) -> None:
     row = services.create_tenant("north")
     producer = services.issue_token("north", CallerRole.PRODUCER)

@@ -278,7 +278,7 @@ SOURCE_COLUMNS = (
 def test_skewed_tenant_costs_little_more_than_a_balanced_one(
     run: Any, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large partition is divided into files, and so into tasks."""
+    """A large partition is divided into files, so that several Spark tasks process it."""
     monkeypatch.setattr(sinks, "ROWS_PER_FILE", 5_000)
     shares = {"warm": "0", "balanced": "id % 20", "skewed": "if(id % 100 < 95, 0, id % 20)"}
 

@@ -29,7 +29,7 @@ from tests.pipeline.history import Audit
 from tests.waiting import until
 
 
-class Receiver(ThreadingHTTPServer):
+class FakeApi(ThreadingHTTPServer):
     """A substitute for the API that fails on demand, and records the requests."""
 
     daemon_threads = True
@@ -38,7 +38,9 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.counts_by_key: Counter[str] = Counter()
         self.payloads: dict[str, Any] = {}
-        self.script: list[Any] = []  # responses to the next requests: a status, "drop", or "late drop"
+        # Responses to the next requests: a status, or "drop" and "late drop", which close the connection before and
+        # after the tasks are stored.
+        self.responses: list[Any] = []
         self.rejected_text = ""  # tasks that contain this text get an error
         self.requests = 0
         self.lock = threading.Lock()
@@ -50,7 +52,7 @@ class Receiver(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Receiver
+    server: FakeApi
 
     def log_message(self, *args: Any) -> None: ...
 
@@ -58,17 +60,17 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests += 1
-            step = self.server.script.pop(0) if self.server.script else 200
-        if step == "drop":
+            response = self.server.responses.pop(0) if self.server.responses else 200
+        if response == "drop":
             self.connection.close()
             self.close_connection = True
             return
-        if step in (200, "late drop"):
+        if response in (200, "late drop"):
             with self.server.lock:
                 for task in body["tasks"]:
                     self.server.counts_by_key[task["idempotencyKey"]] += 1
                     self.server.payloads[task["idempotencyKey"]] = task["payload"]
-        if step == "late drop":
+        if response == "late drop":
             self.connection.close()
             self.close_connection = True
             return
@@ -78,18 +80,18 @@ class Handler(BaseHTTPRequestHandler):
             else {"task": {}}
             for task in body["tasks"]
         ]
-        content = json.dumps({"results": items} if step == 200 else {"detail": "not now"}).encode()
-        self.send_response(step)
+        content = json.dumps({"results": items} if response == 200 else {"detail": "not now"}).encode()
+        self.send_response(response)
         self.send_header("Content-Length", str(len(content)))
-        if step in (429, 503):
+        if response in (429, 503):
             self.send_header("Retry-After", "0")
         self.end_headers()
         self.wfile.write(content)
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
+def fake_api() -> Iterator[FakeApi]:
+    server = FakeApi()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -104,23 +106,23 @@ def write_rows(tmp_path: Path, count: int, name: str = "rows.jsonl") -> str:
     return str(file)
 
 
-def test_each_row_is_sent_once(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+def test_each_row_is_sent_once(spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    target = LoadTarget(receiver.url, "token", "import", batch=100)
+    target = LoadTarget(fake_api.url, "token", "import", batch=100)
     result = load(
         spark, lake, write_rows(tmp_path, 950), target, key="n", on_progress=lambda *values: progress.append(values)
     )
     assert (result.rows, result.sent, result.refused, result.quarantined, result.resumed) == (950, 950, 0, 0, False)
-    assert sorted(payload["n"] for payload in receiver.payloads.values()) == list(range(950))
-    assert set(receiver.counts_by_key.values()) == {1}
+    assert sorted(payload["n"] for payload in fake_api.payloads.values()) == list(range(950))
+    assert set(fake_api.counts_by_key.values()) == {1}
     assert progress[-1] == (950, 950)
     # The same load again is recognised, and nothing is sent.
     repeated = load(spark, lake, write_rows(tmp_path, 950), target, key="n")
     assert (repeated.sent, repeated.resumed) == (950, True)
-    assert set(receiver.counts_by_key.values()) == {1}
+    assert set(fake_api.counts_by_key.values()) == {1}
 
 
-def test_number_keeps_all_its_digits(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
+def test_number_keeps_all_its_digits(spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path) -> None:
     text = '{"big": 12345678901234567890123, "exact": 1.10, "b": {"z": [], "a": {}}}'
     (tmp_path / "one.json").write_text(text + "\n")
     sent: list[bytes] = []
@@ -135,55 +137,55 @@ def test_number_keeps_all_its_digits(spark: Any, lake: Lake, receiver: Receiver,
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(Handler, "do_POST", record_body)
-        load(spark, lake, str(tmp_path / "one.json"), LoadTarget(receiver.url, "token", "import"))
+        load(spark, lake, str(tmp_path / "one.json"), LoadTarget(fake_api.url, "token", "import"))
     assert f'"payload":{text}'.encode() in sent[0]
 
 
-def test_failed_request_is_sent_again(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
-    receiver.script = [503, "drop", 429, "late drop", 200, "drop", 500]
-    target = LoadTarget(receiver.url, "token", "import", batch=50)
+def test_failed_request_is_sent_again(spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path) -> None:
+    fake_api.responses = [503, "drop", 429, "late drop", 200, "drop", 500]
+    target = LoadTarget(fake_api.url, "token", "import", batch=50)
     result = load(spark, lake, write_rows(tmp_path, 300), target, key="n")
     assert result.sent == 300
-    assert len(receiver.counts_by_key) == 300
+    assert len(fake_api.counts_by_key) == 300
     # After a lost response, the same rows arrive twice with the same keys.
-    assert max(receiver.counts_by_key.values()) == 2
+    assert max(fake_api.counts_by_key.values()) == 2
 
 
 def test_interrupted_load_is_resumed(
-    spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "ROWS_PER_BUCKET", 100)
     monkeypatch.setattr(loading, "BUCKETS_PER_WAVE", 2)
-    target = LoadTarget(receiver.url, "token", "import")
-    receiver.script = [200] * 6 + [403] * 100
+    target = LoadTarget(fake_api.url, "token", "import")
+    fake_api.responses = [200] * 6 + [403] * 100
     source = write_rows(tmp_path, 1000)
     with pytest.raises(Exception, match="403"):
         load(spark, lake, source, target, key="n")
-    before = dict(receiver.counts_by_key)
+    before = dict(fake_api.counts_by_key)
     assert 0 < len(before) < 1000
-    receiver.script = []
+    fake_api.responses = []
     Path(source).write_text("")  # the load continues with the staged rows, not with the changed file
     result = load(spark, lake, source, target, key="n")
     assert (result.rows, result.sent, result.resumed) == (1000, 1000, True)
-    assert len(receiver.counts_by_key) == 1000
-    assert sum(receiver.counts_by_key.values()) < 1000 + 4 * 100, "accepted buckets are not sent again"
+    assert len(fake_api.counts_by_key) == 1000
+    assert sum(fake_api.counts_by_key.values()) < 1000 + 4 * 100, "accepted buckets are not sent again"
 
 
 def test_rows_that_cannot_be_read_or_have_no_key_are_counted(
-    spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path
+    spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path
 ) -> None:
-    receiver.rejected_text = '"n": 3'
+    fake_api.rejected_text = '"n": 3'
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\n{"n": \nnot json\n{"m": 2}\n\n{"n": 3}\n{"n": 4}\n')
-    result = load(spark, lake, str(tmp_path / "bad.jsonl"), LoadTarget(receiver.url, "t", "import"), key="n")
+    result = load(spark, lake, str(tmp_path / "bad.jsonl"), LoadTarget(fake_api.url, "t", "import"), key="n")
     assert (result.rows, result.sent, result.refused, result.quarantined) == (3, 2, 1, 3)
     assert result.reasons == ("no",)
 
 
-def test_rejection_of_the_whole_request_is_an_error(spark: Any, lake: Lake, receiver: Receiver, tmp_path: Path) -> None:
-    receiver.script = [401] * 10
+def test_rejection_of_the_whole_request_is_an_error(spark: Any, lake: Lake, fake_api: FakeApi, tmp_path: Path) -> None:
+    fake_api.responses = [401] * 10
     with pytest.raises(Exception, match=f"{LoadRejected.__name__}: 401"):
-        load(spark, lake, write_rows(tmp_path, 5), LoadTarget(receiver.url, "secret-token", "import"), key="n")
-    assert "secret-token" not in repr(LoadTarget(receiver.url, "secret-token", "import"))
+        load(spark, lake, write_rows(tmp_path, 5), LoadTarget(fake_api.url, "secret-token", "import"), key="n")
+    assert "secret-token" not in repr(LoadTarget(fake_api.url, "secret-token", "import"))
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet", "rows.jsonl"])

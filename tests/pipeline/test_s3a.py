@@ -28,7 +28,7 @@ from tests.pipeline.kills import MOMENTS
 from tests.s3_server import BUCKET, S3Server
 
 SECRET = "canary-of-the-secret-key"
-FACTS = ("ingest", "attempts", "usage")
+JOBS = ("ingest", "attempts", "usage")
 # Values that every release of S3A supports: an older release cannot parse the defaults of a newer Hadoop. Spark passes
 # the keys in the environment to this credentials provider.
 PORTABLE_CONF = {
@@ -184,7 +184,7 @@ def test_next_run_completes_a_killed_run_and_readers_never_see_partial_data(
     run: Any, lake: Lake, audit: Audit, conf: dict[str, str], server: S3Server, tmp_path: Path
 ) -> None:
     audit.add(build_attempts_around_dst(1))
-    run(*FACTS)
+    run(*JOBS)
     total = 200
     for seed, (message, _, target) in enumerate(MOMENTS, 2):
         audit.add(build_attempts_around_dst(seed, 50))
@@ -206,7 +206,7 @@ def test_next_run_completes_a_killed_run_and_readers_never_see_partial_data(
         thread.start()
         try:
             output = run_and_kill(lake, audit, conf, message, target)
-            run(*FACTS)
+            run(*JOBS)
         finally:
             done.set()
             thread.join()
@@ -216,7 +216,7 @@ def test_next_run_completes_a_killed_run_and_readers_never_see_partial_data(
         total += 50
         assert lake.manifest("attempts").rows == total
     clean = Lake(str(tmp_path / "clean"))
-    run(*FACTS, lake=clean)
+    run(*JOBS, lake=clean)
     assert read_digests(lake, "attempts", "usage") == read_digests(clean, "attempts", "usage")
 
 
@@ -226,7 +226,7 @@ def run_and_kill(lake: Lake, audit: Audit, conf: dict[str, str], message: str, t
     command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     output = ""
     with subprocess.Popen(
-        [*command, "run", *FACTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "run", *JOBS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdin
         assert process.stdout
@@ -284,7 +284,7 @@ def test_spark_logs_contain_no_key_or_password(
     command = [sys.executable, "-m", "pipeline.spark", "--master", "local[2]", "--lake", lake.url]
     command += ["--dsn-file", str(tmp_path / "dsn")]
     command += [word for key, value in options.items() for word in ("--conf", f"{key}={value}")]
-    process = subprocess.run([*command, "run", *FACTS], check=True, capture_output=True)
+    process = subprocess.run([*command, "run", *JOBS], check=True, capture_output=True)
     event_logs = [file.read_bytes() for file in (tmp_path / "events").rglob("*") if file.is_file()]
     assert any(b"SparkListenerSQLExecutionStart" in text for text in event_logs)
     for text in (process.stdout, process.stderr, *event_logs):

@@ -58,7 +58,7 @@ RATES = [
     pytest.param(
         "deleted",
         1e-12,
-        marks=pytest.mark.spec("BLM-2", "A full filter reports no id of a million live ones as removed"),
+        marks=pytest.mark.spec("BLM-2", "A full filter does not report any of a million live ids as removed"),
     ),
     pytest.param(
         "cleanup", 0.01, marks=pytest.mark.spec("BLM-3", "A full filter reports 1 % of unknown ids as removed")

@@ -260,7 +260,7 @@ def test_two_processes_at_one_job_count_each_task_once(tenant: TenantSnapshot, m
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("ADM-2", "A bulk replay killed by SIGKILL continues, and each item is processed exactly once (A-9)")
+@pytest.mark.spec("ADM-2", "A bulk replay killed by SIGKILL continues, and each item is processed exactly once")
 def test_job_of_a_killed_worker_replays_every_task_once(tenant: TenantSnapshot) -> None:
     count = 3_000
     create_dead_letters(tenant, count)

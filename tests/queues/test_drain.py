@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from codeq_site.devserver.embedded import PostgreSQL
 from core import metrics
@@ -23,7 +24,7 @@ from queues import periodic_tasks, services
 from queues.audit import drain, events, stream
 from queues.current_engine import engine
 from queues.domain import NewResult, NewTask, Task, TaskStatus
-from queues.engine import keys
+from queues.engine import keys, queries
 from queues.models import Attempt, AuditedResult, PeriodicTaskRun, Quarantine
 from queues.periodic import SKIPPED
 from tenants.domain import TenantSnapshot
@@ -221,6 +222,50 @@ def test_entries_read_by_a_killed_drain_are_stored_by_the_next_drain(tenant: Ten
     assert {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} == set(ids)
 
 
+def test_batch_with_stored_rows_stores_the_others(tenant: TenantSnapshot) -> None:
+    """COPY fails at the first row that exists; the whole batch is then stored in another way."""
+    complete_tasks(tenant, 20)
+    entries = _read_new(tenant) + _read_new(tenant)
+    batch = list(zip(entries, stream.read_blobs(entries), strict=True))
+    drain.store(batch[7:9])
+    before = dict(AuditedResult.objects.values_list("pk", "ended_at"))
+    assert drain.store(batch).quarantined == 0
+    assert AuditedResult.objects.count() == Attempt.objects.count() == 20
+    assert before.items() <= dict(AuditedResult.objects.values_list("pk", "ended_at")).items()
+
+
+def test_entries_read_ahead_of_a_failing_database_are_stored_by_the_next_drain(
+    tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = complete_tasks(tenant, 40)
+    with monkeypatch.context() as patch:
+        stored: list[int] = []
+
+        def store(batch: Any) -> drain.StoreResult:
+            if stored:
+                raise OperationalError("the connection is lost")
+            stored.append(len(batch))
+            return real_store(batch)
+
+        real_store = drain.store
+        patch.setattr(drain, "store", store)
+        with pytest.raises(OperationalError):
+            run_drain(chunk=10)
+    assert gc.isenabled()
+    assert (AuditedResult.objects.count(), stream.lag()) == (10, 30)
+    assert run_drain(chunk=10) == (30, 0)
+    assert {str(pk) for pk in AuditedResult.objects.values_list("pk", flat=True)} == set(ids)
+    assert Attempt.objects.count() == 40
+
+
+def test_large_blobs_are_read_in_several_round_trips(tenant: TenantSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        complete_tasks(tenant, result=b"%d" % number, payload=f'"{number}{"x" * 1000}"')
+    monkeypatch.setattr(queries, "BLOB_BYTES", 1500)  # two tasks
+    assert run_drain() == (5, 0)
+    assert all(row.payload.startswith(f'"{row.result}x') for row in AuditedResult.objects.all())
+
+
 def test_stream_is_trimmed_only_up_to_the_last_stored_entry(tenant: TenantSnapshot) -> None:
     complete_tasks(tenant, 10)
     key = keys.of_partition(partition_of(tenant)).events
@@ -267,7 +312,7 @@ def test_the_watermark_is_the_oldest_entry_that_is_not_stored(tenant: TenantSnap
     assert abs(stream.drained_until_ms(partition) - now_ms()) < 10_000
 
 
-@pytest.mark.spec("BEA-1", "Any text of a worker is stored; characters that PostgreSQL refuses are escaped (B-18)")
+@pytest.mark.spec("BEA-1", "Any text of a worker is stored; characters that PostgreSQL refuses are escaped")
 def test_text_that_postgresql_refuses_is_stored_escaped(tenant: TenantSnapshot) -> None:
     payload = '{"nul":"\\u0000","raw":"\0","lone":"\\ud800","big":1e400,"deep":' + "[" * 6000 + "]" * 6000 + "}"
     results = [b'{"a":"\0"}', b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800","b":1e100000}', b"\xff\xfe"]
@@ -289,7 +334,7 @@ def _database_refuses_worker_13() -> Iterator[None]:
         cursor.execute("ALTER TABLE queues_auditedresult DROP CONSTRAINT IF EXISTS unlucky")
 
 
-@pytest.mark.spec("BEA-1", "An entry that cannot be stored goes to quarantine and does not stop later ones (B-18)")
+@pytest.mark.spec("BEA-1", "An entry that cannot be stored goes to quarantine and does not stop later ones")
 @pytest.mark.usefixtures("_database_refuses_worker_13")
 def test_refused_rows_are_isolated_and_all_others_are_stored(
     tenant: TenantSnapshot, caplog: pytest.LogCaptureFixture
@@ -323,6 +368,8 @@ def test_refused_rows_are_isolated_and_all_others_are_stored(
         {"priority": "many"},
         {"ended": "1e300"},
         {"ended": "nan"},
+        {"ended": "1e999"},
+        {"attempt": "inf"},
         {"created": "-5"},
         {"queue": "a-tid-longer-than-any:render"},
     ],
@@ -431,9 +478,7 @@ def test_run_whose_lock_expired_does_not_release_the_lock_of_the_next_run(tenant
     assert other.renew()
 
 
-@pytest.mark.spec(
-    "BEA-1", "Results are accepted while PostgreSQL is down; afterwards no row is missing or duplicated (B-17)"
-)
+@pytest.mark.spec("BEA-1", "Results are accepted while PostgreSQL is down; afterwards no row is missing or duplicated")
 def test_outage_of_postgresql_loses_and_duplicates_no_row(
     tenant: TenantSnapshot, postgres_server: Callable[..., PostgreSQL], caplog: pytest.LogCaptureFixture
 ) -> None:

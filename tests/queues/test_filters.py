@@ -1,4 +1,4 @@
-"""The three filters in use: the calls that they save, and unchanged results for clients."""
+"""The three Bloom filters in use: they save calls and do not change results for clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RandomCalls:
             self.cleanup,
             self.replay,
             self.sleep,
-            self.look,
+            self.list_queues,
         ]
         for _ in range(steps):
             verb = self.rng.choice(verbs)
@@ -137,7 +137,7 @@ class RandomCalls:
     def sleep(self, tenant: TenantSnapshot) -> Any:
         self.clock.advance(self.rng.choice([0.1, 1, 6, 30, 100]))
 
-    def look(self, tenant: TenantSnapshot) -> Any:
+    def list_queues(self, tenant: TenantSnapshot) -> Any:
         return selectors.queues(tenant).run_sync()
 
 

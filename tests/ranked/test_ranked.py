@@ -513,6 +513,7 @@ class Model:
         return task_id
 
     def release(self, task_id: str, worker: int | None, delay: int | None = None) -> bool:
+        """Finish or requeue a task as its worker or, with None, break its lock as an operator."""
         if task_id not in self.locks or worker not in (None, self.locks[task_id][0]):
             return False
         del self.locks[task_id]

@@ -128,7 +128,7 @@ ENDINGS: dict[Callable[[TenantSnapshot], str], tuple[str, str]] = {
 }
 
 
-@pytest.mark.spec("WHK-3", "Every terminal transition creates exactly one delivery (W-1)")
+@pytest.mark.spec("WHK-3", "Every terminal transition creates exactly one delivery")
 @pytest.mark.parametrize(("end", "outcome"), ENDINGS.items(), ids=[end.__name__ for end in ENDINGS])
 def test_every_end_creates_one_delivery(
     tenant: TenantSnapshot, end: Callable[[TenantSnapshot], str], outcome: tuple[str, str]
@@ -142,7 +142,7 @@ def test_every_end_creates_one_delivery(
     assert Delivery.objects.count() == 1
 
 
-@pytest.mark.spec("WHK-3", "A dead letter that is replayed and then completed has two deliveries with two ids (W-1)")
+@pytest.mark.spec("WHK-3", "A dead letter that is replayed and then completed has two deliveries with two ids")
 def test_replayed_dead_letter_has_a_delivery_for_each_end(tenant: TenantSnapshot) -> None:
     task_id = end_by_nack(tenant)
     services.replay(tenant, [task_id]).run_sync()

@@ -37,7 +37,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("WHK-3", "A worker killed during a POST: delivered within 60 s, same id, at most one duplicate (B-6)")
+@pytest.mark.spec("WHK-3", "A worker killed during a POST: delivered within 60 s, same id, at most one duplicate")
 def test_worker_killed_during_a_post_loses_no_delivery(
     receiver: Receiver, make_delivery: MakeDelivery, deployment: Deployment
 ) -> None:
@@ -74,7 +74,7 @@ def end_tasks(tenant: TenantSnapshot, hooks: list[str]) -> set[str]:
 @pytest.mark.timeout(0 if LONG else 300)
 @pytest.mark.spec(
     "WHK-3",
-    "Workers killed at random, every fifth response a failure: all delivered, at most 1% twice (W-2)",
+    "Workers killed at random, every fifth response a failure: all delivered, at most 1% twice",
 )
 def test_killed_workers_lose_no_delivery(
     loopback: None, make_receiver: MakeReceiver, acme: Tenant, tmp_path: Path
@@ -151,7 +151,7 @@ def test_killed_workers_lose_no_delivery(
 
 
 @pytest.mark.real_time
-@pytest.mark.spec("WHK-3", "A hanging endpoint delays no other: with real workers the p99 wait is at most 10 s (C-10)")
+@pytest.mark.spec("WHK-3", "A hanging endpoint delays no other: with real workers the p99 wait is at most 10 s")
 def test_hanging_endpoint_delays_no_other_in_a_deployment(
     loopback: None, make_receiver: MakeReceiver, make_delivery: MakeDelivery, deployment: Deployment
 ) -> None:

@@ -43,9 +43,7 @@ SLOW = {
 }
 
 
-@pytest.mark.spec(
-    "WHK-3", "An endpoint that hangs or responds slowly holds a slot until the total deadline at most (W-6)"
-)
+@pytest.mark.spec("WHK-3", "An endpoint that hangs or responds slowly holds a slot until the total deadline at most")
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW.keys())
 async def test_slow_endpoint_ends_by_the_total_deadline(receiver: Receiver, answer: Callable[..., object]) -> None:
     receiver.answer = answer  # type: ignore[assignment]
@@ -91,7 +89,7 @@ async def test_endless_response_is_read_up_to_the_limit(receiver: Receiver, conf
     assert posted.duration_ms < 10_000
 
 
-@pytest.mark.spec("WHK-5", "A redirect is a failure and is not followed (W-8)")
+@pytest.mark.spec("WHK-5", "A redirect is a failure and is not followed")
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 async def test_redirect_is_not_followed(receiver: Receiver, make_receiver: MakeReceiver, code: int) -> None:
     other = make_receiver()
@@ -219,7 +217,7 @@ async def to_loopback(host: str, port: int) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-@pytest.mark.spec("WHK-5", "The certificate must match the host name, although the connection is to an address (W-10)")
+@pytest.mark.spec("WHK-5", "The certificate must match the host name, although the connection is to an address")
 async def test_tls_uses_the_host_name_of_the_url(
     loopback: None, make_receiver: MakeReceiver, authority: Authority
 ) -> None:
@@ -233,7 +231,7 @@ async def test_tls_uses_the_host_name_of_the_url(
     assert (await http.post(literal.url(), {}, b"{}", tls=authority.trusted)).status == 200
 
 
-@pytest.mark.spec("WHK-5", "An expired, wrong or self-signed certificate is refused before anything is sent (W-10)")
+@pytest.mark.spec("WHK-5", "An expired, wrong or self-signed certificate is refused before anything is sent")
 @pytest.mark.parametrize("wrong", ["expired", "of another name", "self-signed", "of an unknown authority"])
 async def test_wrong_certificate_is_refused(
     loopback: None, make_receiver: MakeReceiver, authority: Authority, wrong: str

@@ -129,7 +129,7 @@ def test_other_tenants_queue_of_the_same_name_notifies_nobody(
     assert notifications.notify(clock=clock) == (0, 0)
 
 
-@pytest.mark.spec("WHK-1", "At most one notification per minIntervalSeconds, and deferred ones are sent later (W-16)")
+@pytest.mark.spec("WHK-1", "At most one notification per minIntervalSeconds, and deferred ones are sent later")
 def test_queue_deferred_by_the_interval_is_notified_after_it(
     tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:
@@ -161,7 +161,7 @@ def test_subscriber_without_interval_is_notified_of_every_queue_at_once(
     assert notifications.notify(clock=clock) == (0, 0)
 
 
-@pytest.mark.spec("WHK-1", "An expired subscription is not notified and is deleted (W-16)")
+@pytest.mark.spec("WHK-1", "An expired subscription is not notified and is deleted")
 def test_expired_subscription_is_not_notified(
     tenant: TenantSnapshot, receiver: Receiver, subscribe: Subscribe, clock: Clock
 ) -> None:

@@ -27,7 +27,7 @@ def delay_seconds(decision: retry_schedule.RetryDecision) -> float:
     return (decision.due_at - NOON).total_seconds()
 
 
-@pytest.mark.spec("WHK-3", "A failed callback is retried after 2, 4, 8 and 16 s, then in a tail of a day (W-12)")
+@pytest.mark.spec("WHK-3", "A failed callback is retried after 2, 4, 8 and 16 s, then in a tail of a day")
 def test_delays_grow_until_the_delivery_is_given_up() -> None:
     delays = [delay_seconds(decide(attempt)) for attempt in range(1, 12)]
     assert delays == [2, 4, 8, 16, 300, 900, 3600, 7200, 14_400, 28_800, 32_400]
@@ -59,7 +59,7 @@ def test_410_means_gone() -> None:
     assert decide(1, 410).verdict is Verdict.GONE
 
 
-@pytest.mark.spec("WHK-3", "Retry-After is honoured for 429 and 503, within a day (W-11)")
+@pytest.mark.spec("WHK-3", "Retry-After is honoured for 429 and 503, within a day")
 @pytest.mark.parametrize(
     ("retry_after", "seconds"),
     [

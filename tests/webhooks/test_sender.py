@@ -53,7 +53,7 @@ def test_delivery_and_its_attempts_are_recorded(
     assert len(receiver.requests) == 2
 
 
-@pytest.mark.spec("WHK-3", "Attempts follow the schedule for more than a day, then the delivery is given up (W-12)")
+@pytest.mark.spec("WHK-3", "Attempts follow the schedule for more than a day, then the delivery is given up")
 def test_delivery_is_retried_for_a_day_and_then_given_up(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
 ) -> None:
@@ -104,9 +104,7 @@ def test_tenant_without_a_secret_gets_one(receiver: Receiver, make_delivery: Mak
     Webhook(tenants.get_or_create_signing_secret("acme")).verify(request.body, request.headers)
 
 
-@pytest.mark.spec(
-    "WHK-3", "410 disables the endpoint; missed deliveries can be recovered from a given time (W-11, W-14)"
-)
+@pytest.mark.spec("WHK-3", "410 disables the endpoint; missed deliveries can be recovered from a given time")
 def test_endpoint_that_answers_410_is_disabled_and_can_be_recovered(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, acme: Tenant
 ) -> None:
@@ -130,7 +128,7 @@ def test_endpoint_that_answers_410_is_disabled_and_can_be_recovered(
     assert receiver.requests[-1].headers["webhook-id"] == str(old.pk)
 
 
-@pytest.mark.spec("WHK-3", "An endpoint that fails for five days is disabled, with a reason (W-14)")
+@pytest.mark.spec("WHK-3", "An endpoint that fails for five days is disabled, with a reason")
 def test_endpoint_that_fails_for_days_is_disabled(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock, configure: Configure
 ) -> None:
@@ -161,7 +159,7 @@ def test_endpoint_that_recovers_by_itself_is_not_disabled(
     assert services.disable_failing(clock.now + timedelta(days=9)) == 0
 
 
-@pytest.mark.spec("WHK-3", "A host that keeps failing is only probed, and served again once it responds (W-13)")
+@pytest.mark.spec("WHK-3", "A host that keeps failing is only probed, and served again once it responds")
 def test_failing_host_is_paused_probed_and_served_again(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:
@@ -204,7 +202,7 @@ def test_failures_of_one_tenant_do_not_pause_a_host_for_another(
     assert [request.path for request in receiver.requests] == ["/other"]
 
 
-@pytest.mark.spec("WHK-3", "A hanging endpoint holds a tenth of the slots and delays no other (C-10)")
+@pytest.mark.spec("WHK-3", "A hanging endpoint holds a tenth of the slots and delays no other")
 def test_hanging_endpoint_does_not_delay_the_others(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, clock: Clock
 ) -> None:
@@ -225,7 +223,7 @@ def test_hanging_endpoint_does_not_delay_the_others(
     assert hanging.connections <= 6 * 2
 
 
-@pytest.mark.spec("WHK-3", "The setting max_unrecorded limits the POSTs that a killed worker repeats (W-2)")
+@pytest.mark.spec("WHK-3", "The setting max_unrecorded limits the POSTs that a killed worker repeats")
 def test_number_of_unrecorded_starts_is_limited(
     loopback: None, configure: Configure, make_receiver: MakeReceiver, make_delivery: MakeDelivery, send: Send
 ) -> None:
@@ -244,7 +242,7 @@ def test_number_of_unrecorded_starts_is_limited(
     assert started[-1] - started[0] >= 5 * RECENT_START_SECONDS
 
 
-@pytest.mark.spec("WHK-3", "A dead worker's deliveries are due again within a minute, under the same ids (B-6)")
+@pytest.mark.spec("WHK-3", "A dead worker's deliveries are due again within a minute, under the same ids")
 def test_reservation_expires_and_the_delivery_keeps_its_id(
     receiver: Receiver, make_delivery: MakeDelivery, send: Send, clock: Clock
 ) -> None:

@@ -156,7 +156,7 @@ def test_notification_within_the_interval_is_deferred() -> None:
     assert [numbers(rows) for rows in subscriptions.select_recipients(subscribers, "render", NOON)] == [[2], [1]]
 
 
-@pytest.mark.spec("WHK-2", "group notifies one subscriber of each group in turn (W-16)")
+@pytest.mark.spec("WHK-2", "group notifies one subscriber of each group in turn")
 def test_group_notifies_one_subscriber_of_each_group_in_turn() -> None:
     members = [build_subscription(number, "group", group="red", min_interval_seconds=0) for number in range(1, 4)]
     members += [build_subscription(number, "group", group="blue", min_interval_seconds=0) for number in range(4, 6)]

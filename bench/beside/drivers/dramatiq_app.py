@@ -1,6 +1,7 @@
 """Dramatiq: a message is acknowledged when its actor has ended, and results are in Redis.
 
-The worker has two processes with eight threads each, the default.
+The worker has two processes with eight threads each. Eight is the default; the number of processes is set for two
+cores.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A driver is a program with two modes. `produce` reads requests as lines of JSON 
 line; its first line gives the versions of the packages. `work` runs the system's worker until SIGTERM. Drivers run in
 the environments of their systems, so this module only uses the standard library.
 
+The operations `enqueue` and `enqueue_many` enqueue for a number of seconds and answer with a count. `spaced` enqueues
+single tasks at an interval, each with the time of sending, for the measurement of delays.
+
 BENCH_STORE is the URL of the store, and BENCH_DELAYS the file to which `handle` appends delays.
 """
 
@@ -26,7 +29,7 @@ Answer = dict[str, Any]
 
 
 def handle(payload: dict[str, Any]) -> dict[str, bool]:
-    """Do nothing, except that a payload with a time of sending has its delay recorded."""
+    """Record the delay if the payload has the time of sending. Otherwise do nothing."""
     if "sent" in payload:
         delay = time.time() - payload["sent"]
         with open(os.environ["BENCH_DELAYS"], "a", encoding="utf-8") as file:
@@ -50,7 +53,10 @@ def serve(answer: Callable[[Request], Answer], packages: list[str]) -> None:
 def answer_with(
     enqueue: Callable[[dict[str, Any]], object], enqueue_many: Callable[[list[dict[str, Any]]], object] | None
 ) -> Callable[[Request], Answer]:
-    """Build the answers of a producer. Its functions return when the tasks are stored."""
+    """Return the function that answers requests.
+
+    `enqueue` and `enqueue_many` return when the tasks are stored.
+    """
 
     def answer(request: Request) -> Answer:
         if request["operation"] == "spaced":
@@ -78,7 +84,7 @@ def answer_with_async(
     enqueue: Callable[[dict[str, Any]], Awaitable[object]],
     enqueue_many: Callable[[list[dict[str, Any]]], Awaitable[object]] | None,
 ) -> Callable[[Request], Answer]:
-    """Build the answers of an asyncio producer. `run` runs a coroutine on its loop."""
+    """Do the same as `answer_with` for an asyncio producer. `run` runs a coroutine on its loop."""
 
     async def answer(request: Request) -> Answer:
         import asyncio

@@ -28,8 +28,9 @@ DURABLE = {
     # seconds. Valkey reads a log of 256 MB in two seconds when it starts.
     "auto-aof-rewrite-min-size": "256mb",
 }
-# Messages in Celery's broker may be lost: all state is also in the events stream or the database.
-BROKER = {**DURABLE, "appendfsync": "everysec"}
+# Messages in Celery's broker may be lost: they only start periodic tasks (codeq_site/celery.py).
+# The broker has few keys, and needs its timer only once a second.
+BROKER = {**DURABLE, "appendfsync": "everysec", "hz": "1"}
 
 
 class Valkey(EmbeddedServer):
@@ -68,8 +69,8 @@ class Valkey(EmbeddedServer):
             libraries = [*map(str, self.allocator.libraries), os.environ.get("LD_PRELOAD", "")]
             return environment | {"LD_PRELOAD": ":".join(filter(None, libraries))}
         # Lua frees hundreds of small blocks at once, and glibc's allocator has to search for those that do not fit its
-        # cache. The variable comes last because Valkey writes its process title over the arguments and the contiguous
-        # variables after them, and glibc moves this variable elsewhere, which would end the contiguous memory.
+        # cache. The variable comes last: Valkey writes its process title over the arguments and the variables that
+        # follow them in memory without a gap. glibc moves this variable elsewhere, which leaves a gap in its place.
         tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.tcache_count=65535")
         return environment | {"GLIBC_TUNABLES": tunables}
 

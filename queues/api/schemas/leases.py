@@ -29,6 +29,15 @@ Count = Annotated[
         description=f"Maximum number of tasks to claim. If absent, {LIMITS.claim_batch} applies.",
     ),
 ]
+ExchangeCount = Annotated[
+    float,
+    Meta(
+        multiple_of=1,
+        ge=1,
+        le=LIMITS.batch,
+        description=f"Maximum number of tasks to claim. If absent, {LIMITS.batch} applies.",
+    ),
+]
 ReturnStatus = Annotated[
     Literal["requeued", "dlq"],
     Meta(

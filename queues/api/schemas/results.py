@@ -18,7 +18,7 @@ from queues.api.schemas import (
     TaskId,
     Text,
 )
-from queues.api.schemas.leases import NewClaims
+from queues.api.schemas.leases import ExchangeCount, NewClaim
 from queues.api.schemas.tasks import Task
 from queues.domain import TaskStatus
 
@@ -145,9 +145,10 @@ class SubmittedResults(ResponseBody, kw_only=True):
     results: list[SubmittedItem]
 
 
-class NewExchange(NewClaims, kw_only=True):
+class NewExchange(NewClaim, kw_only=True):
     """Results to submit, and a claim of the next tasks."""
 
+    count: ExchangeCount | None = None
     results: Annotated[list[NewResultOf], Meta(max_length=LIMITS.batch)] = []
 
 

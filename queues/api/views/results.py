@@ -13,7 +13,7 @@ from core.errors import CodeqError
 from core.http.api_view import ApiView, json_response
 from core.http.handler import ApiRequest
 from core.http.operation import Operation
-from queues import artifacts, domain, selectors, services
+from queues import artifacts, domain, merging, selectors, services
 from queues.api import claim_request, conversion
 from queues.api.schemas import LIMITS
 from queues.api.schemas import results as wire
@@ -150,7 +150,7 @@ class ExchangeView(ApiView):
                 refuse_new_work(caller)
             tasks: Sequence[domain.Task] = ()
         else:
-            tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.claim_batch))
+            tasks = await claim_request.claim(self.request, caller, body, int(body.count or LIMITS.batch))
         return json_response(
             wire.Exchanged(results=results, tasks=[conversion.task(task, caller.tenant.slug) for task in tasks])
         )
@@ -209,7 +209,11 @@ async def submit(
         except CodeqError as error:
             refused[position] = error
     # If Redis does not answer, the results may have been stored: the artifacts stay for the worker's next try.
-    items = merge_in_order(refused, await services.submit(caller.tenant, caller.subject, new) if new else [])
+    if len(new) == 1:
+        answers = [await merging.submit(caller.tenant, caller.subject, new[0])]
+    else:
+        answers = await services.submit(caller.tenant, caller.subject, new) if new else []
+    items = merge_in_order(refused, answers)
     for position, (task_id, new_artifacts, new_paths) in inline.items():
         if isinstance(items[position], CodeqError):
             await threadpool.run_storage(artifacts.discard, new_paths)

@@ -11,13 +11,12 @@ from core import errors, threadpool
 from core.errors import CodeqError
 from core.http.api_view import ApiView, json_response
 from core.http.operation import Operation
-from queues import domain, metrics, selectors, services
+from queues import domain, merging, metrics, selectors, services
 from queues.api import conversion, trace_context
 from queues.api.schemas import Moment
 from queues.api.schemas import tasks as wire
 from queues.audit import audit_reader
 from queues.batch import convert_each, merge_in_order
-from queues.enqueue_merging import enqueue_merger
 from queues.search import tenant_search
 from tenants.domain import Caller
 from tenants.permissions import IsProducer, IsProducerOrWorker
@@ -80,7 +79,7 @@ class TasksView(ApiView):
         A repeated `idempotencyKey` returns the earlier task, with the header `Idempotency-Replayed`.
         """
         new = conversion.new_task(body, *trace_context.from_request(self.request))
-        item = await enqueue_merger.enqueue(caller.tenant, new, token_fingerprint=caller.fingerprint)
+        item = await merging.enqueue(caller.tenant, new, token_fingerprint=caller.fingerprint)
         if isinstance(item, CodeqError):
             raise item
         if not item.is_repeated:

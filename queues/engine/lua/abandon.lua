@@ -10,7 +10,7 @@
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
-local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+local refusal, deadline = check_lease(id, queue, status, lease, worker, token, now)
 if refusal then return { refusal } end
 -- All checks are done; only writes follow.
 local new_status = end_attempt(id, task, deadline, now, 'ABANDONED', '', 0)

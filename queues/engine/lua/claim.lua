@@ -2,6 +2,8 @@
 --! KEYS    due queues ghosts waiting woken events expiry {ready}*
 --! ARGV    root tid worker token lease_ms limit repair_limit wait_ms seed default_backoff dead_retention_ms clock limits {command}*
 --! RETURNS LIMITED wait_ms | now_ms deadline_ms next_due_ms expired dead has_more {id spec priority max attempts created visible error}*
+--! SHARED  for several workers, worker and token are empty, limit is their number, and "<token> <worker>" of each follows
+--! SHARED  the commands; task n of the reply is leased to worker n
 --! EFFECTS ready -n, inprog +n, task PENDING -> IN_PROGRESS; due tasks are promoted, expired leases reaped first
 --! COST    O((limit + repair_limit) · log n), independent of the backlog
 --! FLAGS   allow-oom
@@ -20,7 +22,9 @@ if limits ~= '' then
   charge_buckets(buckets, 1, now)
 end
 -- Repair the queues, and find those from which a claim may take tasks.
-local states = call('HMGET', queues, unpack(ARGV, args_from))
+local last_command = #ARGV
+if worker == '' then last_command = last_command - limit end
+local states = call('HMGET', queues, unpack(ARGV, args_from, last_command))
 local names, due_times, first_due, active, expired, dead = {}, {}, nil, 0, 0, 0
 local budget = tonumber(repair_limit)
 local free_slots
@@ -87,6 +91,7 @@ while count > 0 and remaining > 0 and examined < limit + MAX_GHOSTS do
     local status, spec, max_attempts, attempts = task[1], task[3], task[4], task[5]
     local created, visible, error_text = task[6], task[7], task[8]
     if status == 'PENDING' then
+      if worker == '' then lease = now .. ' ' .. ARGV[#ARGV - remaining + 1] end
       hash_set(key, WRITTEN_FIELDS, task, 'status', 'IN_PROGRESS', 'lease', lease)
       remaining = remaining - 1
       local e, r = #entries, #reply
@@ -118,9 +123,13 @@ for queue, entries in pairs(lease_entries) do
     if not at or deadline < at then zset_move(due, queue, at, deadline) end
   end
 end
-if #reply == 6 then -- no task was leased
+local is_empty = #reply == 6
+if is_empty or worker == '' and remaining > 0 then -- a worker got no task
+  if not is_empty then -- the leases of the other workers may be the next to expire, or have filled a queue
+    first_due = math.min(first_due or deadline, deadline, free_slots and now + BUSY_RETRY_MS or deadline)
+  end
   reply[3] = first_due or 0
-  reply[6] = examined > 0 and 1 or 0
+  reply[6] = examined >= limit + MAX_GHOSTS and 1 or 0
   if tonumber(wait_ms) > 0 then
     for _, queue in ipairs(names) do
       local before = call('ZSCORE', waiting, queue)

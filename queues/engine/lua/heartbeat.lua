@@ -10,7 +10,7 @@ local now = now_ms()
 local key = task_key(id)
 local task = call('HMGET', key, 'progress', 'queue', 'status', 'lease')
 local queue, status, lease = task[2], task[3], task[4]
-local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+local refusal, deadline = check_lease(id, queue, status, lease, worker, token, now)
 if refusal then return { refusal } end
 local extended = now + tonumber(extend_ms)
 -- All checks are done; only writes follow.

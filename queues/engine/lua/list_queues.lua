@@ -1,9 +1,9 @@
---! list_queues: list the queues of a tenant.
+--! list_queues: list a part of the queues of a tenant.
 --! KEYS    queues
---! ARGV    tid
---! RETURNS {command}*
+--! ARGV    tid cursor limit
+--! RETURNS cursor {command state}*    cursor of the next part, '0' after the last one; a command may occur twice
 --! EFFECTS none
---! COST    O(queues of the tenant)
+--! COST    O(limit)
 --! FLAGS   no-writes
 local _ = tid
-return call('HKEYS', queues)
+return call('HSCAN', queues, cursor, 'COUNT', limit)

@@ -10,7 +10,7 @@
 local now = now_ms()
 local task = call('HMGET', task_key(id), unpack(ATTEMPT_FIELDS))
 local status, lease, queue = task[1], task[8], task[11]
-local refusal, deadline = check_lease(id, queue, status, lease, token, now)
+local refusal, deadline = check_lease(id, queue, status, lease, worker, token, now)
 if refusal then return { refusal } end
 math.randomseed(tonumber(seed))
 -- All checks are done; only writes follow.

@@ -27,8 +27,9 @@ for priority = 9, 0, -1 do
   if left > 0 then
     local ids = call('LRANGE', ready_key(queue, priority), -(left + MAX_GHOSTS), -1)
     for i = #ids, 1, -1 do
+      if #ready == max_entries then break end
       local entry, status = read_entry(ids[i], '')
-      if status == 'PENDING' and #ready < max_entries then ready[#ready + 1] = entry end
+      if status == 'PENDING' then ready[#ready + 1] = entry end
     end
   end
 end

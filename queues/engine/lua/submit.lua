@@ -2,19 +2,22 @@
 --! KEYS    events expiry
 --! ARGV    root tid worker retention_ms clock {id status token answer error}*
 --! RETURNS now_ms {OK | SAME | NOT_FOUND | NOT_OWNER | LEASE_LOST | CANCELLED | ENDED, completed_ms attempts}*
+--! SHARED  for results of several workers, worker is empty, and each result has its worker as a sixth word
 --! EFFECTS task IN_PROGRESS -> COMPLETED | FAILED with its answer, inprog -n, expiry +n, events +n
 --! COST    O(n · log inprog)
 --! FLAGS   allow-oom
 --@ include keys, write, now, lease, events, check_lease, retention
+local width = worker == '' and 6 or 5
 local WRITTEN_FIELDS = { 'status', 'attempts', 'error', 'ended', 'answer' }
 local now = now_ms()
 local reply, first_of, accepted = { now }, {}, {}
-for i = args_from, #ARGV, 5 do
+for i = args_from, #ARGV, width do
   local id, status, token, answer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local worker = width == 6 and ARGV[i + 5] or worker
   local task = call('HMGET', task_key(id), 'status', 'attempts', 'error', 'ended', 'answer', 'queue', 'lease', 'priority',
     'created', 'visible', 'past', 'awaited')
   local status_before, queue, lease = task[1], task[6], task[7]
-  local refusal, deadline = check_lease(id, queue, status_before, lease, token, now)
+  local refusal, deadline = check_lease(id, queue, status_before, lease, worker, token, now)
   local attempts, ended = tonumber(task[2] or 0), now
   local first = first_of[id]
   if refusal == 'ENDED' and status_before == status and worker_of(lease) == worker and task[5] == answer then

@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
 @cache
 def _paths() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
     paths = [(re.sub(r"{\w+}", "[^/]+", path), methods) for path, methods in document()["paths"].items()]
-    # Literal paths first, in the order of the URLconf.
+    # Paths without a parameter come first, because the URLconf also resolves them first.
     return [(re.compile(path), methods) for path, methods in sorted(paths, key=lambda path: "[" in path[0])]
 
 

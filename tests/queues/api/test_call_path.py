@@ -22,7 +22,7 @@ PROJECT = f"{settings.BASE_DIR}/"
 ARCHITECTURE = Path(settings.BASE_DIR) / "docs" / "explanation" / "architecture.md"
 # The call path had 25 steps and 55 functions before closures, forwarding functions and repeated checks were removed.
 MAX_STEPS = 20
-MAX_FUNCTIONS = 50
+MAX_FUNCTIONS = 45
 
 
 class CallRecorder:

@@ -193,16 +193,18 @@ async def test_client_that_disconnects_at_its_wake_up_takes_no_task(
     assert await disconnecting.response() is None
 
 
+class Closing:
+    """A transport whose connection is closed."""
+
+    def is_closing(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("wait_seconds", [0, 20], ids=["at once", "after a wait"])
 async def test_tasks_claimed_while_the_client_disconnects_are_returned(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client, wait_seconds: int
 ) -> None:
     """The server reports a closed connection one loop iteration late; a response is lost then."""
-
-    class Closing:
-        def is_closing(self) -> bool:
-            return True
-
     if not wait_seconds:
         task = await enqueue_task(producer)
     poll = worker.start("POST", f"{TASKS}/claim", {"commands": ["RENDER"], "waitSeconds": wait_seconds})
@@ -212,6 +214,21 @@ async def test_tasks_claimed_while_the_client_disconnects_are_returned(
         task = await enqueue_task(producer)
     assert await poll.response() is None
     assert (await worker.get(f"{TASKS}/{task['id']}")).json["status"] == "PENDING"
+
+
+async def test_disconnected_client_returns_its_task_of_a_merged_claim(
+    registry: long_poll.LongPollRegistry, producer: Client, worker: Client
+) -> None:
+    tasks = [await enqueue_task(producer) for _ in range(3)]
+    claims = [worker.start("POST", f"{TASKS}/claim", {"commands": ["RENDER"]}) for _ in range(3)]
+    claims[1].transport = Closing()
+    first, lost, last = [await claim.response() for claim in claims]
+    assert first is not None
+    assert last is not None
+    assert lost is None
+    assert [first.json["id"], last.json["id"]] == [tasks[0]["id"], tasks[2]["id"]]
+    states = [(await worker.get(f"{TASKS}/{task['id']}")).json["status"] for task in tasks]
+    assert states == ["IN_PROGRESS", "PENDING", "IN_PROGRESS"]
 
 
 class DisconnectingClaim:

@@ -69,7 +69,7 @@ INPUTS = {
     "digits to the limit": (with_payload(b"9" * (LIMIT - 30)), 413),
     "a batch of the limit": (make_largest_batch(), 200),
 }
-BOUNDED = pytest.mark.spec("ENQ-1", "The memory of the largest and deepest requests is bounded (D-2)")
+BOUNDED = pytest.mark.spec("ENQ-1", "The memory of the largest and deepest requests is bounded")
 
 
 @BOUNDED

@@ -56,6 +56,23 @@ async def test_other_method_gets_the_allowed_ones(anonymous: Client, path: str, 
     assert (options.status, options.body, options.headers["allow"]) == (204, b"", allowed)
 
 
+@pytest.mark.parametrize(("trusted", "client"), [("127.0.0.1", "203.0.113.9"), ("192.0.2.1", "127.0.0.1")])
+async def test_console_gets_the_address_that_a_trusted_proxy_forwards(
+    monkeypatch: pytest.MonkeyPatch, trusted: str, client: str
+) -> None:
+    seen: list[Any] = []
+
+    async def serve(handler: router.ConsoleHandler, scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["client"][0])
+
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    monkeypatch.setattr(router.ConsoleHandler, "__call__", serve)
+    headers = [(b"x-forwarded-for", b"203.0.113.9")]
+    scope = {"type": "http", "path": "/admin/", "headers": headers, "client": ("127.0.0.1", 1), "scheme": "http"}
+    await Router()(scope, None, None)  # type: ignore[arg-type]
+    assert seen == [client]
+
+
 async def test_head_is_get_without_the_body(producer: Client) -> None:
     task = await enqueue_task(producer)
     get = await producer.get(f"{TASKS}/{task['id']}")
@@ -113,7 +130,7 @@ async def test_log_line_has_the_request_id(
 
 @pytest.mark.spec("OBS-3", "A log entry is one line, as text or JSON, with any content")
 def test_a_log_line_is_one_json_object() -> None:
-    request_id.set_current("the-id")
+    request_id.assign(b"the-id")
     record = logging.LogRecord("codeq", logging.ERROR, __file__, 1, "two\nlines \ud800 %s", ("\x1b[31m",), None)
     assert request_id.RequestIdFilter().filter(record)
     line = JsonFormatter().format(record)

@@ -119,7 +119,7 @@ from codeq_site.asgi import application
 from core.http.router import Router
 import webhooks.periodic_tasks, queues.periodic_tasks
 assert type(application) is Router, application
-# Other packages may import what they find of it, to see whether there is something to do.
+# Other packages may import OpenTelemetry's API if it is installed, but no exporter.
 assert not [name for name in sys.modules if name.startswith("opentelemetry.exporter")]
 """
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import hypothesis
+import msgspec
 import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -58,7 +59,9 @@ OPTIONS = {
 REQUIRED_CASES = {
     *("enqueued", "delayed", "repeated key", "mismatched key", "too far", "key twice in a batch", "call repeated"),
     *("claimed", "claimed from several queues", "claimed nothing", "skipped a ghost", "expired in a claim"),
+    *("claimed together", "claimed for some of the workers", "claimed for different workers"),
     *("heartbeat", "submitted", "submitted again", "nacked", "abandoned"),
+    *("submitted for different workers", "submitted for some of the workers"),
     *("cancelled", "cancelled while ready", "cancelled in progress"),
     *("dead by nack", "dead by abandon", "dead by expiry", "promoted", "reaped", "replayed", "purged", "not purged"),
     *("replayed in bulk", "purged in bulk"),
@@ -199,16 +202,52 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(
         self, tid: str, names: list[str], worker: str, lease_s: int, limit: int, wait_ms: int, times: int
     ) -> None:
+        self._claim(tid, names, [worker] * limit, lease_s, times, limit=limit, wait_ms=wait_ms)
+
+    @rule(
+        tid=tenants,
+        names=st.lists(st.sampled_from(["send", "mail.v2", "never"]), min_size=1, max_size=3, unique=True),
+        claimants=st.lists(workers, min_size=2, max_size=5),
+        lease_s=st.sampled_from([1, 10, 30, 30]),
+        wait_ms=st.sampled_from([0, 0, 1000]),
+        times=times,
+    )
+    def claim_together(
+        self, tid: str, names: list[str], claimants: list[str], lease_s: int, wait_ms: int, times: int
+    ) -> None:
+        """Claim a task for each of several workers.
+
+        They get the tasks in the order in which one worker would get them.
+        """
+        claimed = self._claim(
+            tid,
+            names,
+            claimants,
+            lease_s,
+            times,
+            limit=len(claimants),
+            wait_ms=wait_ms,
+            further_workers=claimants[1:],
+        )
+        self.cover("claimed together", len(claimed) == len(claimants))
+        self.cover("claimed for some of the workers", 0 < len(claimed) < len(claimants))
+        self.cover("claimed for different workers", len({task.worker for task in claimed}) > 1)
+        assert len({task.lease_token for task in claimed}) == len(claimed)
+
+    def _claim(
+        self, tid: str, names: list[str], workers: list[str], lease_s: int, times: int, **options: Any
+    ) -> list[Task]:
+        """Claim tasks, and return those of the last reply. `workers` has the worker of each task."""
         call = worker_commands.claim(
             self.engine,
             tid,
             names,
-            worker,
+            workers[0],
             lease_ms=lease_s * 1000,
-            limit=limit,
-            wait_ms=wait_ms,
             dead_retention_ms=DEAD_RETENTION_MS,
+            **options,
         )
+        limit = options["limit"]
         ghosts = self._count_ghosts()
         for claimed in self._send(call, times):
             assert isinstance(claimed, Claimed)
@@ -216,7 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
             expected = self.model.claim(tid, names, limit, self.now)
             assert [task.id for task in claimed.tasks] == [model_task.id for model_task in expected]
             assert claimed.now_ms == self.now
-            for task, model_task in zip(claimed.tasks, expected, strict=True):
+            for task, model_task, worker in zip(claimed.tasks, expected, workers, strict=False):
                 assert task.lease_token
                 self.model.lease(model_task, worker, task.lease_token, self.now, lease_s * 1000)
                 self.leases.append(Lease(tid, task.id, worker, task.lease_token))
@@ -228,7 +267,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.cover(
                     "claimed up to the limit", max_consumers == len(self.model.list_tasks(model_task.queue, "inprog"))
                 )
-            if not expected:
+            if not expected or (options.get("further_workers") and len(expected) < limit):
                 self._check_next_due(tid, names, claimed)
             self.cover("claimed" if expected else "claimed nothing")
             self.cover("claimed from a dead letter queue", any(model_task.was_forwarded for model_task in expected))
@@ -240,6 +279,7 @@ class QueueMachine(RuleBasedStateMachine):
                 any(model_task.was_forwarded and model_task.place == "dlq" for model_task in self.model.tasks.values()),
             )
         self.cover("skipped a ghost", ghosts > self._count_ghosts())
+        return list(claimed.tasks)
 
     def _check_next_due(self, tid: str, names: Sequence[str], claimed: Claimed) -> None:
         """Check that an empty claim returns a time for the next claim that is not too late."""
@@ -284,33 +324,54 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def submit(self, chosen: list[Choice], status: TaskStatus, result: bytes, with_token: bool, times: int) -> None:
         held = [self._choose_lease(selected) for selected in chosen]
-        tid, worker = held[0].tid, held[0].worker
-        is_good = status is TaskStatus.COMPLETED
+        results = [_build_result(lease, status, result, with_token) for lease in held]
+        self._submit(held, held[0].worker, results, times)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        chosen=st.lists(st.tuples(choice, st.none() | workers), min_size=2, max_size=4),
+        status=st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED]),
+        result=st.sampled_from([b"[]", b'{"ok":1}']),
+        with_token=st.booleans(),
+        times=times,
+    )
+    def submit_together(
+        self,
+        chosen: list[tuple[Choice, str | None]],
+        status: TaskStatus,
+        result: bytes,
+        with_token: bool,
+        times: int,
+    ) -> None:
+        """Send the results of several workers, who may not hold the leases, as one call."""
+        held = [self._choose_lease(selected) for selected, _ in chosen]
         results = [
-            NewResult(
-                task_id=lease.id,
-                status=status,
-                result=result if is_good else None,
-                error=None if is_good else "boom",
-                lease_token=lease.token if with_token else None,
-            )
-            for lease in held
+            msgspec.structs.replace(_build_result(lease, status, result, with_token), worker=worker or lease.worker)
+            for lease, (_, worker) in zip(held, chosen, strict=True)
         ]
-        for answers in self._send(
-            worker_commands.submit(self.engine, tid, worker, results, retention_ms=RETENTION_MS), times
-        ):
+        accepted = self._submit(held, None, results, times)
+        self.cover("submitted for different workers", len({answer.worker for answer in accepted}) > 1)
+        self.cover("submitted for some of the workers", 0 < len(accepted) < len(held))
+
+    def _submit(self, held: list[Lease], worker: str | None, results: list[NewResult], times: int) -> list[Result]:
+        """Submit results of these leases, and return the accepted ones of the last reply."""
+        tid = held[0].tid
+        call = worker_commands.submit(self.engine, tid, worker, results, retention_ms=RETENTION_MS)
+        for answers in self._send(call, times):
             before = {
                 lease.id for lease in held if (model_task := self.model.find(tid, lease.id)) and model_task.answer
             }
-            expected = self.model.submit(tid, worker, results, self.now)
-            for answer, item, lease in zip(answers, expected, held, strict=True):
+            expected = self.model.submit(tid, worker or "", results, self.now)
+            for answer, item, lease, new in zip(answers, expected, held, results, strict=True):
                 if isinstance(item, tuple):
                     assert isinstance(answer, Result)
-                    assert (answer.completed_ms, answer.attempts, answer.status) == (*item, status)
+                    assert (answer.completed_ms, answer.attempts, answer.status) == (*item, new.status)
+                    assert answer.worker == (new.worker or worker)
                     self.cover("submitted again" if lease.id in before else "submitted")
                 else:
                     assert type(answer) is item
                     self.cover_refusal(item)
+        return [answer for answer in answers if isinstance(answer, Result)]
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -631,6 +692,17 @@ class QueueMachine(RuleBasedStateMachine):
         assert task.location is location
         if model_task.status is TaskStatus.PENDING:
             assert (task.visible_ms, task.worker) == (model_task.visible, None)
+
+
+def _build_result(lease: Lease, status: TaskStatus, result: bytes, with_token: bool) -> NewResult:
+    is_good = status is TaskStatus.COMPLETED
+    return NewResult(
+        task_id=lease.id,
+        status=status,
+        result=result if is_good else None,
+        error=None if is_good else "boom",
+        lease_token=lease.token if with_token else None,
+    )
 
 
 def _find_generated_ids(call: ScriptCall[Any], tasks: list[NewTask]) -> list[str]:

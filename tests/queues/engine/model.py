@@ -206,8 +206,12 @@ class Model:
 
     def submit(self, tid: str, worker: str, results: Sequence[NewResult], now: int) -> list[Any]:
         """Store results. All leases of the batch are checked before the first result is stored."""
-        refusals = [self.find_refusal(tid, new.task_id, worker, new.lease_token or "", now) for new in results]
-        return [self._submit_one(worker, new, refusal, now) for new, refusal in zip(results, refusals, strict=True)]
+        workers = [new.worker or worker for new in results]
+        refusals = [
+            self.find_refusal(tid, new.task_id, holder, new.lease_token or "", now)
+            for new, holder in zip(results, workers, strict=True)
+        ]
+        return [self._submit_one(*item, now) for item in zip(workers, results, refusals, strict=True)]
 
     def _submit_one(self, worker: str, new: NewResult, refusal: Refusal | None, now: int) -> Any:
         task, answer = self.tasks.get(new.task_id), (new.status, new.result, new.error)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -194,6 +195,21 @@ def claim_all(scene: Scene) -> ScriptCall[Any]:
     )
 
 
+def claim_for_several_workers(scene: Scene) -> ScriptCall[Any]:
+    """Claim for more workers than there are tasks, with a limit of tasks in progress."""
+    admin_commands.set_policy(scene.engine, TID, "mail", policy="", max_consumers=2).run_sync()
+    return worker_commands.claim(
+        scene.engine,
+        TID,
+        ["mail", "send"],
+        "w2",
+        lease_ms=1,
+        limit=30,
+        wait_ms=1_000,
+        further_workers=[f"w{n}" for n in range(3, 32)],
+    )
+
+
 def claim_nothing(scene: Scene) -> ScriptCall[Any]:
     scene.drain()
     return worker_commands.claim(scene.engine, TID, ["mail", "send"], "w2", lease_ms=1_000, limit=1, wait_ms=1_000)
@@ -219,6 +235,20 @@ def submit(scene: Scene) -> ScriptCall[Any]:
         build_result(scene.dead[0], TaskStatus.FAILED),
     ]
     return worker_commands.submit(scene.engine, TID, "w1", results, retention_ms=DAY_MS)
+
+
+def submit_for_several_workers(scene: Scene) -> ScriptCall[Any]:
+    first, second, third = scene.held
+    results = [
+        msgspec.structs.replace(build_result(task, status), worker=worker)
+        for task, status, worker in (
+            (first, TaskStatus.COMPLETED, "w1"),
+            (first, TaskStatus.FAILED, "w2"),
+            (second, TaskStatus.FAILED, "w1"),
+            (third, TaskStatus.COMPLETED, "w2"),
+        )
+    ]
+    return worker_commands.submit(scene.engine, TID, None, results, retention_ms=DAY_MS)
 
 
 def purge(scene: Scene) -> ScriptCall[Any]:
@@ -336,6 +366,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
         s.engine, TID, [build_task(idempotency_key="ended 0"), build_task(idempotency_key="never")]
     ),
     "claim": claim_all,
+    "claim for several workers": claim_for_several_workers,
     "claim nothing": claim_nothing,
     "claim with consumer limits": claim_with_consumer_limits,
     "claim past ghosts": claim_ghosts,
@@ -347,6 +378,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
         s.engine, TID, s.held[0].id, "w1", extend_ms=5, token="", progress="50"
     ),
     "submit": submit,
+    "submit for several workers": submit_for_several_workers,
     "nack": lambda s: s.nack(s.held[0]),
     "nack at once": lambda s: s.nack(s.held[1]),
     "nack to a dead letter": lambda s: s.nack(s.held[2]),
@@ -391,6 +423,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "peek": lambda s: queries.peek(s.engine, TID, "send", 3),
     "find_tenant": lambda s: queries.find_tenant(s.engine, s.ready[0].id),
     "list_queues": lambda s: queries.list_queues(s.engine, TID),
+    "read_blobs": lambda s: queries.blobs(s.engine, 0, [s.ready[0].id, s.held[2].id]),
     "scan": lambda s: queries.scan(s.engine, TID, "send", "inprog"),
     "queue_position": lambda s: queries.queue_position(s.engine, TID, s.ready[2].id),
     "ranked_enqueue": with_ranked_queue(
@@ -419,6 +452,7 @@ CHANGE_NOTHING = {
     "due_queues",
     "stats",
     "list_queues",
+    "read_blobs",
     "peek",
     "queue_position",
     "find_tenant",

@@ -1,7 +1,7 @@
 -- Checks that a worker may act on a leased task: it is a task of the tenant, the worker holds its lease, the token, if
 -- given, is that of the claim, and the lease has not expired. A task of another tenant is reported as not found.
 -- Returns nil and the deadline, or the reason for the refusal.
-local function check_lease(id, queue, status, lease, token, now)
+local function check_lease(id, queue, status, lease, worker, token, now)
   if not queue or string.sub(queue, 1, #tid + 1) ~= tid .. ':' then return 'NOT_FOUND' end
   if status == 'CANCELLED' then return 'CANCELLED' end
   if status == 'COMPLETED' or status == 'FAILED' then return 'ENDED' end

@@ -74,7 +74,7 @@ class HttpClient:
         return self.send("/admin/login/", "", encoded, **kind)[0]
 
 
-@pytest.mark.spec("AUT-1", "No log and no broker message has a token, secret, password or payload in it (E-21)")
+@pytest.mark.spec("AUT-1", "No log and no broker message has a token, secret, password or payload in it")
 def test_logs_and_broker_contain_no_payload_and_no_credential(running: Installation) -> None:
     credentials = create_credentials(running)
     producer, worker, admin, _ = credentials

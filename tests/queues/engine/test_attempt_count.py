@@ -1,4 +1,4 @@
-"""Number of deliveries: every kind of failure, in every order, counts one attempt."""
+"""The count of attempts: every kind of failure, in every order, counts as one attempt."""
 
 from __future__ import annotations
 
@@ -114,21 +114,23 @@ def test_claim_past_ghosts_repairs_at_most_its_limit(valkey: Valkey, clock: Cloc
 
 Operation = Callable[[CheckedEngine, Task], object]
 LATE_CALLS: dict[str, Operation] = {
-    "heartbeat": lambda w, t: worker_commands.heartbeat(
-        w.engine, TID, t.id, "w1", extend_ms=1, token=t.lease_token or "", progress=""
+    "heartbeat": lambda checked, task: worker_commands.heartbeat(
+        checked.engine, TID, task.id, "w1", extend_ms=1, token=task.lease_token or "", progress=""
     ).run_sync(),
-    "nack": lambda w, t: worker_commands.nack(
-        w.engine, TID, t.id, "w1", token=t.lease_token or "", delay_ms=0, reason="", dead_retention_ms=1
+    "nack": lambda checked, task: worker_commands.nack(
+        checked.engine, TID, task.id, "w1", token=task.lease_token or "", delay_ms=0, reason="", dead_retention_ms=1
     ).run_sync(),
-    "abandon": lambda w, t: worker_commands.abandon(
-        w.engine, TID, t.id, "w1", token=t.lease_token or "", dead_retention_ms=1
+    "abandon": lambda checked, task: worker_commands.abandon(
+        checked.engine, TID, task.id, "w1", token=task.lease_token or "", dead_retention_ms=1
     ).run_sync(),
 }
 MEANWHILE: dict[str, Callable[[CheckedEngine, Clock], object]] = {
-    "nothing": lambda w, c: None,
-    "reaped": lambda w, c: maintenance_commands.reap(w.engine, TID, "send", dead_retention_ms=DAY_MS).run_sync(),
-    "claimed by the same worker": lambda w, c: claim_again(w, c, "w1"),
-    "claimed by another": lambda w, c: claim_again(w, c, "w2"),
+    "nothing": lambda checked, clock: None,
+    "reaped": lambda checked, clock: maintenance_commands.reap(
+        checked.engine, TID, "send", dead_retention_ms=DAY_MS
+    ).run_sync(),
+    "claimed by the same worker": lambda checked, clock: claim_again(checked, clock, "w1"),
+    "claimed by another": lambda checked, clock: claim_again(checked, clock, "w2"),
 }
 
 
