@@ -107,8 +107,8 @@ class WebServer(uvicorn.Server):
         def build_protocol() -> BoundedHttpProtocol:
             return BoundedHttpProtocol(self.config, self.server_state, self.lifespan.state)
 
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        with contextlib.suppress(OSError):  # BlockingIOError: the queue is empty
+            for _ in range(sockets.BACKLOG):
                 connection, _ = listener.accept()
                 connection.setblocking(False)
                 await loop.connect_accepted_socket(build_protocol, connection)
