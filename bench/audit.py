@@ -3,8 +3,8 @@
     python -m bench.audit [--events 40000]
 
 The benchmark starts its own Valkey and PostgreSQL, configured like those of `make run` (PostgreSQL with fsync). The
-drain runs in this process: without other load to measure the rate, and with 1,000 tasks per second to measure the
-delay.
+drain runs in this process: without other load to measure the rate, and with about 1,000 tasks per second to
+measure the delay.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure_rate(events: int, webhook: str | None) -> float:
 def measure_lag(seconds: int) -> float:
     """Return the 99th percentile of the seconds from a result to its row.
 
-    The load is 1,000 tasks/s. The drain runs every second.
+    The load is about 1,000 tasks/s. The drain runs every second.
     """
     from django.db import connection
 

@@ -25,8 +25,8 @@ BATCH = 100
 CLIENTS = 4
 SAMPLE_SECONDS = 1.0
 MAX_BACKLOG = 100_000
-# The drain waits for so long before it catches up.
-CATCH_UP_SECONDS = 5.0
+# The duration of the load before the drain starts. It then catches up without other load.
+LOAD_BEFORE_DRAIN_SECONDS = 5.0
 
 
 async def send_cycles(port: int, producer: str, worker: str, until: float) -> int:
@@ -146,7 +146,7 @@ def measure_backlog(seconds: float) -> None:
         assert drain.stdin
         assert drain.stdout
         try:
-            waiting, _ = uvloop.run(run_load(port, producer, worker, CATCH_UP_SECONDS))
+            waiting, _ = uvloop.run(run_load(port, producer, worker, LOAD_BEFORE_DRAIN_SECONDS))
             drain.stdout.readline()
             cpu = CpuTimes(drain=psutil.Process(drain.pid), postgresql=servers.postgresql, valkey=servers.valkey)
             started = time.monotonic()

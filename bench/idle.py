@@ -24,7 +24,8 @@ from codeq_site import sockets
 
 READY_SECONDS = 120
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-OTHERS_VARIABLES = ("CODEQ_", "REDIS_URL", "DATABASE_URL", "CELERY_BROKER_URL", "SECRET_KEY", "DJANGO_")
+# Variables that are not passed on, so that the installation has its defaults.
+SETTING_PREFIXES = ("CODEQ_", "REDIS_URL", "DATABASE_URL", "CELERY_BROKER_URL", "SECRET_KEY", "DJANGO_")
 
 
 class Usage(NamedTuple):
@@ -40,7 +41,7 @@ def measure_idle(seconds: float, settle_seconds: float) -> None:
     listener = sockets.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.close()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS_VARIABLES)}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(SETTING_PREFIXES)}
     argv = [sys.executable, "manage.py", "up", "--home", str(home / "var"), "--port", str(port)]
     with (home / "log").open("wb") as log:
         up = subprocess.Popen(argv, env=environ, stdout=log, stderr=log)

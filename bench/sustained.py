@@ -11,8 +11,9 @@ separate Valkey, configured like that of `make run` but with fsync once per seco
 trimmed. An ended task is deleted when 20,000 more have ended. The CPU time is that of the Valkey process, so other load
 on the machine has little effect.
 
-`backlog` measures how far the audit falls behind at full load. `stalls` measures the time of each command at a backlog
-of 100,000 tasks in each state, 300,000 events and 10,000 queues, in about two minutes.
+`backlog` measures how far the audit falls behind at full load. `stalls` measures the CPU time of each command at a
+backlog of 100,000 ready, 100,000 delayed and 100,000 leased tasks, 300,000 events and 10,000 queues, in about two
+minutes.
 """
 
 from __future__ import annotations

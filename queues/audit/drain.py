@@ -44,8 +44,9 @@ KEEP_LAST = (
     + ", ".join(f"{column} = excluded.{column}" for column in RESULT_COLUMNS if column != "task_id")
     + " WHERE queues_auditedresult.position < excluded.position"
 )
-# Far longer than the pauses between the statements of a batch, which take milliseconds.
-IDLE_TIMEOUT_MS = 15_000
+# How long a drain may block others after its process was frozen. The statements of a batch take milliseconds.
+FROZEN_AFTER_MS = 15_000
+LOCK_NOT_AVAILABLE = "55P03"
 # SQLSTATE classes of errors that one row causes: data exception, integrity violation, program limit, exception of a
 # trigger. Other errors concern the server or the schema: if they were included, every row would go to quarantine.
 ROW_ERROR_CLASSES = frozenset({"22", "23", "54", "P0"})
@@ -99,9 +100,11 @@ def _store(batch: Sequence[tuple[StreamEntry, Blobs, AuditRecord]]) -> int:
         return 0
     try:
         with transaction.atomic():
-            _set_idle_timeout()
+            _set_timeouts()
             _write([record for _, _, record in batch])
     except DatabaseError as error:
+        if _sqlstate(error) == LOCK_NOT_AVAILABLE:
+            _end_frozen_copies()
         if not is_row_error(error):
             raise
         if len(batch) == 1:
@@ -113,13 +116,33 @@ def _store(batch: Sequence[tuple[StreamEntry, Blobs, AuditRecord]]) -> int:
     return _store(batch[:middle]) + _store(batch[middle:])
 
 
-def _set_idle_timeout() -> None:
-    """Let PostgreSQL end the transaction of a frozen process.
+def _set_timeouts() -> None:
+    """Let PostgreSQL end the transaction of a frozen process, and limit how long this one waits for others.
 
-    Otherwise the process would keep the locks on its inserted rows, and every other drain would wait for them.
+    Otherwise a frozen process would keep the locks on its inserted rows, and every other drain would wait for them.
     """
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL idle_in_transaction_session_timeout = %s", [IDLE_TIMEOUT_MS])
+        cursor.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, true), set_config('lock_timeout', %s, true)",
+            [str(FROZEN_AFTER_MS)] * 2,
+        )
+
+
+def _end_frozen_copies() -> None:
+    """End the database sessions of processes that were frozen while they sent rows.
+
+    PostgreSQL's timeouts do not apply to a session that waits for the next row of a COPY.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND usename = current_user AND state = 'active' "
+            "AND wait_event = 'ClientRead' AND query LIKE 'COPY queues\\_%%' "
+            "AND query_start < clock_timestamp() - %s * interval '1 ms'",
+            [FROZEN_AFTER_MS],
+        )
+        if cursor.rowcount:
+            log.warning("audit: ended %d database sessions of frozen processes", cursor.rowcount)
 
 
 def _write(batch: Sequence[AuditRecord]) -> None:
@@ -183,5 +206,8 @@ def _result_row(record: AuditRecord) -> tuple[Any, ...]:
 
 def is_row_error(error: DatabaseError) -> bool:
     """Return whether one row caused the error, and not the server or the schema."""
-    state = getattr(error.__cause__, "sqlstate", None)
-    return state is not None and state[:2] in ROW_ERROR_CLASSES
+    return _sqlstate(error)[:2] in ROW_ERROR_CLASSES
+
+
+def _sqlstate(error: DatabaseError) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""

@@ -143,7 +143,7 @@ def _create_example_tasks(acme: Any) -> dict[str, str]:
 
 
 def _create_deliveries(acme: Any, task_id: str) -> None:
-    """Create deliveries in every state, failing endpoints, and subscriptions."""
+    """Create delivered, given up and pending deliveries, failing endpoints, and subscriptions."""
     from tests.factories import (
         CircuitFactory,
         DeliveryAttemptFactory,

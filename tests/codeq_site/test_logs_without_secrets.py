@@ -35,11 +35,11 @@ print("secret", secret_encryption.decrypt(services.rotate_signing_secret("canari
 """
 
 
-def create_credentials(own: Installation) -> list[str]:
+def create_credentials(installation: Installation) -> list[str]:
     """Issue three tokens and create a signing secret."""
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "manage.py", "shell", "-v0", "-c", MINT],
-        env=clean_environment({"CODEQ_HOME": str(own.home)}), cwd=settings.BASE_DIR,
+        env=clean_environment({"CODEQ_HOME": str(installation.home)}), cwd=settings.BASE_DIR,
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -47,15 +47,15 @@ def create_credentials(own: Installation) -> list[str]:
 
 
 class HttpClient:
-    def __init__(self, own: Installation) -> None:
-        self.own = own
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
         self.open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
 
     def send(self, path: str, token: str = "", body: Any = None, **headers: str) -> tuple[int, bytes]:
         """Send a request and return status and body. A broken connection returns status 0."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        request = urllib.request.Request(f"{self.own.base}{path}", data, kind | headers)
+        request = urllib.request.Request(f"{self.installation.base}{path}", data, kind | headers)
         try:
             with self.open(request, timeout=30) as answer:
                 return answer.status, answer.read()
@@ -70,7 +70,7 @@ class HttpClient:
         token = field[1].decode() if field else ""
         form = {"username": name, "password": password, "csrfmiddlewaretoken": token, "next": "/admin/"}
         encoded = urllib.parse.urlencode(form).encode()
-        kind = {"Content-Type": "application/x-www-form-urlencoded", "Referer": self.own.base}
+        kind = {"Content-Type": "application/x-www-form-urlencoded", "Referer": self.installation.base}
         return self.send("/admin/login/", "", encoded, **kind)[0]
 
 

@@ -122,7 +122,7 @@ class Load:
             if status != 200:
                 if self._all_created.is_set():
                     return
-                self._is_ending.wait(0.02) or time.sleep(0.02)
+                time.sleep(0.02)
 
     def _build_result(self) -> dict[str, object]:
         """Build a result: most are small, some have an artifact.

@@ -142,7 +142,7 @@ def count_callbacks(receiver: Receiver) -> Counter[str]:
 
 
 def count_rows() -> dict[str, int]:
-    """Count the rows of every table that the former release has, by its present name."""
+    """Return the number of rows of each table, without those whose names start with `django_`."""
     with connection.cursor() as cursor:
         names = [name for name in connection.introspection.table_names(cursor) if not name.startswith("django_")]
         rows = {}

@@ -21,7 +21,7 @@ Configure = Callable[..., None]
 
 
 def run_inline(job: Callable[[], None]) -> None:
-    """Run the job in the calling thread: with this `start`, a KeyCache starts no thread."""
+    """Run the job in the calling thread: a KeyCache with this as `start` starts no thread."""
     job()
 
 

@@ -134,7 +134,7 @@ def test_endpoint_that_fails_for_days_is_disabled(
 ) -> None:
     configure(failures_to_pause=1000)
     receiver.answer = status(500)
-    for _ in range(5):  # from the first day on, after its quick attempts
+    for _ in range(5):  # each day, a delivery that has used its quick attempts fails again
         make_delivery(receiver.url(), attempts_since_replay=4)
         send()
         clock.advance(days=1)
@@ -215,7 +215,7 @@ def test_hanging_endpoint_does_not_delay_the_others(
     sender = Sender(clock=clock)
     thread = threading.Thread(target=lambda: (asyncio.run(sender.run(lambda: True, 2)), connections.close_all()))
     thread.start()
-    until(lambda: sender.delivered >= 200, 15)  # later, the other endpoints have waited for the hanging one
+    until(lambda: sender.delivered >= 200, 15)  # if it takes longer, they have waited for the hanging one
     assert len(hanging.requests) <= 6
     hanging.stop()
     thread.join(20)

@@ -204,7 +204,7 @@ async def test_odd_paths_are_not_found(producer: Client, method: str, segment: s
 
 
 @pytest.mark.parametrize("command", ["a:b", "%00", "a%0ab", "x" * 129, "*", "%7Ba%7D"])
-async def test_an_administrator_cannot_name_another_key(admin: Client, command: str) -> None:
+async def test_invalid_command_in_an_admin_path_is_refused(admin: Client, command: str) -> None:
     for response in (
         await admin.get(f"/v1/codeq/admin/queues/{command}"),
         await admin.post(f"/v1/codeq/admin/queues/{command}/pause"),
@@ -226,7 +226,7 @@ async def test_distinct_commands_never_share_a_queue(producer: Client, worker: C
 
 
 class KeyRecorder:
-    """Collects the Redis keys of the service that commands and scripts use in the meantime."""
+    """Collects the service's Redis keys that commands and scripts use within the block."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()

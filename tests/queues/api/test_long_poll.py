@@ -124,7 +124,7 @@ async def test_waiters_are_served_in_order_of_arrival(
         await wait_until_parked(registry, 4 - number)
 
 
-async def test_one_push_of_many_tasks_reaches_as_many_waiters(
+async def test_one_batch_of_many_tasks_reaches_as_many_waiters(
     registry: long_poll.LongPollRegistry, producer: Client, worker: Client
 ) -> None:
     waiters = start_polls(worker, 50, commands=["RENDER"])

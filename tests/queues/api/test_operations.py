@@ -137,7 +137,7 @@ async def test_readyz_reports_a_redis_with_other_partitions(
     server = redis_of_readiness()
     assert (await anonymous.get("/readyz")).status == 200
     with redis.Redis.from_url(server.url) as store:
-        assert store.get(PARTITIONS_KEY) == b"16"  # the first check has written them
+        assert store.get(PARTITIONS_KEY) == b"16"  # written by the first check
         store.set(PARTITIONS_KEY, 8)
     response = await anonymous.get("/readyz")
     assert (response.status, response.json["detail"].partition(".")[0]) == (

@@ -64,7 +64,8 @@ class Scene:
         root = keys.of_partition(0).root
         client.hset(keys.of_tenant(root, TID).policies, "mail", "fixed 0 0")
 
-        # Leases that will expire. One task will be dead, one is awaited, and one of `mail` will be ready at once.
+        # Leases that will expire. The first and the last task will be dead, and the fourth, of `mail`, will be ready at
+        # once. The first two are awaited. The record of the third is missing.
         self.enqueue(
             *[build_task(max_attempts=max_attempts) for max_attempts in (1, 2, 2)],
             build_task("mail"),
@@ -88,7 +89,7 @@ class Scene:
         self.dead = self.enqueue(*[build_task(max_attempts=1, idempotency_key=f"dead {n}") for n in range(3)])
         for task in self.claim(["send"], 3):
             self.nack(task).run_sync()
-        # Valid leases: of a first, a later and a last attempt. The first two tasks are awaited.
+        # Valid leases: two of second attempts, and one of a task's only attempt. The first two tasks are awaited.
         self.held = self.enqueue(
             build_task(priority=8), build_task("mail", priority=8), build_task(priority=8, max_attempts=1)
         )
@@ -386,7 +387,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "abandon": lambda s: s.abandon(s.held[0]),
     "abandon to a dead letter": lambda s: s.abandon(s.held[2]),
     "cancel ready": lambda s: producer_commands.cancel(s.engine, TID, s.ready[0].id, retention_ms=DAY_MS),
-    "cancel the next one": lambda s: producer_commands.cancel(s.engine, TID, s.ready[2].id, retention_ms=DAY_MS),
+    "cancel ready, not awaited": lambda s: producer_commands.cancel(s.engine, TID, s.ready[2].id, retention_ms=DAY_MS),
     "cancel delayed": lambda s: producer_commands.cancel(s.engine, TID, s.delayed.id, retention_ms=DAY_MS),
     "cancel in progress": lambda s: producer_commands.cancel(s.engine, TID, s.held[0].id, retention_ms=DAY_MS),
     "promote": lambda s: maintenance_commands.promote(s.engine, TID, "send"),
@@ -445,7 +446,7 @@ SCENES: dict[str, Callable[[Scene], ScriptCall[Any]]] = {
     "ranked_size": with_ranked_queue(lambda s: ranked_engine.size(s.engine, TID, "reviews")),
     "ranked_locked": with_ranked_queue(lambda s: ranked_engine.is_locked(s.engine, TID, "reviews", "held")),
 }
-# Scripts that only read, and a resume of a queue that is not paused.
+# Scripts that only read, a claim that finds no task, and a resume of a queue that is not paused.
 CHANGE_NOTHING = {
     "find_by_idempotency_key",
     "expired",
