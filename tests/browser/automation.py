@@ -81,7 +81,7 @@ class Site:
     def __init__(self, installation: Installation) -> None:
         self.installation = installation
         self.base = installation.base
-        self._tokens: dict[tuple[str, str], str] = {}
+        self._tenants: dict[str, dict[str, str]] = {}
 
     def manage(self, *arguments: str) -> str:
         command = [sys.executable, "-W", "ignore", str(settings.BASE_DIR / "manage.py"), *arguments]
@@ -90,11 +90,24 @@ class Site:
         assert completed.returncode == 0, completed.stderr
         return completed.stdout.strip()
 
+    def shell(self, code: str) -> str:
+        """Run this code in the installation's shell and return what it prints."""
+        return self.manage("shell", "-v0", "-c", code)
+
+    def _prepare_tenant(self, tenant: str) -> dict[str, str]:
+        """Create the tenant at its first use. Return its id as "tid", and a token for each role."""
+        if tenant not in self._tenants:
+            printed = self.shell(
+                "import json; from tenants.domain import CallerRole; from tenants.models import Tenant;"
+                "from tenants.services import issue_token;"
+                f"tokens = {{str(role): issue_token({tenant!r}, role) for role in CallerRole}};"
+                f"print(json.dumps(tokens | {{'tid': str(Tenant.objects.get(slug={tenant!r}).tid)}}))"
+            )
+            self._tenants[tenant] = json.loads(printed.splitlines()[-1])
+        return self._tenants[tenant]
+
     def token(self, tenant: str, role: str) -> str:
-        key = (tenant, role)
-        if key not in self._tokens:
-            self._tokens[key] = self.manage("token", "--tenant", tenant, "--role", role)
-        return self._tokens[key]
+        return self._prepare_tenant(tenant)[role]
 
     def call(self, tenant: str, role: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         request = urllib.request.Request(
@@ -142,10 +155,7 @@ class Site:
 
     def create_user(self, username: str, tenant: str, role: str) -> str:
         """Create a member of staff with this role in the tenant and PASSWORD as the password."""
-        self.manage(
-            "shell",
-            "-v0",
-            "-c",
+        self.shell(
             "from django.contrib.auth.models import User; from tenants.models import Tenant, TenantMembership;"
             f"user = User.objects.create_user({username!r}, password={PASSWORD!r}, is_staff=True);"
             f"TenantMembership.objects.create(user=user, role={role!r}, tenant=Tenant.objects.get(slug={tenant!r}))",
@@ -153,9 +163,7 @@ class Site:
         return username
 
     def find_tid(self, tenant: str) -> str:
-        self.token(tenant, "producer")
-        code = f"from tenants.models import Tenant; print(Tenant.objects.get(slug={tenant!r}).tid)"
-        return self.manage("shell", "-v0", "-c", code).splitlines()[-1]
+        return self._prepare_tenant(tenant)["tid"]
 
     @property
     def admin_password(self) -> str:

@@ -63,7 +63,7 @@ def test_the_root_url_redirects_to_the_console(site: Site, log_in: LogIn) -> Non
 def test_a_failed_health_check_stands_out_and_links_to_the_details(site: Site, log_in: LogIn) -> None:
     rows = "from queues.models import Quarantine; from tests.factories import QuarantineFactory; "
     create = rows + "QuarantineFactory(reason='unreadable entry')"
-    site.manage("shell", "-v0", "-c", create)
+    site.shell(create)
     try:
         page = log_in()
         failed = page.locator(".cq-checks [data-well=false]")
@@ -73,7 +73,7 @@ def test_a_failed_health_check_stands_out_and_links_to_the_details(site: Site, l
         failed.get_by_role("link", name="Quarantine").click()
         expect(page.get_by_text("unreadable entry")).to_be_visible()
     finally:
-        site.manage("shell", "-v0", "-c", f"{rows}Quarantine.objects.all().delete()")
+        site.shell(f"{rows}Quarantine.objects.all().delete()")
 
 
 @pytest.mark.spec("ADM-3", "The overview can be filtered and sorted; its totals follow the filters")
@@ -422,7 +422,7 @@ for n in range(3):
 
 @pytest.fixture(scope="package")
 def history(site: Site, acme: str) -> None:
-    site.manage("shell", "-v0", "-c", f"TID = {acme!r}\n{HISTORY}")
+    site.shell(f"TID = {acme!r}\n{HISTORY}")
 
 
 def count_drawn_pixels(page: Page, chart: str) -> int:
