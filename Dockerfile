@@ -1,18 +1,34 @@
-# All of codeQ in one image. `docker run` starts it with its own Valkey and PostgreSQL on the volume. Set REDIS_URL,
-# DATABASE_URL and CELERY_BROKER_URL to use other servers (see docker-compose.yml).
-FROM python:3.11-slim
-
-RUN useradd --system --create-home --home-dir /var/lib/codeq codeq
-WORKDIR /srv/codeq
+# Two images with one wheel: `docker build --target server .` (the default) for web, the Celery worker and beat, and
+# `docker build --target pipeline .` for the Celery worker that runs the pipeline: it adds Spark and Java.
+#
+# A container runs one process, as the user 10001. It writes only to /var/lib/codeq and /tmp. docker-compose.yml and
+# deploy/helm start the processes; docs/howto/production.md lists them.
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/codeq
+ENV PATH=/opt/codeq/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The dependencies have a layer of their own, which a change of the code leaves in the cache.
+COPY pyproject.toml constraints.txt deploy/requirements.py ./
+RUN python requirements.py s3 tracing > requirements.txt && pip install -r requirements.txt -c constraints.txt
 COPY . .
-RUN pip install --no-cache-dir --editable '.[embedded,pipeline,s3,tracing]' --constraint constraints.txt
+RUN pip wheel --no-deps --wheel-dir /wheels . && pip install --no-deps /wheels/*.whl
 
-USER codeq
-ENV CODEQ_HOME=/var/lib/codeq CODEQ_WEB_HOST=0.0.0.0 PYTHONUNBUFFERED=1
+FROM build AS build-pipeline
+RUN python deploy/requirements.py pipeline > requirements.txt && pip install -r requirements.txt -c constraints.txt
+
+FROM python:3.11-slim AS base
+# The number, not the name, is in USER: Kubernetes cannot check a name for `runAsNonRoot`. Spark needs the name.
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/codeq codeq
+ENV PATH=/opt/codeq/bin:$PATH CODEQ_HOME=/var/lib/codeq CODEQ_WEB_HOST=0.0.0.0 \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /var/lib/codeq
+USER 10001:10001
 VOLUME /var/lib/codeq
 EXPOSE 8080
-HEALTHCHECK --start-period=30s --interval=10s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/readyz', timeout=5)"]
-# `up` stops its child processes within ten seconds, which is Docker's default timeout.
-STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "manage.py"]
-CMD ["up"]
+CMD ["python", "-m", "codeq_site.web"]
+
+FROM base AS pipeline
+COPY --from=build-pipeline /opt/codeq /opt/codeq
+
+FROM base AS server
+COPY --from=build /opt/codeq /opt/codeq

@@ -39,6 +39,17 @@ test-s3a: $(VENV)/.dev ## test the lake in a bucket through Hadoop's S3A (downlo
 	@CODEQ_TEST_S3A_JARS="$${CODEQ_TEST_S3A_JARS:-$$(ls $(VENV)/s3a/*.jar | paste -sd , -)}" \
 		$(BIN)/python -m pytest -q tests/pipeline/test_s3a.py
 
+# helm is built from its source, which takes some minutes. CODEQ_TEST_DEPLOY selects a directory with other copies of helm
+# and kubernetes-validate.
+HELM := v3.18.6
+.PHONY: test-deploy
+test-deploy: $(VENV)/.dev ## test the Helm chart, the systemd units and the nginx sample (needs go, nginx and systemd)
+	@test -n "$$CODEQ_TEST_DEPLOY" || test -f $(VENV)/deploy/.$(HELM) || { $(PYTHON) -m venv $(VENV)/deploy && \
+		$(VENV)/deploy/bin/python -m pip install -q --disable-pip-version-check -r tests/deploy/requirements.txt && \
+		GOBIN=$(CURDIR)/$(VENV)/deploy/bin go install helm.sh/helm/v3/cmd/helm@$(HELM) && \
+		touch $(VENV)/deploy/.$(HELM); }
+	@CODEQ_TEST_DEPLOY="$${CODEQ_TEST_DEPLOY:-$(CURDIR)/$(VENV)/deploy/bin}" $(BIN)/python -m pytest -q tests/deploy
+
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## test the console in a real browser (needs chromium)
 	@$(BIN)/python -m pytest -q tests/browser
@@ -103,7 +114,7 @@ constraints: $(VENV)/.python ## write the newest compatible versions to constrai
 $(VENV)/.run: EXTRAS := embedded,pipeline
 $(VENV)/.dev: EXTRAS := embedded,pipeline,dev
 $(VENV)/.run $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.python
-	@echo "Installing codeq[$(EXTRAS)] into $(VENV); the first time this takes a minute or two …"
+	@echo "Installing codeq-server[$(EXTRAS)] into $(VENV); the first time this takes a minute or two …"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $@
 

@@ -1,7 +1,7 @@
 """Python client of codeQ.
 
 `Client` enqueues tasks and reads results; `Worker` runs your functions on tasks. Requires httpx and msgspec
-(`pip install codeq[client]`), and does not import the service.
+(`pip install codeq-server[client]`), and does not import the service.
 """
 
 from codeq_client.client import Client

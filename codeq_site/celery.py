@@ -14,12 +14,15 @@ import os
 import redis
 from celery import Celery
 from celery.signals import beat_init, worker_init
+from kombu import Exchange, Queue
 
 from core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "codeq_site.settings")
+
+CELERY_QUEUES = ("celery", "pipeline")
 
 app = Celery("codeq")
 
@@ -55,6 +58,10 @@ def configure() -> None:
         worker_prefetch_multiplier=1,
         beat_scheduler="codeq_site.beat:Scheduler",
         broker_connection_retry_on_startup=True,
+        # A worker with Spark takes the runs of the pipeline with `--queues=pipeline`. A worker without that option
+        # takes messages from both queues.
+        task_queues=[Queue(name, Exchange(name), routing_key=name) for name in CELERY_QUEUES],
+        task_routes={"pipeline.run": {"queue": "pipeline", "routing_key": "pipeline"}},
         # A message that has waited this long expires: the next run does its work.
         beat_schedule={
             name: {"task": task, "schedule": seconds, "options": {"expires": max(2 * seconds, 5)}}

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server, which ends long polls when it shuts down.
+    """uvicorn's server. When it stops, it ends long polls and accepts queued connections.
 
     While it is idle it wakes up once a second, for the `Date` header, instead of ten times.
     """
@@ -90,9 +90,28 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         from queues import long_poll
 
+        for listener in sockets or ():
+            await self._accept_queued_connections(listener)
+
         # uvicorn waits for running requests before it shuts the application down, so a long poll would delay it.
         long_poll.registry().end_polls()
         await super().shutdown(sockets)
+
+    async def _accept_queued_connections(self, listener: socket.socket) -> None:
+        """Accept the connections that the kernel has queued.
+
+        The kernel resets them when the listening socket is closed, and their requests would get no response.
+        """
+        loop = asyncio.get_running_loop()
+
+        def build_protocol() -> BoundedHttpProtocol:
+            return BoundedHttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+        with contextlib.suppress(OSError):  # BlockingIOError: the queue is empty
+            for _ in range(sockets.BACKLOG):
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(build_protocol, connection)
 
 
 def raise_file_limit() -> None:

@@ -481,7 +481,7 @@ class Tracing(Section, frozen=True):
         str,
         Meta(
             description="URL to which spans are sent, OTLP over HTTP: `http://collector:4318/v1/traces`. Needs "
-            "`codeq[tracing]`. Empty: no spans."
+            "`codeq-server[tracing]`. Empty: no spans."
         ),
     ] = ""
     ratio: Annotated[
@@ -547,7 +547,7 @@ class Conf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         str,
         Meta(
             description="Where artifacts are stored: `file:///a/directory`, or `s3://bucket/prefix?endpoint_url=…` "
-            "with `codeq[s3]` installed (docs/howto/artifacts.md). Empty: a directory under `CODEQ_HOME`."
+            "with `codeq-server[s3]` installed (docs/howto/artifacts.md). Empty: a directory under `CODEQ_HOME`."
         ),
     ] = ""
     spark_master: Annotated[

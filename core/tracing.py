@@ -47,7 +47,7 @@ def tracer() -> Tracer | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
     except ImportError as error:
-        raise ConfigError("CODEQ_TRACING_ENDPOINT is set: install codeq[tracing].") from error
+        raise ConfigError("CODEQ_TRACING_ENDPOINT is set: install codeq-server[tracing].") from error
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
         resource=Resource.create({"service.name": "codeq"}),

@@ -23,7 +23,7 @@ def run(lock: PeriodicTaskLock) -> str:
     The next run does the work that an interrupted or failed run left.
     """
     if importlib.util.find_spec("pyspark") is None:
-        return "PySpark is not installed. Install it with: pip install 'codeq[pipeline]'"
+        return "PySpark is not installed. Install it with: pip install 'codeq-server[pipeline]'"
     return run_in_process(lock)
 
 

@@ -201,7 +201,9 @@ def _s3(bucket: str, prefix: str, options: dict[str, str]) -> Storage:
     try:
         backend = import_string("storages.backends.s3.S3Storage")
     except ImportError as error:
-        raise ConfigError("CODEQ_ARTIFACTS names an S3 bucket: install codeq[s3], or django-storages[s3].") from error
+        raise ConfigError(
+            "CODEQ_ARTIFACTS names an S3 bucket: install codeq-server[s3], or django-storages[s3]."
+        ) from error
     from boto3.s3.transfer import TransferConfig
     from botocore.config import Config
 

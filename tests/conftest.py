@@ -217,6 +217,8 @@ TOGETHER = {
     "tests/codeq_site/test_up.py": "up",
     "tests/codeq_site/test_readme.py": "up",
     "tests/codeq_site/test_logs_without_secrets.py": "up",
+    "tests/codeq_site/test_forked.py": "up",
+    "tests/codeq_site/test_tutorial.py": "up",
     "tests/pipeline/": "spark",
     "tests/browser/": "browser",
     "tests/faults/test_cluster.py": "cluster",

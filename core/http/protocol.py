@@ -23,6 +23,9 @@ log = logging.getLogger("codeq.web")
 HEAD_BYTES = 64 * 2**10
 # The time for a request head to arrive, from its first byte; for the first head, from the start of the connection.
 HEAD_SECONDS = 20.0
+# When the process stops, an idle connection is closed after this time. Until then it serves one more request: a proxy
+# may be sending one, and does not repeat a POST whose connection is closed.
+LINGER_SECONDS = 1.0
 # The limit of pipelined requests on one connection. One read may contain about 500 requests with a token.
 MAX_PIPELINED = 1000
 # Reading resumes when fewer requests than this wait in the pipeline.
@@ -82,6 +85,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._head_deadline = 0.0
         self._idle_deadline = 0.0
         self._is_reading_paused = False
+        self._is_shutting_down = False
         # The request that is being served, and the one that was read last.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
@@ -119,11 +123,16 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._timer = None
 
     def shutdown(self) -> None:
-        """Close the connection, after the responses to all requests that were received."""
+        """Close the connection after its next response, or after LINGER_SECONDS if it stays idle."""
+        self._is_shutting_down = True
         if self._latest is None or self._latest.is_complete:
-            self.transport.close()
+            self.loop.call_later(LINGER_SECONDS, self._close_if_idle)
         else:
             self._latest.is_keep_alive = False
+
+    def _close_if_idle(self) -> None:
+        if not self._is_in_head and (self._latest is None or self._latest.is_complete):
+            self.transport.close()
 
     def pause_writing(self) -> None:
         if self.drained is None:
@@ -275,7 +284,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         exchange = Exchange(
             self,
             scope,
-            is_keep_alive=version != "1.0" and parser.should_keep_alive(),
+            is_keep_alive=version != "1.0" and parser.should_keep_alive() and not self._is_shutting_down,
             awaits_continue=self._awaits_continue,
         )
         self._latest = exchange

@@ -117,7 +117,7 @@ def _store(batch: Sequence[tuple[StreamEntry, Blobs, AuditRecord]]) -> int:
 
 
 def _set_timeouts() -> None:
-    """Let PostgreSQL end the transaction of a frozen process, and limit how long this one waits for others.
+    """Let PostgreSQL end the transaction of a frozen process, and a wait for its locks.
 
     Otherwise a frozen process would keep the locks on its inserted rows, and every other drain would wait for them.
     """

@@ -7,11 +7,13 @@ import ssl
 from typing import Any
 
 import pytest
+import redis
+from django.conf import settings
 from kombu import Connection
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import loads, registry
 
-from codeq_site.celery import app, kombu_url
+from codeq_site.celery import CELERY_QUEUES, app, kombu_url
 
 EXECUTED: list[str] = []
 
@@ -42,3 +44,12 @@ def _certificate_requirement(url: str) -> Any:
     tls = Connection(url).ssl
     assert isinstance(tls, dict)
     return tls["ssl_cert_reqs"]
+
+
+@pytest.mark.usefixtures("valkey")
+def test_pipeline_runs_have_a_celery_queue_of_their_own() -> None:
+    assert set(app.amqp.queues) == set(CELERY_QUEUES)  # those of a worker without --queues
+    for task in ("pipeline.run", "queues.drain", "queues.repair"):
+        app.send_task(task)
+    with redis.Redis.from_url(settings.CODEQ["broker_url"]) as broker:
+        assert [broker.llen(name) for name in ("celery", "pipeline")] == [2, 1]

@@ -249,3 +249,30 @@ def test_client_that_reads_nothing_is_disconnected() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == sockets.UNREAD_MS
+
+
+async def test_idle_connection_serves_one_more_request_after_shutdown(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(GET)
+    await reader.readuntil(b"}")
+    served.connections[0].shutdown()
+    writer.write(GET)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in head.lower()
+    async with asyncio.timeout(protocol.LINGER_SECONDS / 2):
+        await reader.read()
+    writer.close()
+
+
+async def test_connection_that_stays_idle_is_closed_after_shutdown(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(GET)
+    await reader.readuntil(b"}")
+    served.connections[0].shutdown()
+    async with asyncio.timeout(2):
+        assert await reader.read() == b""
+    writer.close()

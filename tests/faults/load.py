@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,8 +29,14 @@ class Client:
     The tokens are valid, and new to every process, so that they are not in any cache.
     """
 
-    def __init__(self, port: int, tokens: Sequence[str], records: list[RequestRecord]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    def __init__(
+        self, port: int, tokens: Sequence[str], records: list[RequestRecord], tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._connection = (
+            http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=tls)
+            if tls
+            else http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        )
         self._tokens, self._records = tokens, records
         self._started = time.monotonic()
 
@@ -54,11 +61,20 @@ class Client:
 class Load:
     """A load of about eighty tasks per second from enqueue to result.
 
-    Use it as `with Load(...) as load:`. At the end of the block, all tasks that were created are completed.
+    Use it as `with Load(...) as load:`. At the end of the block, all tasks that were created are completed. `tls` makes
+    it use https, as through a proxy.
     """
 
-    def __init__(self, port: int, producer: Sequence[str], worker: Sequence[str], *, pairs: int = 3) -> None:
-        self.port = port
+    def __init__(
+        self,
+        port: int,
+        producer: Sequence[str],
+        worker: Sequence[str],
+        *,
+        pairs: int = 3,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.port, self._tls = port, tls
         self.connections = 2 * pairs
         self.records: list[RequestRecord] = []
         self.probes: list[RequestRecord] = []
@@ -73,7 +89,7 @@ class Load:
         records = self.probes if target == self._probe_readiness else self.records
 
         def run() -> None:
-            with closing(Client(self.port, tokens, records)) as client:
+            with closing(Client(self.port, tokens, records, self._tls)) as client:
                 target(client)
 
         return threading.Thread(target=run, daemon=True)

