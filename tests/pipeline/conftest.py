@@ -19,8 +19,8 @@ from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
 # A session starts faster without the optimising compiler and without verifying Spark's classes. Without that compiler,
-# Java reserves too little memory for compiled code: it would discard and compile again. The larger sizes of the young
-# generation and of the class metadata save most collections.
+# Java reserves 48 MB for compiled code. The tests fill that: Java would then discard code and compile it again. A larger
+# young generation and a larger initial metaspace need fewer collections.
 FAST_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     " -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m -Xmn256m"
@@ -31,8 +31,6 @@ FAST_CONF = {
     "spark.driver.extraJavaOptions": FAST_JAVA,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Spark writes a description of each plan for its web UI, which does not run.
-    "spark.sql.ui.explainMode": "simple",
 }
 # The S3A jars are not a dependency of codeQ. `make test-s3a` downloads them.
 collect_ignore = [] if "CODEQ_TEST_S3A_JARS" in os.environ else ["test_s3a.py"]

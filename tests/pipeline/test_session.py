@@ -110,8 +110,8 @@ def test_pipeline_spark_does_not_import_django() -> None:
 def cluster(spark: Any, tmp_path: Path) -> Iterator[str]:
     """The URL of a standalone master with two workers of one core each, on the loopback.
 
-    They listen in the JVM of the tests' session, because three more JVMs would take longer to start than the jobs run.
-    The driver and the executors of the cluster are processes of their own.
+    They run in the JVM of the tests' session, which saves the start of three JVMs. The driver and the executors of the
+    cluster are separate processes.
     """
     context = spark.sparkContext
     deploy = context._jvm.org.apache.spark.deploy
@@ -124,10 +124,10 @@ def cluster(spark: Any, tmp_path: Path) -> Iterator[str]:
     try:
         for number in (1, 2):
             directory = str(tmp_path / "workers" / str(number))
-            number = context._jvm.scala.Some(number)
+            name = context._jvm.scala.Some(number)  # the two names in one JVM must differ
             started.append(
                 deploy.worker.Worker.startRpcEnvAndEndpoint(
-                    "127.0.0.1", 0, 0, 1, 1024, addresses, directory, number, conf, no_resources
+                    "127.0.0.1", 0, 0, 1, 1024, addresses, directory, name, conf, no_resources
                 )
             )
 
