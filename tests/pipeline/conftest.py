@@ -19,7 +19,7 @@ from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
 # A session starts faster without the optimising compiler and without verifying Spark's classes. Without that compiler,
-# Java reserves 48 MB for compiled code. The tests fill that: Java would then discard code and compile it again. A larger
+# Java reserves 48 MB for compiled code. The tests fill that, so Java would discard code and compile it again. A larger
 # young generation and a larger initial metaspace need fewer collections.
 FAST_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
