@@ -18,8 +18,13 @@ from pipeline.spark import jobs, session
 from pipeline.spark.lake import Lake
 from tests.pipeline.history import Audit
 
-# A session starts faster without the optimising compiler and without verifying Spark's classes.
-FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+# A session starts faster without the optimising compiler and without verifying Spark's classes. Without that compiler,
+# Java reserves 48 MB for compiled code. The tests fill that, so Java would discard code and compile it again. A larger
+# young generation and a larger initial metaspace need fewer collections.
+FAST_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m -Xmn256m"
+)
 # The queries read a few rows, so compiling them would take longer than interpreting them.
 FAST_CONF = {
     "spark.sql.shuffle.partitions": "2",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from pipeline.spark import java, sources
 from pipeline.spark.lake import Lake
-from tests.conftest import free_port
 from tests.pipeline.conftest import FAST_CONF, FAST_JAVA
 from tests.pipeline.history import Audit, build_attempt, count_rows, read_digests
 from tests.waiting import until
@@ -107,45 +107,41 @@ def test_pipeline_spark_does_not_import_django() -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
-    """The URL of a standalone master with two workers of one core each, on the loopback."""
-    home = Path(pyspark.__file__).parent
-    port = free_port()
-    environment = {
-        **os.environ,
-        "JAVA_HOME": str(java.find_home()),
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "SPARK_DAEMON_JAVA_OPTS": FAST_JAVA,
-        "SPARK_LAUNCHER_OPTS": FAST_JAVA,
-    }
-    environment.pop("SPARK_MASTER", None)
-    master = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", "1g", master]
-    commands = [
-        [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        worker,
-        worker,
-    ]
-    log = tmp_path / "cluster.log"
-    processes = []
+def cluster(spark: Any, tmp_path: Path) -> Iterator[str]:
+    """The URL of a standalone master with two workers of one core each, on the loopback.
+
+    They run in the JVM of the tests' session, which saves the start of three JVMs. The driver and the executors of the
+    cluster are separate processes.
+    """
+    context = spark.sparkContext
+    deploy = context._jvm.org.apache.spark.deploy
+    conf = context._jvm.org.apache.spark.SparkConf(False)
+    no_resources = context._jvm.scala.Option.empty()
+    addresses = context._gateway.new_array(context._jvm.java.lang.String, 1)
+    master = deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", 0, 0, conf)
+    addresses[0] = f"spark://{master._1().address().hostPort()}"
+    started = [master._1()]
     try:
-        with log.open("w") as file:
-            for command in commands:
-                processes.append(
-                    subprocess.Popen(
-                        [str(home / "bin" / "spark-class"), *command], env=environment, stdout=file, stderr=file
-                    )
+        for number in (1, 2):
+            directory = str(tmp_path / "workers" / str(number))
+            name = context._jvm.scala.Some(number)  # the two names in one JVM must differ
+            started.append(
+                deploy.worker.Worker.startRpcEnvAndEndpoint(
+                    "127.0.0.1", 0, 0, 1, 1024, addresses, directory, name, conf, no_resources
                 )
-        until(lambda: log.read_text().count("Successfully registered with master") == 2, 60, every=0.2)
-        yield master
+            )
+
+        def count_workers() -> int:
+            with urllib.request.urlopen(f"http://127.0.0.1:{master._2()}/json/", timeout=10) as response:
+                count: int = json.load(response)["aliveworkers"]
+            return count
+
+        until(lambda: count_workers() == 2, 60, every=0.2)
+        yield addresses[0]
     finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(20)
+        for environment in reversed(started):
+            environment.shutdown()
+            environment.awaitTermination()
 
 
 @pytest.mark.spec("PIP-3", "The same jobs run unchanged on a cluster")
@@ -178,5 +174,5 @@ def test_cluster_of_two_workers_gives_the_same_result_as_one_machine(
     assert read_digests(cluster_lake, "attempts", "throughput", "capacity") == read_digests(
         lake, "attempts", "throughput", "capacity"
     )
-    log = (tmp_path / "cluster.log").read_text()
-    assert log.count("Asked to launch executor") == 2, "both workers must take part"
+    executors = [path.relative_to(tmp_path / "workers").parts[0] for path in tmp_path.glob("workers/*/app-*/*")]
+    assert sorted(executors) == ["1", "2"], "both workers must take part"
