@@ -138,6 +138,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "conf", lambda: msgspec.structs.replace(conf(), tracing=Tracing(endpoint="http://x/")))
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     tracing.tracer.cache_clear()
-    with pytest.raises(tracing.ConfigError, match=r"codeq\[tracing\]"):
+    with pytest.raises(tracing.ConfigError, match=r"codeq-server\[tracing\]"):
         tracing.tracer()
     tracing.tracer.cache_clear()
