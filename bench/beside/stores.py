@@ -198,7 +198,7 @@ class CodeqStore(ValkeyStore):
         return [*super().pids(), self._up.pid]
 
     def versions(self) -> dict[str, str]:
-        packages = ("codeq", "django", "uvicorn", "uvloop", "celery")
+        packages = ("codeq-server", "django", "uvicorn", "uvloop", "celery")
         return super().versions() | {package: metadata.version(package) for package in packages}
 
     def count(self, waiting: tuple[str, ...]) -> int:
