@@ -131,13 +131,14 @@ def _set_timeouts() -> None:
 def _end_frozen_copies() -> None:
     """End the database sessions of processes that were frozen while they sent rows.
 
-    PostgreSQL's timeouts do not apply to a session that waits for the next row of a COPY.
+    PostgreSQL's timeouts do not apply to a session that waits for the next row of a COPY. `incoming` is the temporary
+    table of `core.pg_copy`: before it is filled, the same transaction may have inserted rows into other tables.
     """
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND usename = current_user AND state = 'active' "
-            "AND wait_event = 'ClientRead' AND query LIKE 'COPY queues\\_%%' "
+            "AND wait_event = 'ClientRead' AND query ~ '^COPY (queues_|webhooks_|incoming )' "
             "AND query_start < clock_timestamp() - %s * interval '1 ms'",
             [FROZEN_AFTER_MS],
         )
